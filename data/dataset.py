@@ -1,0 +1,43 @@
+"""
+Batches of masked inputs. The batch of step i is a function of (seed, i) alone, so resuming needs no data state,
+and any number of processes agree on the whole step's inputs before each takes its slice.
+"""
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data.masking import make_mask
+
+
+class Dataset:
+    """One split of a prepared text: `vocabulary` (str; index = token), `mask_id`, and `batch()`."""
+
+    def __init__(self, folder, split):
+        """Raises ValueError for a folder without a prepared text, or whose files do not belong together."""
+        folder = Path(folder)
+        try:
+            self.vocabulary = json.loads((folder / "meta.json").read_text())["vocabulary"]
+            self.tokens = np.fromfile(folder / f"{split}.bin", dtype=np.uint8)  # (N,)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"dataset {folder} cannot be read ({error}); make it with: python data/char_diffusion/prepare.py --out_dir={folder}") from None
+        self.mask_id = len(self.vocabulary) - 1
+        if not self.tokens.size or self.tokens.max() >= self.mask_id:
+            raise ValueError(f"dataset {folder}/{split}.bin is empty or does not fit its meta.json; make both again with data/char_diffusion/prepare.py")
+
+    def decode(self, row):
+        """(T,) tokens -> str; a blank reads `_`."""
+        return "".join(self.vocabulary[t] for t in row)
+
+    def lexicon(self):
+        """The set of words that stand in this text; single letters only where they are English ones."""
+        return {w for w in self.decode(self.tokens).split() if len(w) > 1 or w in ("a", "i")}
+
+    def batch(self, size, block_size, masking, mask_ratio, words, seed):
+        """-> tokens (B,T) int64, mask (B,T) bool, on the CPU; `seed` is a tuple of whole numbers, `mask_ratio` and `words` one number or (B,)."""
+        rng = np.random.default_rng(seed)
+        starts = rng.integers(len(self.tokens) - block_size + 1, size=size)
+        text = self.tokens[starts[:, None] + np.arange(block_size)].astype(np.int64)  # (B,T)
+        mask = make_mask(text == self.vocabulary.index(" "), masking, mask_ratio, words, rng)  # (B,T)
+        return torch.from_numpy(text), torch.from_numpy(mask)

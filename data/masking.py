@@ -1,0 +1,77 @@
+"""
+Which characters are hidden. Four ways, mixed by weight in the config: `masking="word"`, `masking="random:0.5,span:0.5"`.
+
+    the cat sat on the mat
+    t_e cat s_t _n the mat     random   single characters
+    the ca___at on the mat     span     one run of characters
+    the ___ sat on the ___     word     whole words, between two spaces
+    the cat __t __ t_e mat     sticky   likelier beside a hidden character
+
+Every function returns a (T,) bool array with at least one True; `rng` is a numpy Generator and owns the randomness.
+"""
+import numpy as np
+
+
+def random_mask(is_space, ratio, words, rng):
+    """Hide each character with probability `ratio`."""
+    return rng.random(len(is_space)) < ratio
+
+
+def span_mask(is_space, ratio, words, rng):
+    """Hide one run of ratio * T characters, anywhere."""
+    length = max(1, round(ratio * len(is_space)))
+    start = rng.integers(len(is_space) - length + 1)
+    position = np.arange(len(is_space))
+    return (position >= start) & (position < start + length)
+
+
+def word_mask(is_space, ratio, words, rng):
+    """Hide `words` whole words, of those that the window does not cut (a space on both sides); fewer if there are fewer."""
+    spaces = np.flatnonzero(is_space)
+    whole = [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1]
+    mask = np.zeros(len(is_space), dtype=bool)
+    for i in rng.permutation(len(whole))[:words]:
+        mask[slice(*whole[i])] = True
+    return mask
+
+
+def sticky_mask(is_space, ratio, words, rng, mean_run=4.0):
+    """Hide runs of mean length `mean_run`: a two-state Markov chain whose long-run share of hidden characters is `ratio`."""
+    stay = 1 - 1 / mean_run                                # P(hidden | the one before is hidden)
+    enter = min(1.0, ratio / ((1 - ratio) * mean_run)) if ratio < 1 else 1.0  # P(hidden | the one before is visible)
+    u, mask = rng.random(len(is_space)), np.zeros(len(is_space), dtype=bool)
+    hidden = rng.random() < ratio
+    for t in range(len(mask)):
+        mask[t] = hidden
+        hidden = u[t] < (stay if hidden else enter)
+    return mask
+
+
+MASKINGS = {"random": random_mask, "span": span_mask, "word": word_mask, "sticky": sticky_mask}
+
+
+def parse_masking(text):
+    """"word" or "random:0.5,span:0.5" -> {"random": 0.5, "span": 0.5}, weights summing to 1. ValueError if it is neither."""
+    weights = {}
+    for part in text.split(","):
+        name, _, weight = part.strip().partition(":")
+        try:
+            weights[name] = float(weight or 1)
+        except ValueError:
+            weights[name] = -1.0
+        if name not in MASKINGS or not 0 <= weights[name] < float("inf"):
+            raise ValueError(f"masking={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, with NAME one of {', '.join(MASKINGS)} and WEIGHT >= 0")
+    total = sum(weights.values())
+    if total <= 0:
+        raise ValueError(f"masking={text!r} has no positive weight; write for example masking='word:1'")
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def make_mask(is_space, masking, ratio, words, rng):
+    """Masks for a batch: `is_space` (B,T) bool, `masking` a dict of weights, `ratio` and `words` one number or (B,) -> mask (B,T) bool."""
+    B, T = is_space.shape
+    names = rng.choice(list(masking), p=list(masking.values()), size=B)
+    mask = np.stack([MASKINGS[name](row, r, w, rng) for name, row, r, w in zip(names, is_space, np.broadcast_to(ratio, B), np.broadcast_to(words, B))])  # (B,T)
+    empty = np.flatnonzero(~mask.any(axis=1))
+    mask[empty, rng.integers(T, size=len(empty))] = True  # every row has at least one blank
+    return mask

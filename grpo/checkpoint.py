@@ -1,0 +1,87 @@
+"""
+Files of weights: written atomically, read strictly.
+
+Every file is one dict. A model file has `kind`, `architecture`, `vocabulary`, `weights`; a training checkpoint is the
+generator's model file with `training` beside them, so wherever a generator may be named, a checkpoint may be named too.
+"""
+import os
+import pickle
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from model.transformer import Generator, Judge, TransformerConfig
+
+KINDS = {"generator": Generator, "judge": Judge}
+
+
+def write(path, content):
+    """Replace `path` by `content` (bytes, or anything torch.save takes): a reader finds the old file or the new one, whole."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as f:
+        f.write(content) if isinstance(content, bytes) else torch.save(content, f)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temporary, path)
+
+
+def read(path):
+    """The dict that `write` wrote, on the CPU. Only tensors and plain data are unpickled: a file cannot run code."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}; name a file that exists") from None
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
+        raise ValueError(f"checkpoint {path} is damaged or no checkpoint; make it again or name another") from None
+
+
+def model_file(model, vocabulary, dtype=torch.float32):
+    """What to write for a model; `dtype` is that of the weights in the file."""
+    kind = next(name for name, cls in KINDS.items() if isinstance(model, cls))
+    weights = {name: w.detach().to("cpu", dtype) for name, w in model.state_dict().items()}
+    return {"kind": kind, "architecture": asdict(model.trunk.config), "vocabulary": vocabulary, "weights": weights}
+
+
+def build(content, kind, vocabulary, path):
+    """The model in `content`, in float32 and evaluation mode.
+
+    Raises ValueError, with both values, where kind, vocabulary, shape or names of the weights are not the expected ones.
+    """
+    if not isinstance(content, dict) or not {"kind", "architecture", "vocabulary", "weights"} <= content.keys():
+        raise ValueError(f"checkpoint {path} is no model file; python -m model.pretrain writes one")
+    if content["kind"] != kind:
+        raise ValueError(f"checkpoint {path} holds a {content['kind']}, a {kind} is needed; are the two files swapped?")
+    if content["vocabulary"] != vocabulary:
+        raise ValueError(f"checkpoint {path} has the vocabulary {content['vocabulary']!r}, the dataset has {vocabulary!r}; use a dataset and models made together")
+    model = KINDS[kind](TransformerConfig(**content["architecture"]))
+    want = {name: tuple(w.shape) for name, w in model.state_dict().items()}
+    have = {name: tuple(w.shape) for name, w in content["weights"].items()}
+    for name in sorted(want.keys() | have.keys()):
+        if want.get(name) != have.get(name):
+            raise ValueError(f"checkpoint {path}: weight {name} has shape {have.get(name, 'missing')}, its architecture needs {want.get(name, 'none')}; make the file again")
+    model.load_state_dict(content["weights"])
+    return model.eval()
+
+
+def load_model(path, kind, vocabulary):
+    """Read and build in one go: see `read` and `build`."""
+    return build(read(path), kind, vocabulary, path)
+
+
+def save_training(config, generator, optimizer, iteration, vocabulary):
+    """Replace out_dir/checkpoint.pt. Inputs and draws are functions of (seed, iteration): the data position is `iteration`."""
+    training = {"optimizer": optimizer.state_dict(), "iteration": iteration, "config": asdict(config), "rng": torch.get_rng_state()}
+    write(Path(config.out_dir) / "checkpoint.pt", model_file(generator, vocabulary) | {"training": training})
+
+
+def read_training(path):
+    """What `save_training` saved beside the generator's weights; the random state of torch, for rewards that draw, is set again."""
+    content = read(path)
+    if not isinstance(content, dict) or "training" not in content:
+        raise ValueError(f"checkpoint {path} was not written by train_grpo.py; --init_from=resume needs the out_dir of a run")
+    torch.set_rng_state(content["training"]["rng"])
+    return content["training"]

@@ -1,0 +1,181 @@
+"""
+The settings of a run: one flat dataclass, filled from Python files of plain assignments and from `--key=value`.
+
+    python train_grpo.py config/grpo_config.py --group_size=16      # left to right, the last one wins
+
+A config file is Python and is executed. Every mistake is a ValueError of one line: what, which values are allowed, how to mend it.
+"""
+import difflib
+import math
+import runpy
+import types
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from data.masking import parse_masking
+
+
+def setting(default, about, low=None, high=None, choices=None):
+    """A field with its help text and its allowed values: a closed range, or a list."""
+    return field(default=default, metadata={"about": about, "low": low, "high": high, "choices": choices})
+
+
+@dataclass
+class Config:
+    # what is read and written
+    out_dir: str = setting("out", "folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json")
+    dataset: str = setting("char_diffusion", "folder under data/ with train.bin, val.bin, meta.json")
+    generator_checkpoint: str = setting("model/pretrained/generator.pt", "the policy to start from")
+    judge_checkpoint: str = setting("model/pretrained/judge.pt", "the reward model")
+    reference_checkpoint: str = setting("", "the policy to stay close to; empty: the generator as it starts")
+    init_from: str = setting("pretrained", "start anew, or go on from out_dir/checkpoint.pt", choices=("pretrained", "resume"))
+    save_interval: int = setting(50, "steps between checkpoints; one is also written at the end", 1)
+    log_interval: int = setting(1, "steps between lines of metrics.jsonl", 1)
+    eval_interval: int = setting(50, "steps between looks at a few held-out inputs", 1)
+    eval_inputs: int = setting(512, "held-out inputs of the final table", 1)
+    wandb_log: bool = setting(False, "log to Weights & Biases too")
+    wandb_project: str = setting("fill-in-grpo", "its project")
+    wandb_run_name: str = setting("", "its run name; empty: wandb invents one")
+    # the inputs
+    batch_size: int = setting(32, "masked inputs per micro-batch, B", 1)
+    gradient_accumulation_steps: int = setting(1, "micro-batches per step", 1)
+    block_size: int = setting(64, "characters per input, T", 1)
+    masking: str = setting("word", "random, span, word, sticky, or a weighted mix: random:0.5,word:0.5")
+    mask_ratio: float = setting(0.15, "share of hidden characters (random, span, sticky)", 0.0, 1.0)
+    hidden_words: int = setting(2, "hidden words per input (word)", 1)
+    # the draws
+    group_size: int = setting(8, "completions per input, G: each is compared with the others", 2, 1024)
+    temperature: float = setting(0.8, "softmax temperature of the policy", 1e-3, 100.0)
+    top_k: int = setting(0, "draw from the k likeliest characters; 0: from all", 0)
+    top_p: float = setting(0.95, "draw from the likeliest characters that hold this share; 1: from all", 1e-6, 1.0)
+    min_p: float = setting(0.0, "draw from characters at least this likely, relative to the likeliest; 0: from all", 0.0, 1.0)
+    # GRPO
+    kl_beta: float = setting(0.1, "weight of KL(policy || reference)", 0.0)
+    kl_estimator: str = setting("exact", "how the KL is computed", choices=("exact", "k1", "k2", "k3"))
+    entropy_coef: float = setting(0.0, "weight of the entropy bonus", 0.0)
+    loss_type: str = setting("grpo", "how blanks are averaged", choices=("grpo", "dapo", "bnpo", "dr_grpo", "sum"))
+    baseline: str = setting("mean", "what a reward is compared with", choices=("mean", "leave_one_out"))
+    scale_rewards: str = setting("group", "what advantages are divided by", choices=("group", "batch", "none"))
+    credit_window: int = setting(0, "credit a blank by the judge's view of the characters this near; 0: of the whole input", 0)
+    importance_sampling_level: str = setting("token", "what the ratio belongs to", choices=("token", "sequence", "none"))
+    clip_eps: float = setting(0.2, "the ratio is clipped below at 1 - clip_eps", 0.0, 1.0)
+    clip_eps_high: float = setting(0.2, "and above at 1 + clip_eps_high", 0.0)
+    num_iterations: int = setting(1, "updates per rollout", 1)
+    # the optimizer
+    max_iters: int = setting(100, "steps", 1)
+    learning_rate: float = setting(1e-5, "peak learning rate of AdamW", 0.0)
+    min_lr: float = setting(0.0, "learning rate at the end of the cosine", 0.0)
+    warmup_iters: int = setting(0, "steps of linear warm-up", 0)
+    lr_decay_iters: int = setting(0, "steps until min_lr; 0: max_iters", 0)
+    weight_decay: float = setting(0.0, "AdamW's, on matrices", 0.0)
+    beta1: float = setting(0.9, "AdamW's", 0.0, 0.999999)
+    beta2: float = setting(0.99, "AdamW's", 0.0, 0.999999)
+    grad_clip: float = setting(1.0, "largest norm of the gradient; 0: any", 0.0)
+    # the machine
+    device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one")
+    dtype: str = setting("float32", "of the forward passes", choices=("float32", "bfloat16"))
+    compile: str = setting("auto", "torch.compile; auto: on cuda, where it pays within minutes", choices=("auto", "true", "false"))
+    seed: int = setting(1, "of inputs and draws", 0, 2**31 - 1)
+
+
+FIELDS = {f.name: f for f in fields(Config)}
+
+
+def reject(name, value, allowed, source):
+    raise ValueError(f"{source}: {name}={value!r} is not allowed; {name} ({FIELDS[name].metadata['about']}) takes {allowed}")
+
+
+def check_name(name, source):
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, FIELDS, n=1)
+        raise ValueError(f"{source}: there is no setting {name!r}; " + (f"did you mean {near[0]!r}?" if near else "python train_grpo.py --help lists them all"))
+
+
+def convert(name, value, source):
+    """A value as the field's own type: `value` is text from a flag, or a Python value from a file."""
+    f, kind = FIELDS[name], FIELDS[name].type
+    choices, low, high = (f.metadata[key] for key in ("choices", "low", "high"))
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+    if choices:
+        expected = f"one of {', '.join(choices)}"
+    elif low is not None:
+        expected += f" from {low} to {high}" if high is not None else f" of {low} or more"
+    try:
+        if kind is str:
+            value = str(value).lower() if isinstance(value, bool) else value  # compile = True in a file
+        elif isinstance(value, str):
+            value = words[value.lower()] if kind is bool else kind(value)
+        elif kind is float and type(value) is int:
+            value = float(value)
+    except (ValueError, KeyError, OverflowError):
+        reject(name, value, expected, source)
+    if type(value) is not kind or (choices and value not in choices) or (kind is float and not math.isfinite(value)):
+        reject(name, value, expected, source)
+    if (low is not None and value < low) or (high is not None and value > high):
+        reject(name, value, expected, source)
+    return value
+
+
+def read_file(path):
+    """The plain assignments of a Python file: {name: value}. Imports and names that begin with _ are its own business."""
+    if not Path(path).is_file():
+        raise ValueError(f"config file {path} does not exist; write --key=value for a setting, or name a file such as config/grpo_config.py")
+    try:
+        names = runpy.run_path(path)
+    except (Exception, SystemExit) as error:  # whatever the user's code may raise is the user's mistake
+        raise ValueError(f"config file {path} does not run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+    return {name: value for name, value in names.items() if not name.startswith("_") and not isinstance(value, types.ModuleType)}
+
+
+def load_config(arguments):
+    """Config files and --key=value flags, applied left to right -> Config. Raises ValueError, with one line, for any mistake."""
+    config = Config()
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, equals, value = argument[2:].partition("=")
+            check_name(name, argument)
+            if not equals:
+                raise ValueError(f"{argument}: no value; write --{name}=VALUE")
+            assignments, source = {name: value}, "command line"
+        else:
+            assignments, source = read_file(argument), argument
+        for name, value in assignments.items():
+            check_name(name, source)
+            setattr(config, name, convert(name, value, source))
+    check_together(config)
+    return config
+
+
+def check_together(config):
+    """What no field can know alone."""
+    parse_masking(config.masking)
+    config.lr_decay_iters = config.lr_decay_iters or config.max_iters
+    if config.min_lr > config.learning_rate:
+        raise ValueError(f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}; lower min_lr")
+    if config.warmup_iters > config.lr_decay_iters:
+        raise ValueError(f"warmup_iters={config.warmup_iters} is more than lr_decay_iters={config.lr_decay_iters}; lower warmup_iters")
+    if config.importance_sampling_level == "none" and config.num_iterations > 1:
+        raise ValueError(f"importance_sampling_level='none' with num_iterations={config.num_iterations}: later updates need the ratio; set num_iterations=1")
+
+
+def help_text():
+    lines = ["usage: python train_grpo.py [config.py ...] [--key=value ...]     files and flags are applied left to right", ""]
+    for f in FIELDS.values():
+        choices = f" [{' | '.join(f.metadata['choices'])}]" if f.metadata["choices"] else ""
+        lines.append(f"  --{f.name}={f.default!r:<32} {f.metadata['about']}{choices}")
+    return "\n".join(lines)
+
+
+# On --init_from=resume these may differ from the run that wrote the checkpoint; every other setting would change its mathematics.
+FREE_ON_RESUME = {"init_from", "out_dir", "max_iters", "save_interval", "log_interval", "eval_interval", "eval_inputs", "wandb_log", "wandb_project",
+                  "wandb_run_name", "device", "compile"}
+
+
+def check_resume(config, saved):
+    """Raises ValueError where `config` would not continue the run that saved the dict `saved`."""
+    if config.lr_decay_iters == config.max_iters:
+        config.lr_decay_iters = saved["lr_decay_iters"]  # more steps do not stretch the schedule
+    for name, value in asdict(config).items():
+        if name not in FREE_ON_RESUME and value != saved[name]:
+            raise ValueError(f"resume: {name}={value!r}, but the run in {config.out_dir} was made with {name}={saved[name]!r}; set it back, or begin a new out_dir")

@@ -1,0 +1,95 @@
+"""
+What a run leaves behind while it runs: the progress bar, metrics.jsonl, wandb, and how long each phase of a step took.
+"""
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from grpo.checkpoint import write
+
+
+class Clock:
+    """Milliseconds per phase. On CUDA it records events and waits for nothing until `read`."""
+
+    def __init__(self, device):
+        self.cuda = device.type == "cuda"
+        self.start()
+
+    def start(self):
+        self.marks = [("start", self.now())]
+
+    def now(self):
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def mark(self, phase):
+        """The time since the last mark belongs to `phase`."""
+        self.marks.append((phase, self.now()))
+
+    def read(self):
+        """{"fill_ms": ..., "step_ms": the whole}"""
+        if self.cuda:
+            torch.cuda.synchronize()
+        took = {}
+        for (_, a), (phase, b) in zip(self.marks, self.marks[1:]):
+            took[f"{phase}_ms"] = took.get(f"{phase}_ms", 0) + (a.elapsed_time(b) if self.cuda else (b - a) * 1000)
+        return took | {"step_ms": sum(took.values())}
+
+
+def read_metrics(path):
+    """The lines of a metrics.jsonl: a list of dicts."""
+    return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
+
+
+class Log:
+    """Progress bar, metrics.jsonl, wandb. On resume metrics.jsonl is cut back to the checkpoint's iteration first."""
+
+    def __init__(self, config, start):
+        out = Path(config.out_dir)
+        kept = [line for line in read_metrics(out / "metrics.jsonl") if line["iteration"] < start]
+        write(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+        self.file = open(out / "metrics.jsonl", "a", buffering=1)  # a line is written whole
+        self.bar = tqdm(total=config.max_iters, initial=start, desc="GRPO", dynamic_ncols=True, mininterval=0.5)
+        self.wandb = None
+        if config.wandb_log:
+            import wandb
+            self.wandb = wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, dir=config.out_dir, config=asdict(config))
+
+    def metrics(self, iteration, metrics):
+        self.file.write(json.dumps({"iteration": iteration, **metrics}) + "\n")
+        if self.wandb:
+            self.wandb.log(metrics, step=iteration)
+        shown = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl", "entropy": "entropy", "ms": "step_ms"}
+        self.bar.set_postfix({name: f"{metrics[key]:.0f}" if name == "ms" else f"{metrics[key]:.3f}" for name, key in shown.items()}, refresh=False)
+
+    def advance(self):
+        self.bar.update()
+
+    def say(self, text=""):
+        tqdm.write(text)
+
+    def close(self):
+        self.bar.close()
+        self.file.close()
+        if self.wandb:
+            self.wandb.finish()
+
+
+def highlight(text, mask):
+    """Blanks in colour on a terminal, in [brackets] elsewhere: text of T characters, mask (T,) -> str."""
+    on, off = ("\033[1;32m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("[", "]")
+    parts, inside = [], False
+    for character, blank in zip(text, mask):
+        parts.append((on if blank else off) if blank != inside else "")
+        parts.append(character)
+        inside = blank
+    return "".join(parts) + (off if inside else "")

@@ -1,0 +1,91 @@
+"""
+From settings to what a run works with: the device, the data, the three models, the optimizer.
+"""
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from data.char_diffusion.prepare import prepare
+from data.dataset import Dataset
+from grpo.checkpoint import load_model, read_training
+from grpo.config import Config, check_resume
+
+
+def pick_device(name):
+    """`auto`, or any torch device that is there -> torch.device. Raises ValueError for one that is not."""
+    there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    name = {"auto": there[-1] if len(there) == 1 else "cuda:0", "cuda": "cuda:0"}.get(name, name)
+    if name not in there:
+        raise ValueError(f"device={name!r} is not on this machine; device takes auto or one of: {', '.join(there)}")
+    return torch.device(name)
+
+
+def load_data(config):
+    """-> train, val. The default dataset is made where it is missing. Raises ValueError for a dataset that cannot serve."""
+    folder = Path("data") / config.dataset
+    if config.dataset == Config.dataset and not (folder / "meta.json").exists():
+        prepare(folder)
+    splits = [Dataset(folder, split) for split in ("train", "val")]
+    shortest = min(len(split.tokens) for split in splits)
+    if shortest < config.block_size:
+        raise ValueError(f"block_size={config.block_size} is more than the {shortest} characters of dataset {folder}; lower block_size")
+    return splits
+
+
+def load_models(config, vocabulary):
+    """-> generator, reference, judge, training state (None unless resuming), all on the CPU.
+
+    Raises ValueError for a file that is missing, damaged, of another kind or vocabulary, or a model shorter than block_size.
+    """
+    state, generator_file = None, config.generator_checkpoint
+    if config.init_from == "resume":
+        generator_file = Path(config.out_dir) / "checkpoint.pt"
+        state = read_training(generator_file)
+        check_resume(config, state["config"])
+    models = [load_model(generator_file, "generator", vocabulary),
+              load_model(config.reference_checkpoint or config.generator_checkpoint, "generator", vocabulary).requires_grad_(False),
+              load_model(config.judge_checkpoint, "judge", vocabulary).requires_grad_(False)]
+    for model in models:
+        if config.block_size > model.trunk.config.block_size:
+            raise ValueError(f"block_size={config.block_size} is more than the {model.trunk.config.block_size} characters that the {type(model).__name__.lower()} was made for; lower block_size")
+    return *models, state
+
+
+def make_optimizer(model, config):
+    """AdamW; weight decay on matrices only."""
+    matrices, vectors = ([p for p in model.parameters() if (p.dim() >= 2) == wanted] for wanted in (True, False))
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+
+
+def is_compiled(device, config):
+    """Compiling pays on CUDA. On 2 CPU cores it takes half a minute and saves a tenth of each step: not in a run of minutes."""
+    return config.compile == "true" or (config.compile == "auto" and device.type == "cuda")
+
+
+def forward(model, device, config):
+    """The model as a function of tokens, under autocast and torch.compile as the settings say."""
+    call = torch.compile(model) if is_compiled(device, config) else model
+    autocast = torch.autocast(device.type, dtype=torch.bfloat16) if config.dtype == "bfloat16" else nullcontext()
+
+    def run(tokens):
+        with autocast:
+            return call(tokens)
+    return run
+
+
+@torch.no_grad()
+def estimate_minutes(generator, judge, config, steps):
+    """How long `steps` steps and the final table will take, from one timed forward pass of each model (eager, CPU only)."""
+    seconds = []
+    for model in (generator, judge):
+        rows = torch.zeros(64, config.block_size, dtype=torch.long)
+        model(rows)
+        start = time.perf_counter()
+        model(rows)
+        seconds.append((time.perf_counter() - start) / 64)                                # per row
+    row, judged = seconds
+    step = config.batch_size * config.gradient_accumulation_steps * (config.group_size * judged + (1 + 3 * config.num_iterations) * row)
+    return (steps * step + config.eval_inputs * (40 * judged + 30 * row)) / 60

@@ -1,0 +1,110 @@
+"""
+One bidirectional character transformer, two heads.
+
+Letters: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads.
+The trunk is RMSNorm (1910.07467), rotary positions (2104.09864), scaled_dot_product_attention without a causal mask and a
+GELU MLP. There is no dropout anywhere: in GRPO the policy that is sampled must be the policy that is differentiated.
+"""
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    vocab_size: int = 28    # the last token is the mask, `_`
+    block_size: int = 64    # longest input, in characters
+    n_layer: int = 6
+    n_head: int = 4
+    n_embd: int = 128
+
+
+def rotary_table(length, head_width):
+    """cos and sin of position * frequency, each (T, head_width / 2): RoFormer (2104.09864), equation 15."""
+    frequency = 10000.0 ** (-torch.arange(0, head_width, 2) / head_width)
+    angle = torch.outer(torch.arange(length), frequency)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x, cos, sin):
+    """Turn each pair (x[i], x[i + half]) by its position's angle, so that q·k depends on the distance alone. (B,H,T,C/H)"""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C = config.n_embd
+        self.n_head = config.n_head
+        self.norm1 = nn.RMSNorm(C)
+        self.qkv = nn.Linear(C, 3 * C, bias=False)
+        self.attention_out = nn.Linear(C, C, bias=False)
+        self.norm2 = nn.RMSNorm(C)
+        self.mlp_in = nn.Linear(C, 4 * C, bias=False)
+        self.mlp_out = nn.Linear(4 * C, C, bias=False)
+
+    def forward(self, x, cos, sin):
+        B, T, C = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # each (B,H,T,C/H)
+        x = x + self.attention_out(F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v).transpose(1, 2).reshape(B, T, C))
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.norm2(x)), approximate="tanh"))
+
+
+class Trunk(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.n_embd)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.norm = nn.RMSNorm(config.n_embd)
+        cos, sin = rotary_table(config.block_size, config.n_embd // config.n_head)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:  # layers that write into the residual stream start smaller, as in GPT-2
+                nn.init.normal_(weight, std=0.02 / (2 * config.n_layer) ** 0.5 if name.endswith("_out.weight") else 0.02)
+
+    def forward(self, tokens):
+        """(B,T) tokens -> (B,T,C) features."""
+        T = tokens.shape[1]
+        assert T <= self.config.block_size, f"input of {T} characters, at most {self.config.block_size}"
+        x = self.embedding(tokens)  # (B,T,C)
+        for block in self.blocks:
+            x = block(x, self.cos[:T], self.sin[:T])
+        return self.norm(x)
+
+
+class Generator(nn.Module):
+    """The policy: what might stand at each position."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.trunk = Trunk(config)
+        self.head = nn.Linear(config.n_embd, config.vocab_size - 1, bias=False)
+        nn.init.normal_(self.head.weight, std=0.02)
+
+    def forward(self, tokens):
+        """Masked input (B,T) -> logits (B,T,V); the mask token's is -inf, so that no blank is ever filled with a blank."""
+        return F.pad(self.head(self.trunk(tokens)), (0, 1), value=float("-inf"))
+
+
+class Judge(nn.Module):
+    """The reward model: is each character the one that stood there, or one that was filled in?"""
+
+    def __init__(self, config):
+        super().__init__()
+        self.trunk = Trunk(config)
+        self.head = nn.Linear(config.n_embd, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, tokens):
+        """Text without blanks (B,T) -> logits of P(real), one per character (B,T)."""
+        return self.head(self.trunk(tokens)).squeeze(-1)
+
+    def score(self, tokens):
+        """P(real) averaged over the sequence: (B,T) -> (B,) in [0,1]."""
+        return self(tokens).float().sigmoid().mean(dim=-1)

@@ -1,0 +1,43 @@
+"""Tiny data and tiny models, made in the process: 2 layers, 32 wide, 16 characters."""
+import os
+
+os.environ.setdefault("WANDB_MODE", "offline")
+import pytest
+import torch
+
+from data.char_diffusion.prepare import prepare
+from data.dataset import Dataset
+from grpo.checkpoint import model_file, write
+from model.transformer import Generator, Judge, TransformerConfig
+
+TEXT = "\n\n".join(f"the {a} {b} sat on the {c} and the {d} ran to {e} number {i}"
+                   for i, (a, b, c, d, e) in enumerate((a, b, c, d, e) for a in ("old", "red", "big") for b in ("cat", "cow", "dog", "hen")
+                                                       for c in ("mat", "hat") for d in ("rat", "bee", "fox") for e in ("us", "me", "it")))
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    """A folder with a prepared text and two untrained models, and the settings that name them."""
+    folder = tmp_path_factory.mktemp("world")
+    (folder / "text.txt").write_text(TEXT)
+    prepare(folder / "text", folder / "text.txt")
+    vocabulary = Dataset(folder / "text", "train").vocabulary
+    torch.manual_seed(0)
+    shape = TransformerConfig(vocab_size=len(vocabulary), block_size=16, n_layer=2, n_head=2, n_embd=32)
+    judge = Judge(shape)
+    torch.nn.init.normal_(judge.head.weight)  # an untrained judge that prefers something
+    write(folder / "generator.pt", model_file(Generator(shape), vocabulary))
+    write(folder / "judge.pt", model_file(judge, vocabulary))
+    return folder
+
+
+@pytest.fixture
+def flags(world, tmp_path):
+    """Command line of a run of seconds: {name: value}."""
+    return {"dataset": str(world / "text"), "generator_checkpoint": str(world / "generator.pt"), "judge_checkpoint": str(world / "judge.pt"),
+            "out_dir": str(tmp_path / "out"), "block_size": 16, "masking": "word:0.7,random:0.3", "batch_size": 4, "group_size": 4, "max_iters": 4,
+            "learning_rate": 1e-2, "eval_inputs": 8, "device": "cpu"}
+
+
+def command_line(flags, **changes):
+    return [f"--{name}={value}" for name, value in (flags | changes).items()]

@@ -1,0 +1,115 @@
+import json
+
+import numpy as np
+import pytest
+
+from data.char_diffusion.prepare import is_prose, is_validation, main, normalise, prepare
+from data.dataset import Dataset
+from data.masking import MASKINGS, make_mask, parse_masking
+from tests.conftest import TEXT
+
+IS_SPACE = np.array([[c == " " for c in "the old cat sat on the mat and ran"]] * 2000)
+
+
+def masks(name, ratio=0.25, words=2, seed=0):
+    return make_mask(IS_SPACE, {name: 1.0}, ratio, words, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("name", MASKINGS)
+def test_every_row_has_a_blank_and_the_seed_decides(name):
+    mask = masks(name, ratio=0.01)
+    assert mask.any(axis=1).all() and not mask.all(axis=1).any()
+    assert (masks(name) == masks(name)).all() and (masks(name) != masks(name, seed=1)).any()
+
+
+@pytest.mark.parametrize("name", ["random", "span", "sticky"])
+def test_the_share_of_hidden_characters(name):
+    assert abs(masks(name).mean() - 0.25) < 0.02
+
+
+def test_sticky_blanks_cluster_and_random_ones_do_not():
+    def beside(mask):  # P(hidden | the one before is hidden)
+        return (mask[:, 1:] & mask[:, :-1]).sum() / mask[:, :-1].sum()
+    assert abs(beside(masks("random")) - 0.25) < 0.03 and abs(beside(masks("sticky")) - 0.75) < 0.03
+
+
+def test_a_span_is_one_run():
+    assert (np.diff(masks("span").astype(int), axis=1) == 1).sum(axis=1).max() == 1
+
+
+def test_word_hides_whole_uncut_words():
+    mask = masks("word", words=2)
+    text = "the old cat sat on the mat and ran"
+    for row in mask[:200]:
+        runs = "".join("_" if m else c for c, m in zip(text, row)).split(" ")
+        assert all(set(run) == {"_"} or "_" not in run for run in runs) and sum("_" in run for run in runs) == 2
+        assert "_" not in runs[0] and "_" not in runs[-1]  # the window may have cut them
+    assert not (mask & IS_SPACE).any()
+
+
+def test_a_mix_uses_every_part():
+    weights = parse_masking("span:3,word:1")
+    assert weights == {"span": 0.75, "word": 0.25}
+    mask = make_mask(IS_SPACE, weights, 0.25, 1, np.random.default_rng(0))
+    assert 0.2 < 1 - (mask & IS_SPACE).any(axis=1).mean() < 0.6
+
+
+def test_one_character_and_no_word_at_all():
+    mask = make_mask(np.array([[True], [False]]), {"word": 1.0}, 0.1, 3, np.random.default_rng(0))
+    assert mask.all()
+
+
+@pytest.mark.parametrize("alphabet, want", [("text8", "cafe s resume don t"), ("ascii", "Cafe's resume: don't")])
+def test_normalise(alphabet, want):
+    assert normalise("Café's  résumé: don't", alphabet) == want
+
+
+def test_prepared_text_comes_back(tmp_path):
+    (tmp_path / "in.txt").write_text(TEXT + "\n\n" + TEXT)  # duplicates are dropped
+    meta = prepare(tmp_path / "d", tmp_path / "in.txt")
+    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == ["meta.json", "train.bin", "val.bin"]
+    train, val = Dataset(tmp_path / "d", "train"), Dataset(tmp_path / "d", "val")
+    assert len(train.tokens) == meta["train_characters"] and 0.04 < len(val.tokens) / (len(train.tokens) + len(val.tokens)) < 0.2
+    for split, wanted in ((train, False), (val, True)):
+        assert split.decode(split.tokens) == " ".join(p for p in dict.fromkeys(normalise(p, "text8") for p in TEXT.split("\n\n")) if is_validation(p) == wanted)
+    assert meta["paragraphs"] == len(TEXT.split("\n\n"))
+
+
+def test_the_split_does_not_depend_on_the_rest_of_the_text(tmp_path):
+    paragraphs = TEXT.split("\n\n")
+    (tmp_path / "half.txt").write_text("\n\n".join(paragraphs[: len(paragraphs) // 2 * 2: 2]))
+    prepare(tmp_path / "half", tmp_path / "half.txt")
+    (tmp_path / "all.txt").write_text(TEXT)
+    prepare(tmp_path / "all", tmp_path / "all.txt")
+    half, everything = Dataset(tmp_path / "half", "val"), Dataset(tmp_path / "all", "val")
+    assert all(number in everything.decode(everything.tokens) for number in half.decode(half.tokens).split("number")[:3])
+
+
+def test_prose():
+    assert is_prose("The quick brown fox jumps over the lazy dog, and then it sleeps.")
+    assert not is_prose("x = f(y); z[3] = {1: 2}; return foo(bar) + baz[qux] * 3 != 4") and not is_prose("Too short.")
+
+
+def test_batches_are_a_function_of_the_seed(world):
+    data = Dataset(world / "text", "train")
+    batch = lambda seed: data.batch(4, 16, {"random": 1.0}, 0.3, 1, seed)
+    (a, m), (b, n), (c, _) = batch((1, 5)), batch((1, 5)), batch((1, 6))
+    assert (a == b).all() and (m == n).all() and (a != c).any() and a.shape == m.shape == (4, 16)
+
+
+@pytest.mark.parametrize("content, message", [(b"", "leaves 0 characters"), (b"a few words only", "leaves"), (b"\xff\xfe\x00binary", "not UTF-8")])
+def test_texts_that_cannot_serve(tmp_path, capsys, content, message):
+    (tmp_path / "in.txt").write_bytes(content)
+    with pytest.raises(SystemExit) as stop:
+        main([f"--input={tmp_path / 'in.txt'}", f"--out_dir={tmp_path / 'd'}"])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and message in error and error.count("\n") == 1 and not (tmp_path / "d").exists()
+
+
+def test_a_folder_that_is_no_dataset(tmp_path, world):
+    with pytest.raises(ValueError, match="prepare.py"):
+        Dataset(tmp_path, "train")
+    (tmp_path / "meta.json").write_text(json.dumps({"vocabulary": "ab_"}))
+    (tmp_path / "train.bin").write_bytes((world / "text" / "train.bin").read_bytes())
+    with pytest.raises(ValueError, match="does not fit"):
+        Dataset(tmp_path, "train")

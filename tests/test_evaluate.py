@@ -1,0 +1,92 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from grpo.config import Config
+from grpo.evaluate import NGram, fill_sequential, hidden_words, is_valid, lexicon, ngram_bits, pass_at_k, word_figures
+
+VOCABULARY = " abcdefghijklmnopqrstuvwxyz_"
+
+
+def encode(*texts):
+    return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
+
+
+def blanks(text):
+    return torch.tensor([[c == "_" for c in text]])
+
+
+def test_hidden_words_are_those_the_window_does_not_cut():
+    assert hidden_words("he cat sat o", blanks("__ c_t sat _")[0].numpy()) == [(3, 6)]
+
+
+def test_word_figures_by_hand():
+    words = lexicon("the cat sat on a mat and the cut i x")
+    assert words == {"the", "cat", "sat", "on", "mat", "and", "cut", "a", "i"}
+    original, mask = encode("the cat sat on it"), blanks("the ___ ___ on it")
+    fills = torch.stack([encode("the cut sat on it"), encode("the xyz s t on it")], dim=1)  # (1,2,T)
+    figures = word_figures(original, mask, fills, VOCABULARY, words)
+    assert figures == {"valid_words": 2 / 4, "exact_words": 1 / 4, "distinct_words": 2 / 2}
+
+
+def test_a_word_that_runs_into_its_neighbour_is_not_valid():
+    assert is_valid("the cat sat", 4, 7, {"cat"}) and not is_valid("the catxsat", 4, 7, {"cat"})
+
+
+def test_ngram_probabilities_add_up_to_one_and_follow_the_text():
+    text = encode("the cat sat on the mat and the cat ran")[0].numpy()
+    ngram = NGram(text, 27)
+    context = encode("the c")[0].numpy()
+    rows = np.stack([np.append(context[1:], v) for v in range(27)])
+    assert (2 ** -ngram.bits(rows)).sum() == pytest.approx(1)
+    assert ngram.bits(encode("he ca").numpy())[0, 0] < ngram.bits(encode("he cz").numpy())[0, 0]
+    unseen = encode("qzxqj").numpy()
+    assert np.isfinite(ngram.bits(unseen)).all()
+
+
+def test_ngram_bits_look_at_the_positions_that_touch_a_blank():
+    ngram = NGram(encode("the cat sat on the mat")[0].numpy(), 27)
+    text, mask = encode("the cat sat on"), blanks("the ___ sat on")
+    bits = ngram.bits(text.numpy())[0]                                                    # positions 4 to 13
+    assert ngram_bits(ngram, mask, text[:, None]) == pytest.approx(bits[0:7].mean())      # positions 4 to 10
+
+
+@pytest.mark.parametrize("c, k", [(0, 1), (2, 1), (2, 3), (5, 2), (4, 4)])
+def test_pass_at_k_by_enumeration(c, k):
+    draws = list(itertools.combinations([1] * c + [0] * (5 - c), k))
+    assert pass_at_k([c], 5, k) == pytest.approx(sum(any(d) for d in draws) / len(draws))
+
+
+@pytest.mark.parametrize("order", ["random", "confident"])
+def test_sequential_filling_takes_a_pass_per_blank_and_sees_what_it_filled(order):
+    calls = []
+
+    def copycat(tokens):
+        """Surely the same character as the visible ones."""
+        calls.append(tokens.clone())
+        seen = torch.where(tokens == 27, 0, tokens).amax(dim=1)                           # (N,)
+        logits = torch.zeros(*tokens.shape, 28)
+        logits[..., 27] = float("-inf")
+        return logits.scatter_add(2, seen[:, None, None].expand(-1, tokens.shape[1], 1), torch.full((len(tokens), tokens.shape[1], 1), 60.0))
+
+    masked = encode("a____", "bb___")
+    fills = fill_sequential(copycat, masked, masked == 27, order, Config(), 0)
+    assert fills[:, 0].tolist() == encode("aaaaa", "bbbbb").tolist()
+    assert [len(c) for c in calls] == [2, 2, 2, 1]                                        # a finished input is not run again
+    assert [(c[0] == 27).sum().item() for c in calls] == [4, 3, 2, 1]
+
+
+def test_confident_takes_the_surest_blank_first():
+    order = []
+
+    def model(tokens):
+        order.append((tokens[0] == 27).nonzero().squeeze(1).tolist())
+        logits = torch.zeros(1, 4, 28)
+        for t, sharpness in enumerate([1.0, 3.0, 2.0, 4.0]):
+            logits[0, t, 5] = sharpness
+        return logits
+
+    fill_sequential(model, torch.full((1, 4), 27), torch.ones(1, 4, dtype=torch.bool), "confident", Config(), 0)
+    assert order == [[0, 1, 2, 3], [0, 1, 2], [0, 2], [0]]

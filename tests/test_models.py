@@ -1,0 +1,63 @@
+import torch
+
+from data.dataset import Dataset
+from model.pretrain import by_word, wrong_fills
+from model.transformer import Generator, Judge, TransformerConfig, rotary_table, rotate
+
+SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32)
+TOKENS = torch.randint(8, (3, 12), generator=torch.Generator().manual_seed(0))
+
+
+def test_rotation_sees_distances_only():
+    cos, sin = rotary_table(12, 16)
+    q, k = torch.randn(16), torch.randn(16)
+    rotated = lambda x, t: rotate(x.expand(12, 16), cos, sin)[t]
+    torch.testing.assert_close(rotated(q, 2) @ rotated(k, 5), rotated(q, 7) @ rotated(k, 10))
+    assert abs(rotated(q, 2) @ rotated(k, 5) - rotated(q, 2) @ rotated(k, 6)) > 1e-3
+
+
+def test_every_position_sees_every_other():
+    torch.manual_seed(0)
+    for model in (Generator(SHAPE), Judge(SHAPE)):
+        torch.nn.init.normal_(model.head.weight)
+        x = model.trunk.embedding(TOKENS[:1]).detach().requires_grad_()
+        model.trunk.embedding.forward = lambda tokens: x
+        out = model(TOKENS[:1])[0]
+        for t in (0, 11):
+            grad = torch.autograd.grad(out[t].flatten()[:8].sum(), x, retain_graph=True)[0]
+            assert (grad[0].abs().sum(dim=-1) > 0).all()
+
+
+def test_a_blank_is_never_filled_with_a_blank():
+    logits = Generator(SHAPE)(TOKENS)
+    assert logits.shape == (3, 12, 9) and (logits[..., 8] == float("-inf")).all() and logits[..., :8].isfinite().all()
+
+
+def test_training_mode_changes_nothing():
+    model = Generator(SHAPE)
+    assert torch.equal(model.train()(TOKENS), model.eval()(TOKENS))  # no dropout: what is sampled is what is differentiated
+
+
+def test_score_is_the_mean_probability():
+    torch.manual_seed(0)
+    judge = Judge(SHAPE)
+    torch.nn.init.normal_(judge.head.weight)
+    torch.testing.assert_close(judge.score(TOKENS), judge(TOKENS).sigmoid().mean(dim=1))
+    assert ((judge.score(TOKENS) > 0) & (judge.score(TOKENS) < 1)).all()
+
+
+def test_labels_are_per_word():
+    text, fill = "the cat sat on", "the cut sat in"
+    is_space = torch.tensor([[c == " " for c in text]])
+    wrong = by_word(torch.tensor([[a != b for a, b in zip(text, fill)]]), is_space)
+    assert "".join("x" if w else "." for w in wrong[0].tolist()) == "...xxxx....xxx"  # a space belongs to the word after it
+
+
+def test_wrong_fills_touch_blanks_only_and_keep_some_originals(world):
+    train = Dataset(world / "text", "train")
+    tokens, mask = train.batch(200, 16, {"random": 1.0}, 0.4, 1, (0,))
+    torch.manual_seed(0)
+    generator = Generator(TransformerConfig(len(train.vocabulary), 16, 1, 2, 32))
+    fills = wrong_fills(generator, train, tokens, mask, (1,))
+    assert (fills[~mask] == tokens[~mask]).all() and (fills < train.mask_id).all()
+    assert 0.08 < (fills == tokens).all(dim=1).float().mean() < 0.25

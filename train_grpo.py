@@ -1,0 +1,113 @@
+"""
+Single-step fill-in GRPO: teach a model that fills all blanks at once to make them agree.
+
+    python train_grpo.py config/grpo_config.py --group_size=16
+
+One iteration, in the words of Algorithm 1 of DeepSeekMath (2402.03300):
+
+    sample masked inputs                                                       data/dataset.py    Dataset.batch
+    fill each of them G times, in one parallel step                            grpo/sampling.py   sample_completions
+    score the completions with the frozen judge                                grpo/reward.py     judge_scores
+    advantages: how much better than its group was each one?                   grpo/advantage.py  advantages
+    for each inner update (num_iterations):                                    grpo/step.py       grpo_step
+        log-probabilities, exact KL and entropy, with their gradient           grpo/stats.py      stats
+        loss = clipped policy gradient + kl_beta · KL − entropy_coef · H       grpo/loss.py       grpo_loss
+        AdamW step
+
+Where this departs from the paper: the logits are computed once per input, not once per completion (a parallel fill depends on
+nothing else); the KL is the sum over the vocabulary, not a sample's estimate; the reference is never replaced.
+"""
+import json
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from data.masking import parse_masking
+from grpo.checkpoint import save_training, write
+from grpo.config import help_text, load_config
+from grpo.evaluate import Evaluation, format_table, word_figures
+from grpo.log import Clock, Log
+from grpo.setup import estimate_minutes, forward, is_compiled, load_data, load_models, make_optimizer, pick_device
+from grpo.step import draw_uniforms, grpo_step
+
+
+def learning_rate(iteration, config):
+    """Linear warm-up, then a cosine from learning_rate to min_lr at lr_decay_iters (1608.03983, equation 5)."""
+    if iteration < config.warmup_iters:
+        return config.learning_rate * (iteration + 1) / (config.warmup_iters + 1)
+    progress = min(1.0, (iteration - config.warmup_iters) / max(1, config.lr_decay_iters - config.warmup_iters))
+    return config.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (config.learning_rate - config.min_lr)
+
+
+def setup(arguments):
+    """Settings, data and models. Every mistake of the user's is found here, before anything is written."""
+    config = load_config(arguments)
+    device = pick_device(config.device)
+    train, val = load_data(config)
+    generator, reference, judge, state = load_models(config, train.vocabulary)
+    start = state["iteration"] if state else 0
+    if start >= config.max_iters:
+        raise ValueError(f"resume: {config.out_dir} is at step {start} already; raise max_iters={config.max_iters} to go on")
+    Path(config.out_dir).mkdir(parents=True, exist_ok=True)
+    write(Path(config.out_dir) / "config.json", json.dumps(asdict(config), indent=1).encode())
+    return config, device, train, val, generator, reference, judge, state, start
+
+
+def train_loop(config, device, train, val, generator, reference, judge, state, start):
+    generate, refer, score = (forward(model.to(device), device, config) for model in (generator, reference, judge))
+    optimizer = make_optimizer(generator, config)
+    if state:
+        optimizer.load_state_dict(state["optimizer"])
+    evaluation = Evaluation(config, score, train, val, device)
+    masking, inputs = parse_masking(config.masking), config.batch_size * config.gradient_accumulation_steps
+    clock, log = Clock(device), Log(config, start)
+    log.say(f"{config.max_iters - start} GRPO steps of {inputs} inputs x {config.group_size} completions on {device}"
+            f"{', compiled' if is_compiled(device, config) else ''}, then the table on {config.eval_inputs} held-out inputs"
+            + (f": about {estimate_minutes(generator, judge, config, config.max_iters - start):.1f} minutes" if device.type == "cpu" else ""))
+    log.say(evaluation.peek(generate, refer, start))
+
+    for iteration in range(start, config.max_iters):
+        clock.start()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(iteration, config)
+        tokens, mask = train.batch(inputs, config.block_size, masking, config.mask_ratio, config.hidden_words, (config.seed, iteration, 0))
+        uniforms = draw_uniforms(inputs, config.group_size, config.block_size, (config.seed, iteration, 1))
+        tokens, mask, uniforms = (x.to(device, non_blocking=True) for x in (tokens, mask, uniforms))
+        clock.mark("data")
+        rollouts, metrics = grpo_step(generate, refer, score, optimizer, tokens, mask, train.mask_id, uniforms, config, clock)
+
+        done = iteration + 1
+        if done % config.log_interval == 0 or done == config.max_iters:
+            metrics = {name: value.item() for name, value in metrics.items()}
+            completions = torch.cat([r.completions for r in rollouts])                    # (A·B,G,T)
+            metrics["valid_words"] = word_figures(tokens, mask, completions, train.vocabulary, evaluation.words)["valid_words"]
+            log.metrics(iteration, metrics | {"lr": learning_rate(iteration, config)} | clock.read())
+        log.advance()
+        if done % config.save_interval == 0 or done == config.max_iters:
+            save_training(config, generator, optimizer, done, train.vocabulary)
+        if done % config.eval_interval == 0 and done < config.max_iters:
+            log.say(evaluation.peek(generate, refer, done))
+    log.say(evaluation.peek(generate, refer, config.max_iters))
+    result = evaluation.table(generate, refer, config.seed)
+    write(Path(config.out_dir) / "evaluation.json", json.dumps(result, indent=1).encode())
+    log.close()
+    print(format_table(result))
+
+
+def main(arguments):
+    if {"--help", "-h"} & set(arguments):
+        print(help_text())
+        return
+    try:
+        run = setup(arguments)
+    except (ValueError, OSError) as error:
+        print(f"train_grpo.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    train_loop(*run)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
