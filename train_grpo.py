@@ -27,7 +27,7 @@ import torch
 
 from data.masking import parse_masking
 from grpo.checkpoint import save_training, write
-from grpo.config import help_text, load_config
+from grpo.config import exit_on_mistake, help_text, load_config
 from grpo.evaluate import Evaluation, format_table, word_figures
 from grpo.log import Clock, Log
 from grpo.setup import estimate_minutes, forward, is_compiled, load_data, load_models, make_optimizer, pick_device
@@ -46,7 +46,7 @@ def setup(arguments):
     """Settings, data and models. Every mistake of the user's is found here, before anything is written."""
     config = load_config(arguments)
     device = pick_device(config.device)
-    train, val = load_data(config)
+    train, val = load_data(config.dataset, config.block_size)
     generator, reference, judge, state = load_models(config, train.vocabulary)
     start = state["iteration"] if state else 0
     if start >= config.max_iters:
@@ -101,11 +101,8 @@ def main(arguments):
     if {"--help", "-h"} & set(arguments):
         print(help_text())
         return
-    try:
+    with exit_on_mistake("train_grpo.py"):
         run = setup(arguments)
-    except (ValueError, OSError) as error:
-        print(f"train_grpo.py: {error}", file=sys.stderr)
-        sys.exit(2)
     train_loop(*run)
 
 

@@ -9,8 +9,10 @@ EPSILON = 1e-4         # added to the standard deviation
 INDISTINCT = 1e-6      # rewards that span less than this are equal but for rounding
 
 
-def advantages(rewards, baseline="mean", scale_rewards="group"):
-    """A = (reward − baseline) / scale, over the group: rewards (B,G,...) of the whole step -> the same shape.
+def advantages(rewards, baseline="mean", scale_rewards="group", mask=None):
+    """A = (reward − baseline) / scale, over the group: rewards (B,G) or (B,G,T) of the whole step -> the same shape.
+
+    `mask` (B,1,T) says which of (B,G,T) are blanks; the rest does not count.
 
     baseline        mean           of the group, GRPO (2402.03300, section 4.1.2)
                     leave_one_out  mean of the others, RLOO (2402.14740): unbiased, G/(G−1) times the above
@@ -28,6 +30,8 @@ def advantages(rewards, baseline="mean", scale_rewards="group"):
     if scale_rewards == "group":
         centred = centred / (rewards.std(dim=1, keepdim=True, correction=0) + EPSILON)
     elif scale_rewards == "batch":
-        centred = centred / (rewards.std(correction=0) + EPSILON)
+        count = torch.ones_like(rewards) if mask is None else mask.expand_as(rewards).to(rewards.dtype)
+        mean = (count * rewards).sum() / count.sum()
+        centred = centred / ((count * (rewards - mean) ** 2).sum().div(count.sum()).sqrt() + EPSILON)
     span = rewards.amax(dim=1, keepdim=True) - rewards.amin(dim=1, keepdim=True)
     return torch.where(span > INDISTINCT, centred, 0)

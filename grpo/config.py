@@ -5,9 +5,11 @@ The settings of a run: one flat dataclass, filled from Python files of plain ass
 
 A config file is Python and is executed. Every mistake is a ValueError of one line: what, which values are allowed, how to mend it.
 """
+import contextlib
 import difflib
 import math
 import runpy
+import sys
 import types
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -79,6 +81,16 @@ class Config:
 
 
 FIELDS = {f.name: f for f in fields(Config)}
+
+
+@contextlib.contextmanager
+def exit_on_mistake(program):
+    """A user's mistake (ValueError, or a file that cannot be read or written) becomes one line on stderr and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def reject(name, value, allowed, source):

@@ -10,19 +10,18 @@ import argparse
 import json
 import math
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from data.dataset import Dataset
 from data.masking import parse_masking
 from grpo.checkpoint import load_model, write
-from grpo.config import Config
+from grpo.config import Config, exit_on_mistake
 from grpo.log import highlight
 from grpo.reward import judge_scores
 from grpo.sampling import draw, integer_weights, keep, sample_completions
+from grpo.setup import load_data
 from grpo.stats import expectation, log_softmax
 from grpo.step import draw_uniforms
 
@@ -220,18 +219,15 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description="Print the before/after table of a finished run, and write its evaluation.json.")
     parser.add_argument("out_dir", help="a folder with config.json and checkpoint.pt")
     args = parser.parse_args(argv)
-    try:
+    with exit_on_mistake("evaluate"):
         try:
             config = Config(**json.loads((Path(args.out_dir) / "config.json").read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(f"{args.out_dir}/config.json cannot be read ({error}); name the out_dir of a run of train_grpo.py") from None
-        train, val = (Dataset(Path("data") / config.dataset, split) for split in ("train", "val"))
+        train, val = load_data(config.dataset, config.block_size)
         generator = load_model(Path(args.out_dir) / "checkpoint.pt", "generator", train.vocabulary)
         reference = load_model(config.reference_checkpoint or config.generator_checkpoint, "generator", train.vocabulary)
         judge = load_model(config.judge_checkpoint, "judge", train.vocabulary)
-    except ValueError as error:
-        print(f"evaluate: {error}", file=sys.stderr)
-        sys.exit(2)
     result = Evaluation(config, judge, train, val, torch.device("cpu")).table(generator, reference, config.seed)
     write(Path(args.out_dir) / "evaluation.json", json.dumps(result, indent=1).encode())
     print(format_table(result))

@@ -22,15 +22,15 @@ def pick_device(name):
     return torch.device(name)
 
 
-def load_data(config):
-    """-> train, val. The default dataset is made where it is missing. Raises ValueError for a dataset that cannot serve."""
-    folder = Path("data") / config.dataset
-    if config.dataset == Config.dataset and not (folder / "meta.json").exists():
+def load_data(dataset, block_size):
+    """-> train, val of data/`dataset`. The default one is made where it is missing. Raises ValueError for one that cannot serve."""
+    folder = Path("data") / dataset
+    if dataset == Config.dataset and not (folder / "meta.json").exists():
         prepare(folder)
     splits = [Dataset(folder, split) for split in ("train", "val")]
     shortest = min(len(split.tokens) for split in splits)
-    if shortest < config.block_size:
-        raise ValueError(f"block_size={config.block_size} is more than the {shortest} characters of dataset {folder}; lower block_size")
+    if not 1 <= block_size <= shortest:
+        raise ValueError(f"block_size={block_size}: dataset {folder} has {shortest} characters; block_size takes 1 to {shortest}")
     return splits
 
 

@@ -75,7 +75,7 @@ def grpo_step(generator, reference, judge, optimizer, tokens, mask, mask_id, uni
                 for micro in zip(masked.chunk(A), mask.chunk(A), uniforms.chunk(A))]
     rewards = torch.cat([r.scores for r in rollouts]).mean(dim=-1)                        # (A·B,G)
     credits = torch.cat([credit(r.scores, config.credit_window) for r in rollouts])       # (A·B,G,1) or (A·B,G,T)
-    advantage = advantages(credits, config.baseline, config.scale_rewards)                # the same
+    advantage = advantages(credits, config.baseline, config.scale_rewards, mask[:, None] if config.credit_window else None)  # the same
     counts = {"inputs": len(mask), "blanks": mask.sum(), "micro_batches": A}
     sums = {}
     for _ in range(config.num_iterations):

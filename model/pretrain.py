@@ -12,9 +12,7 @@ GRPO finds.
 """
 import argparse
 import math
-import sys
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from data.dataset import Dataset
 from data.masking import parse_masking
-from grpo.checkpoint import build, model_file, read, write
+from grpo.checkpoint import model_file, read, write
+from grpo.config import exit_on_mistake
 from grpo.sampling import draw, integer_weights
+from grpo.setup import load_data
 from model.transformer import Generator, Judge, TransformerConfig
 
 MASKING = parse_masking("word:0.4,random:0.3,span:0.15,sticky:0.15")
@@ -88,16 +87,20 @@ def judge_loss(judge, generator, dataset, size, block_size, seed):
     return 0.5 * (losses[hidden].mean() + losses[~hidden].mean())
 
 
-def fit(name, model, loss_fn, steps, learning_rate, state_file, resume, compile):
-    """AdamW, warm-up, cosine to zero; saved every SAVE_INTERVAL steps. `loss_fn(model, step)` is a step's loss."""
+def fit(name, model, loss_fn, steps, learning_rate, out_dir, args):
+    """AdamW, warm-up, cosine to zero; `loss_fn(model, step)` is a step's loss. Saved every SAVE_INTERVAL steps, goes on with --resume."""
+    state_file = Path(out_dir) / f"{name}_state.pt"
+    recipe = {key: value for key, value in vars(args).items() if key not in ("resume", "compile", "out_dir")}
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
     start = 0
-    if resume and state_file.exists():
+    if args.resume and state_file.exists():
         state = read(state_file)
+        if state["recipe"] != recipe:
+            raise ValueError(f"--resume: {state_file} was made with {state['recipe']}, now asked for {recipe}; repeat its arguments, or name a new --out_dir")
         model.load_state_dict(state["weights"])
         optimizer.load_state_dict(state["optimizer"])
         start = state["step"]
-    forward = torch.compile(model) if compile else model
+    forward = torch.compile(model) if args.compile else model
     average = None
     with tqdm(range(start, steps), initial=start, total=steps, desc=name, dynamic_ncols=True, mininterval=1) as bar:
         for step in bar:
@@ -111,7 +114,7 @@ def fit(name, model, loss_fn, steps, learning_rate, state_file, resume, compile)
             average = loss.item() if average is None else 0.99 * average + 0.01 * loss.item()
             bar.set_postfix(loss=f"{average:.4f}", refresh=False)
             if (step + 1) % SAVE_INTERVAL == 0 or step + 1 == steps:
-                write(state_file, {"weights": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1})
+                write(state_file, {"weights": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1, "recipe": recipe})
     return model.eval()
 
 
@@ -134,16 +137,10 @@ def report(generator, judge, dataset, size=1024):
         logits = generator(tokens.masked_fill(mask, dataset.mask_id))                     # (B,T,V)
         right = (logits.argmax(-1) == tokens) | ~mask                                     # (B,T)
         figures[name] = {"characters": 1 - (~right).sum().item() / mask.sum().item(), "whole_inputs": right.all(dim=1).float().mean().item()}
-        if judge is not None:
-            uniforms = torch.rand(*tokens.shape, 1, generator=torch.Generator().manual_seed(i))
-            fills = torch.where(mask, draw(integer_weights(logits, 1.0), uniforms).squeeze(-1), tokens)
-            figures[name]["judge_auc"] = auc(judge, tokens, fills)
+        uniforms = torch.rand(*tokens.shape, 1, generator=torch.Generator().manual_seed(i))
+        fills = torch.where(mask, draw(integer_weights(logits, 1.0), uniforms).squeeze(-1), tokens)
+        figures[name]["judge_auc"] = auc(judge, tokens, fills)
     return figures
-
-
-def show(figures):
-    for name, row in figures.items():
-        print(f"{name:22s}" + "".join(f"  {key} {value:.3f}" for key, value in row.items()))
 
 
 def main(argv=None):
@@ -156,29 +153,36 @@ def main(argv=None):
     parser.add_argument("--block_size", type=int, default=64, help="characters per input")
     parser.add_argument("--n_layer", type=int, default=6, help="layers of the generator")
     parser.add_argument("--judge_layers", type=int, default=4, help="layers of the judge, at most n_layer")
-    parser.add_argument("--n_embd", type=int, default=128, help="width, a multiple of 64")
+    parser.add_argument("--n_embd", type=int, default=128, help="width, a multiple of 32")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="torch.compile: half a minute to start, then about a fifth faster")
-    parser.add_argument("--resume", action="store_true", help="go on from the states saved in out_dir")
+    parser.add_argument("--resume", action="store_true", help="go on from what the same command saved in out_dir")
     args = parser.parse_args(argv)
-    torch.manual_seed(args.seed)
-    out = Path(args.out_dir)
-    train, val = (Dataset(Path("data") / args.dataset, split) for split in ("train", "val"))
-    config = TransformerConfig(len(train.vocabulary), args.block_size, args.n_layer, args.n_embd // 32, args.n_embd)
+    with exit_on_mistake("pretrain"):
+        if not 1 <= args.judge_layers <= args.n_layer or args.n_embd < 32 or args.n_embd % 32:
+            raise ValueError(f"--judge_layers={args.judge_layers} --n_layer={args.n_layer} --n_embd={args.n_embd}: the judge takes 1 to n_layer layers, n_embd a multiple of 32")
+        train, val = load_data(args.dataset, args.block_size)
+        pretrain(args, train, val)
 
+
+def pretrain(args, train, val):
+    """Both models, one after the other; each is written, in float16, as soon as it is done."""
+    torch.manual_seed(args.seed)
+    config = TransformerConfig(len(train.vocabulary), args.block_size, args.n_layer, args.n_embd // 32, args.n_embd)
     generator = Generator(config)
     fit("generator", generator, lambda g, step: generator_loss(g, train, args.batch_size, args.block_size, (args.seed, 0, step)),
-        args.generator_steps, 2e-3, out / "generator_state.pt", args.resume, args.compile)
-    write(out / "generator.pt", model_file(generator, train.vocabulary, torch.float16))
-    show(report(generator, None, val))
+        args.generator_steps, 2e-3, args.out_dir, args)
+    write(Path(args.out_dir) / "generator.pt", model_file(generator, train.vocabulary, torch.float16))
 
     judge = Judge(replace(config, n_layer=args.judge_layers))
-    start = generator.trunk.state_dict()
-    judge.trunk.load_state_dict({name: start[name] for name in judge.trunk.state_dict()})
+    first_layers = generator.trunk.state_dict()
+    judge.trunk.load_state_dict({name: first_layers[name] for name in judge.trunk.state_dict()})
     fit("judge", judge, lambda j, step: judge_loss(j, generator, train, args.batch_size, args.block_size, (args.seed, 1, step)),
-        args.judge_steps, 1e-3, out / "judge_state.pt", args.resume, args.compile)
-    write(out / "judge.pt", model_file(judge, train.vocabulary, torch.float16))
-    show(report(generator, judge, val))
+        args.judge_steps, 1e-3, args.out_dir, args)
+    write(Path(args.out_dir) / "judge.pt", model_file(judge, train.vocabulary, torch.float16))
+
+    for name, row in report(generator, judge, val).items():
+        print(f"{name:22s}" + "".join(f"  {key} {value:.3f}" for key, value in row.items()))
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def bad_inputs(flags, tmp_path, world):
     other.mkdir()
     (other / "file").write_text("in the way")
     return [({"generator_checkpoint": tmp_path / "none.pt"}, "No such file"), ({"generator_checkpoint": world / "judge.pt"}, "a generator is needed"),
-            ({"judge_checkpoint": other / "file"}, "damaged or no checkpoint"), ({"block_size": 17}, "lower block_size"), ({"block_size": 10**6}, "lower block_size"),
+            ({"judge_checkpoint": other / "file"}, "damaged or no checkpoint"), ({"block_size": 17}, "lower block_size"), ({"block_size": 10**6}, "block_size takes 1 to"),
             ({"dataset": tmp_path / "none"}, "prepare.py"), ({"device": "cuda:99"}, "not on this machine"), ({"device": "banana"}, "not on this machine"),
             ({"out_dir": other / "file"}, "file"), ({"init_from": "resume"}, "No such file"), ({"grup_size": 3}, "did you mean 'group_size'")]
 
@@ -177,3 +177,12 @@ def test_as_a_real_command(flags):
     wrong = subprocess.run([*command, "--learnin_rate=1"], capture_output=True, text=True)
     assert wrong.returncode == 2 and wrong.stdout == "" and wrong.stderr == "train_grpo.py: --learnin_rate=1: there is no setting 'learnin_rate'; did you mean 'learning_rate'?\n"
     assert "--group_size=" in subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+
+
+def test_wandb_offline(flags, monkeypatch):
+    """The real wandb, in offline mode: a run directory with its binary log."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run(flags, wandb_log="true", max_iters=2)
+    logs = list(Path(flags["out_dir"]).glob("wandb/offline-run-*/*.wandb"))
+    assert len(logs) == 1 and b"mean_reward" in logs[0].read_bytes()

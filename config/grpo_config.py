@@ -1,0 +1,17 @@
+# The default experiment: one parallel step learns to hide its seams. Whole words are hidden, where blanks clash worst.
+
+out_dir = "out"
+masking = "word"
+hidden_words = 2
+
+# Sampled and evaluated as the model is, without help: no temperature, no truncation.
+temperature = 1.0
+top_p = 1.0
+
+group_size = 16
+batch_size = 64                 # many inputs per step: the gradient's noise is mostly that of the inputs
+max_iters = 120
+learning_rate = 3e-4            # 30 times an LLM's: a million parameters, a fresh reward
+warmup_iters = 5
+kl_beta = 0.2
+eval_interval = 40

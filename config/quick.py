@@ -1,0 +1,10 @@
+# The whole path in under half a minute: every file that a run writes, every line that it prints. Too short to learn much.
+#     python train_grpo.py config/grpo_config.py config/quick.py
+
+out_dir = "out-quick"
+batch_size = 16
+group_size = 8
+max_iters = 10
+learning_rate = 1e-3
+eval_interval = 5
+eval_inputs = 32
