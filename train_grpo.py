@@ -29,6 +29,7 @@ from data.masking import parse_masking
 from grpo.checkpoint import save_training, write
 from grpo.config import exit_on_mistake, help_text, load_config
 from grpo.evaluate import Evaluation, format_table, word_figures
+from grpo.kernel import choose
 from grpo.log import Clock, Log
 from grpo.setup import estimate_minutes, forward, is_compiled, load_data, load_models, make_optimizer, pick_device
 from grpo.step import draw_uniforms, grpo_step
@@ -48,6 +49,7 @@ def setup(arguments):
     device = pick_device(config.device)
     train, val = load_data(config.dataset, config.block_size)
     generator, reference, judge, state = load_models(config, train.vocabulary)
+    config.kernel = choose(config.kernel, device, len(train.vocabulary), config.group_size)
     start = state["iteration"] if state else 0
     if start >= config.max_iters:
         raise ValueError(f"resume: {config.out_dir} is at step {start} already; raise max_iters={config.max_iters} to go on")
@@ -65,7 +67,7 @@ def train_loop(config, device, train, val, generator, reference, judge, state, s
     masking, inputs = parse_masking(config.masking), config.batch_size * config.gradient_accumulation_steps
     clock, log = Clock(device), Log(config, start)
     log.say(f"{config.max_iters - start} GRPO steps of {inputs} inputs x {config.group_size} completions on {device}"
-            f"{', compiled' if is_compiled(device, config) else ''}, then the table on {config.eval_inputs} held-out inputs"
+            f"{', compiled' if is_compiled(device, config) else ''}, kernel: {config.kernel}; then the table on {config.eval_inputs} held-out inputs"
             + (f": about {estimate_minutes(generator, judge, config, config.max_iters - start):.1f} minutes" if device.type == "cpu" else ""))
     log.say(evaluation.peek(generate, refer, start))
 

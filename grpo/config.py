@@ -77,6 +77,7 @@ class Config:
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one")
     dtype: str = setting("float32", "of the forward passes", choices=("float32", "bfloat16"))
     compile: str = setting("auto", "torch.compile; auto: on cuda, where it pays within minutes", choices=("auto", "true", "false"))
+    kernel: str = setting("auto", "sampling and stats: fused for CUDA, or their PyTorch definitions; auto: fused where it can run", choices=("auto", "cuda", "torch"))
     seed: int = setting(1, "of inputs and draws", 0, 2**31 - 1)
 
 
@@ -181,7 +182,7 @@ def help_text():
 
 # On --init_from=resume these may differ from the run that wrote the checkpoint; every other setting would change its mathematics.
 FREE_ON_RESUME = {"init_from", "out_dir", "max_iters", "save_interval", "log_interval", "eval_interval", "eval_inputs", "wandb_log", "wandb_project",
-                  "wandb_run_name", "device", "compile"}
+                  "wandb_run_name", "device", "compile", "kernel"}
 
 
 def check_resume(config, saved):

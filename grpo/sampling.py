@@ -54,9 +54,9 @@ def sample_completions(logits, masked, mask, uniforms, temperature=1.0, top_k=0,
     """Fill every blank of each input G times, in parallel, from one set of logits.
 
     logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T) in [0,1)
-    -> completions (B,G,T) int64, kept (B,T,V) bool
+    -> completions (B,G,T) int64, kept (B,T,V) bool, empty where there is no blank
     """
-    weights = integer_weights(logits.detach(), temperature)                               # (B,T,V)
-    kept = keep(weights, top_k, top_p, min_p)                                             # (B,T,V)
+    weights = integer_weights(logits, temperature)                                        # (B,T,V)
+    kept = keep(weights, top_k, top_p, min_p) & mask[..., None]                           # (B,T,V)
     draws = draw(weights * kept, uniforms.transpose(1, 2).contiguous()).transpose(1, 2)   # (B,G,T)
     return torch.where(mask[:, None], draws, masked[:, None]), kept

@@ -27,7 +27,7 @@ def restrict(log_probs, kept):
 
 def expectation(p, values):
     """Σ_v p(v) values(v), where a character of probability 0 contributes 0 whatever its value: (..., V) -> (..., 1)."""
-    return torch.where(p > 0, p * values, 0).sum(dim=-1, keepdim=True)
+    return torch.where(p == 0, 0, p * values).sum(dim=-1, keepdim=True)
 
 
 def stats_forward(logits, ref_logits, completions, kept, mask, temperature):
@@ -49,8 +49,8 @@ def stats_backward(g_logp, g_kl, g_entropy, logits, ref_logits, completions, kep
     g_logp = g_logp.transpose(1, 2)                                                         # (B,T,G)
     d = torch.zeros_like(p).scatter_add(-1, drawn, g_logp) - g_logp.sum(dim=-1, keepdim=True) * q
     log_ratio = log_p - log_r
-    d = d + g_kl[..., None] * torch.where(p > 0, p * (log_ratio - expectation(p, log_ratio)), 0)
-    d = d - g_entropy[..., None] * torch.where(p > 0, p * (log_p - expectation(p, log_p)), 0)  # H = −Σ p log p
+    d = d + g_kl[..., None] * torch.where(p == 0, 0, p * (log_ratio - expectation(p, log_ratio)))
+    d = d - g_entropy[..., None] * torch.where(p == 0, 0, p * (log_p - expectation(p, log_p)))  # H = −Σ p log p
     return torch.where(mask[..., None], d / temperature, 0).to(logits.dtype)
 
 

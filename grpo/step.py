@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from grpo import kernel, sampling, stats
 from grpo.advantage import advantages
 from grpo.loss import grpo_loss, loss_weights
 from grpo.reward import credit, judge_scores
-from grpo.sampling import sample_completions
-from grpo.stats import stats
 
 
 @dataclass
@@ -30,6 +29,11 @@ class Rollout:
     old_logp: torch.Tensor | None = None  # (B,G,T) log-probability when drawn, known from the first update on
 
 
+def operations(config):
+    """-> `sample_completions`, `stats`: the fused pair, or their definitions."""
+    return (kernel.sample_completions, kernel.stats) if config.kernel == "cuda" else (sampling.sample_completions, stats.stats)
+
+
 def draw_uniforms(inputs, group_size, length, seed):
     """(inputs,G,T) float32 in [0,1), a function of `seed` (a tuple of whole numbers) alone, the same on every device."""
     return torch.from_numpy(np.random.default_rng(seed).random((inputs, group_size, length), dtype=np.float32))
@@ -39,7 +43,8 @@ def rollout(generator, reference, judge, masked, mask, uniforms, config, clock, 
     """Fill the B inputs G times from one forward pass, and score the completions -> Rollout."""
     with torch.set_grad_enabled(keep_graph):
         logits = generator(masked)                                                        # (B,T,V)
-    completions, kept = sample_completions(logits, masked, mask, uniforms, config.temperature, config.top_k, config.top_p, config.min_p)
+    sample_completions, _ = operations(config)
+    completions, kept = sample_completions(logits.detach(), masked, mask, uniforms, config.temperature, config.top_k, config.top_p, config.min_p)
     clock.mark("fill")
     with torch.no_grad():
         ref_logits = reference(masked)                                                    # (B,T,V)
@@ -53,6 +58,7 @@ def differentiate(generator, r, advantage, counts, config):
     """Add the gradient of one micro-batch's loss to the parameters -> figures of the step that add up over micro-batches."""
     logits = generator(r.masked) if r.logits is None else r.logits                        # (B,T,V)
     r.logits = None  # its graph serves one backward pass
+    _, stats = operations(config)
     logp, ref_logp, kl, entropy = stats(logits, r.ref_logits, r.completions, r.kept, r.mask, config.temperature)
     if r.old_logp is None:
         r.old_logp = logp.detach()                                                        # (B,G,T)

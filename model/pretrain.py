@@ -76,15 +76,13 @@ def judge_loss(judge, generator, dataset, size, block_size, seed):
     """Mean binary cross-entropy, in nats a character, of "the word that this character stands in is the original one".
 
     One label per word, not per character: a parallel fill is drawn blind to itself, so whether a single character is the original
-    says nothing about its neighbours, whereas a word is right only if its characters agree. Words that had blanks and words that
-    had none weigh the same.
+    says nothing about its neighbours, whereas a word is right only if its characters agree.
     """
     tokens, mask = masked_batch(dataset, size, block_size, seed)
     completions = wrong_fills(generator, dataset, tokens, mask, (*seed, 2))               # (B,T)
     is_space = tokens == dataset.vocabulary.index(" ")
-    real, hidden = ~by_word(completions != tokens, is_space), by_word(mask, is_space)     # (B,T)
-    losses = F.binary_cross_entropy_with_logits(judge(completions), real.float(), reduction="none")
-    return 0.5 * (losses[hidden].mean() + losses[~hidden].mean())
+    real = ~by_word(completions != tokens, is_space)                                      # (B,T)
+    return F.binary_cross_entropy_with_logits(judge(completions), real.float())
 
 
 def fit(name, model, loss_fn, steps, learning_rate, out_dir, args):
@@ -148,7 +146,7 @@ def main(argv=None):
     parser.add_argument("--dataset", default="char_diffusion", help="folder under data/, made by prepare.py")
     parser.add_argument("--out_dir", default="out-pretrain", help="generator.pt and judge.pt are written here")
     parser.add_argument("--generator_steps", type=int, default=8000)
-    parser.add_argument("--judge_steps", type=int, default=4000)
+    parser.add_argument("--judge_steps", type=int, default=3000)
     parser.add_argument("--batch_size", type=int, default=64, help="inputs per step")
     parser.add_argument("--block_size", type=int, default=64, help="characters per input")
     parser.add_argument("--n_layer", type=int, default=6, help="layers of the generator")

@@ -1,0 +1,298 @@
+"""
+grpo/kernel.cu against its definitions in grpo/sampling.py and grpo/stats.py, on a CPU and, where there is one, on a GPU.
+
+On a CPU g++ compiles the same kernel.cu behind tests/fiber.h, and grpo/kernel.py launches it as it would on a GPU: only its
+last function, `run`, is replaced. Letters: B masked inputs, T characters, G group size, V vocabulary.
+"""
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo import kernel, sampling, stats
+
+EPS = 2.0 ** -24                                                       # float32: half a unit in the last place of 1
+INF, NAN = float("inf"), float("nan")
+
+
+def build(folder, source, names):
+    """kernel.cu as a shared library with one function, run(name, blocks, threads, arguments) -> what went wrong."""
+    calls = "".join(f'if (!strcmp(name, "{name}")) return launch({name}, blocks, threads, arguments) ? "" : fiber_error;\n' for name in names)
+    (folder / "run.cc").write_text(f'#include "{Path(__file__).with_name("fiber.h")}"\n{source}\nextern "C" const char* run(const char* name, '
+                                   f'unsigned blocks, unsigned threads, void** arguments) {{\n{calls}return "no such kernel"; }}')
+    subprocess.run(["g++", "-std=c++20", "-O1", "-Wall", "-Wno-unknown-pragmas", "-Werror", "-fPIC", "-shared", "run.cc", "-o", "run.so"],
+                   cwd=folder, check=True)
+    library = ctypes.CDLL(folder / "run.so")
+    library.run.restype = ctypes.c_char_p
+
+    def run(name, blocks, pointers, device):
+        problem = library.run(name.encode(), blocks, kernel.THREADS, pointers).decode()
+        if problem:
+            raise RuntimeError(problem)
+    return run
+
+
+@pytest.fixture(scope="session")
+def fibers(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("fibers"), kernel.SOURCE.read_text(), kernel.NAMES)
+
+
+@pytest.fixture(params=["fibers", "cuda"])
+def device(request, monkeypatch):
+    """Where the kernel runs: on fibers, or on a GPU."""
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU")
+        assert kernel.choose("cuda", "cuda") == "cuda"
+        return "cuda"
+    monkeypatch.setattr(kernel, "run", request.getfixturevalue("fibers"))
+    monkeypatch.setattr(kernel, "unavailable", lambda device: "")
+    return "cpu"
+
+
+def inputs(B, T, G, V, blanks=0.7, seed=0):
+    """logits and ref_logits (B,T,V) with a few banned columns, completions (B,G,T), kept (B,T,V), mask (B,T)."""
+    torch.manual_seed(seed)
+    logits = 3 * torch.randn(B, T, V)
+    ref_logits = logits + torch.randn(B, T, V)
+    if V > 2:
+        logits[..., 1] = ref_logits[..., 1] = -INF                     # a banned token
+    mask = torch.rand(B, T) < blanks
+    completions, kept = sampling.sample_completions(logits, torch.zeros(B, T).long(), mask, torch.rand(B, G, T), 0.8, top_p=0.9)
+    return logits, ref_logits, completions.contiguous(), kept, mask
+
+
+def compare(device, args, temperature, dtype=torch.float32):
+    """Forward and backward against the definitions in float64: within a few roundings of each row's magnitude, which is its
+    largest finite |log p| or |log r|; and the same bits in a second run."""
+    logits, ref_logits, completions, kept, mask = args = [x.to(dtype) if x.is_floating_point() else x for x in args]
+    B, G, T = completions.shape
+    gradients = torch.randn(B, T, G).transpose(1, 2), torch.randn(B, T), torch.randn(B, T)       # the first is not contiguous
+    wide = logits.double(), ref_logits.double(), completions, kept, mask, temperature
+    expected, expected_gradient = stats.stats_forward(*wide), stats.stats_backward(*(g.double() for g in gradients), *wide)
+    logs = torch.stack([stats.log_softmax(x, temperature) for x in wide[:2]])                    # (2,B,T,V)
+    magnitude = 1 + logs.masked_fill(logs == -INF, 0).abs().amax(dim=(0, 3))                     # (B,T)
+    args, runs = [x.to(device) for x in args], []
+    for _ in range(2):
+        leaf = args[0].clone().requires_grad_()
+        logp, ref_logp, kl, entropy = outputs = kernel.stats(leaf, *args[1:], temperature)
+        assert not ref_logp.requires_grad
+        torch.autograd.backward((logp, kl, entropy), [g.to(device) for g in gradients])
+        runs.append([x.detach().cpu() for x in (*outputs, leaf.grad)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs))
+    *outputs, gradient = runs[0]
+    for name, x, y in zip(("logp", "ref_logp", "kl", "entropy"), outputs, expected):
+        room = 4 * EPS * (magnitude[:, None] if x.dim() == 3 else magnitude) * mask.view(B, *[1] * (x.dim() - 2), T)  # nothing, if no blank
+        error = torch.where(x == y, 0, (x - y).abs())                  # -inf where a completion is outside S
+        assert x.dtype == torch.float32 and (error <= room).all(), (name, (error / room.clamp(min=EPS)).max())
+    pull = (gradients[0].abs().sum(dim=1) + gradients[1].abs() + gradients[2].abs()) / temperature              # (B,T)
+    room = (4 * EPS * magnitude * pull * mask)[..., None] + (2.0 ** -8 * expected_gradient.abs() if dtype == torch.bfloat16 else 0)
+    error = (gradient - expected_gradient).abs()
+    assert gradient.dtype == dtype and (error <= room).all(), ("gradient", (error / room.clamp(min=1e-30)).max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("V, G, blanks", [(1, 1, 0.7), (27, 2, 0.7), (28, 16, 0.7), (28, 4, 0), (28, 4, 1), (96, 64, 0.7), (97, 8, 0.7),
+                                          (255, 33, 0.7), (256, 16, 0.7), (1000, 5, 0.7), (1024, 64, 0.7)])
+def test_stats_agree_with_float64(device, V, G, blanks, dtype):
+    compare(device, inputs(3, 7, G, V, blanks), 0.8, dtype)
+
+
+def test_stats_of_extreme_rows(device):
+    logits, ref_logits, completions, kept, mask = inputs(1, 9, 5, 28, blanks=1)
+    logits[0, 0], ref_logits[0, 0] = -INF, -INF                        # one character alone: log p = 0, KL = H = 0
+    logits[0, 0, 5] = ref_logits[0, 0, 5] = 2.0
+    logits[0, 1] = 3e4 * torch.randn(28)
+    logits[0, 2], ref_logits[0, 2] = 1e-30 * torch.randn(28), 1e-38
+    logits[0, 3] = ref_logits[0, 3]                                    # KL 0
+    ref_logits[0, 4] = -logits[0, 4].clamp(min=-9) * 60                # the reference thinks all of S impossible: exp is 0 on it
+    logits[0, 5] = 1e30                                                # the last bits of 1e30 are worth more than everything else
+    ref_logits[0, 6] += 1e4
+    logits[0, :, 1] = -INF                                             # still banned
+    completions, kept[:] = sampling.sample_completions(logits, completions[:, 0], mask, torch.rand(1, 5, 9), 0.5, top_p=0.95)
+    kept[0, 7], completions = kept[0, 7].roll(3), completions.contiguous()   # the likeliest is not in S, nor are all completions
+    compare(device, (logits, ref_logits, completions, kept, mask), 0.5)
+    args = [x.to(device) for x in (logits, ref_logits, completions, kept, mask)]
+    logp, ref_logp, kl, entropy = kernel.stats(*args, 0.5)
+    assert (logp[0, :, 0] == 0).all() and kl[0, 0] == entropy[0, 0] == kl[0, 3] == 0 and (ref_logp[0, :, 4] > -1e4).all()
+
+
+def test_broken_rows_are_flagged_alone(device):
+    args = [x.to(device) for x in inputs(2, 8, 6, 28, blanks=1)]
+    logits, ref_logits, completions, kept, mask = args
+    masked, uniforms = torch.full((2, 8), 7, device=device), torch.rand(2, 6, 8, device=device)
+    clean, clean_draws = kernel.stats(*args, 0.8), kernel.sample_completions(logits, masked, mask, uniforms)
+    unlikely = int((~kept[0, 1]).nonzero()[-1])
+    logits[0, 0], logits[0, 1, unlikely], logits[0, 2, 3], ref_logits[0, 3, 4] = -INF, NAN, INF, NAN
+    completions[1, 0, 0], completions[1, 1, 1], completions[1, 2, 2] = -1, 28, 2 ** 40
+    leaf = logits.clone().requires_grad_()
+    logp, ref_logp, kl, entropy = kernel.stats(leaf, ref_logits, completions, kept, mask, 0.8)
+    torch.autograd.backward((logp, kl), (torch.ones_like(logp), torch.ones_like(kl)))
+    for x in (logp[0, :, :3], ref_logp[0, :, 3], kl[0, :4], entropy[0, :3], leaf.grad[0, :3]):
+        assert x.isnan().all()
+    assert [tuple(i) for i in logp[1].isnan().nonzero().tolist()] == [(0, 0), (1, 1), (2, 2)]
+    assert leaf.grad[0, 3].isnan().any() and leaf.grad[0, 4:].isfinite().all() and leaf.grad[1].isfinite().all()
+    torch.testing.assert_close(leaf.grad[1].sum(dim=-1) * 0.8, torch.tensor([-1.0] * 3 + [0.0] * 5, device=device))  # 1[v = y] is nowhere
+    for x, y in zip((logp, ref_logp, kl, entropy), clean):
+        assert torch.equal(x[0, ..., 4:], y[0, ..., 4:]) and torch.equal(x[1, ..., 3:], y[1, ..., 3:])
+    draws, kept = kernel.sample_completions(logits, masked, mask, uniforms)
+    assert not kept[0, :3].any() and (draws[0, :, :3] == 7).all()
+    assert torch.equal(draws[0, :, 3:], clean_draws[0][0, :, 3:]) and torch.equal(kept[0, 3:], clean_draws[1][0, 3:])
+
+
+@pytest.mark.parametrize("V", [1, 27, 28, 96, 97, 255, 256, 1000, 1024])
+def test_sampler_keeps_and_draws_the_same(device, V):
+    torch.manual_seed(V)
+    settings = (dict(), dict(top_k=5), dict(top_p=0.9), dict(min_p=0.05), dict(top_k=40, top_p=0.7, min_p=0.01, temperature=0.7),
+                dict(top_k=V, top_p=0, temperature=1))
+    wrong = draws = 0
+    for i, setting in enumerate(settings):
+        logits = 2 * torch.randn(3, 12, V)
+        logits[0] = (2 * logits[0]).round() / 2                        # many ties
+        logits[1, :, ::3] = -INF if V > 1 else 0
+        logits[2, 0], logits[2, 1] = 3.0, 1e4 * torch.randn(V)         # nothing but ties; huge
+        logits = logits.bfloat16() if i % 2 else logits
+        masked, mask, uniforms = torch.randint(V, (3, 12)), torch.rand(3, 12) < 0.9, torch.rand(3, 64, 12)
+        uniforms[:, 0], uniforms[:, 1] = 0, 1 - EPS                    # the ends of the range
+        expected, expected_kept = sampling.sample_completions(logits, masked, mask, uniforms, **setting)
+        completions, kept = (x.cpu() for x in kernel.sample_completions(*(x.to(device) for x in (logits, masked, mask, uniforms)), **setting))
+        differ = (kept != expected_kept & mask[..., None]).any(dim=-1) | (completions != expected).any(dim=1)       # (B,T)
+        assert not differ[~mask].any()
+        wrong, draws = wrong + int(differ.sum()), draws + 64 * int(mask.sum())
+    assert draws > 12_000                                              # 9 vocabularies: more than 100,000
+    assert wrong <= (draws / 10_000 if device == "cuda" else 0)        # rows in which two exp round a weight differently
+
+
+def test_thresholds_between_whole_numbers(device):
+    weights = torch.tensor([[2 ** 21, 209715, 209716], [2 ** 21, 233017, 0]])          # 0.1 * 2^21 = 209715.2; 0.9 of 2330169 = 2097152.1
+    logits, mask = (weights.double() / 2 ** 21).log().float()[None].to(device), torch.ones(1, 2, dtype=torch.bool, device=device)
+    assert torch.equal(sampling.integer_weights(logits, 1.0)[0].cpu(), weights)
+    for setting, row, expected in (dict(min_p=0.1), 0, [True, False, True]), (dict(top_p=0.9), 1, [True, True, False]):
+        kept = kernel.sample_completions(logits, mask.long(), mask, torch.rand(1, 1, 2, device=device), **setting)[1]
+        assert kept[0, row].tolist() == expected == sampling.keep(weights, **setting)[row].tolist()
+
+
+def test_bf16_gradients_are_rounded_to_even(device):
+    g = torch.cat([1 + torch.arange(1024) * 2.0 ** -9, torch.randn(1000) * 10.0 ** torch.randint(-30, 30, (1000,)), torch.tensor([INF, 3.4e38, NAN])])
+    T = len(g)                                                         # column 1 is impossible and not kept: its gradient is g itself
+    logits = torch.tensor([0, -INF, 1]).expand(1, T, 3).bfloat16().contiguous()
+    args = [x.to(device) for x in (logits, torch.ones(1, 1, T).long(), logits > 0, torch.ones(1, T, dtype=torch.bool))]
+    leaf = args[0].clone().requires_grad_()
+    kernel.stats(leaf, args[0], *args[1:])[0].backward(g.to(device)[None, None])
+    found, expected = leaf.grad[0, :, 1].cpu(), g.bfloat16()
+    assert torch.equal(found[:-1], expected[:-1]) and found[-1].isnan()
+
+
+def test_refused_tensors(device):
+    logits, ref_logits, completions, kept, mask = args = [x.to(device) for x in inputs(2, 6, 4, 12)]
+    for position, bad, word in ((1, ref_logits.bfloat16(), "ref_logits"), (2, completions.int(), "completions"), (4, mask[:1], "mask"),
+                                (3, kept.transpose(0, 1).contiguous().transpose(0, 1), "kept"), (0, logits[..., ::2], "logits")):
+        with pytest.raises(ValueError, match=f"^{word}.*must be"):
+            kernel.stats(*args[:position], bad, *args[position + 1:], 0.8)
+
+
+@pytest.mark.filterwarnings("ignore:the CUDA kernel is off")
+@pytest.mark.parametrize("shape", [(1, 3, 2, 1500), (1, 3, 1500, 5)])
+def test_beyond_the_limits_the_definition_runs(device, shape):
+    args = [x.to(device) for x in inputs(*shape)]
+    assert all(torch.equal(x, y) for x, y in zip(kernel.stats(*args, 0.8), stats.stats(*args, 0.8)))
+
+
+def test_opcheck(device):
+    logits, ref_logits, completions, kept, mask = [x.to(device) for x in inputs(2, 5, 3, 12)]
+    uniforms, masked = torch.rand(2, 3, 5, device=device), torch.zeros(2, 5, dtype=torch.long, device=device)
+    torch.library.opcheck(kernel.sample_op, (logits, masked, mask, uniforms, 0.8, 3, 0.9, 0.0))
+    torch.library.opcheck(kernel.stats_op, (logits.requires_grad_(), ref_logits, completions, kept, mask, 0.8))
+
+
+def test_compiled_gradients_are_the_eager_ones(device):
+    logits, ref_logits, completions, kept, mask = [x.to(device) for x in inputs(2, 5, 3, 12)]
+    weight = torch.eye(12, device=device, requires_grad=True)
+
+    def loss(weight):
+        logp, ref_logp, kl, entropy = kernel.stats(logits.clamp(min=-30) @ weight, ref_logits.clamp(min=-30), completions, kept, mask, 0.8)
+        return (logp.exp() * ref_logp).sum() + (kl * kl).sum() - entropy.sum()
+
+    eager = torch.autograd.grad(loss(weight), weight)
+    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(weight), weight)
+    torch.testing.assert_close(compiled, eager)
+
+
+def test_gradcheck():
+    logits, ref_logits, completions, kept, mask = inputs(2, 4, 3, 6)
+    logits = logits.double().clamp(min=-9).requires_grad_()
+
+    def differentiable(logits):
+        logp, _, kl, entropy = kernel.stats(logits, ref_logits.double().clamp(min=-9), completions, kept, mask, 0.7)
+        return logp, kl, entropy
+    assert torch.autograd.gradcheck(differentiable, logits)
+
+
+@pytest.mark.parametrize("old, new, message", [
+    ("team_max<LANES>(top);", "if (lane != 3) team_max<LANES>(top);", "is elsewhere"),
+    ("team_max<LANES>(top);", "if (lane & 1) team_max<LANES>(top); else team_max<LANES>(top);", "is elsewhere"),
+    ("return (0xffffffffu >> (32 - LANES)) << (threadIdx.x % 32 / LANES * LANES);", "return 0xffffffffu;", "has returned")])
+def test_a_planted_divergence_is_caught(tmp_path, monkeypatch, old, new, message):
+    source = kernel.SOURCE.read_text()
+    assert old in source
+    monkeypatch.setattr(kernel, "run", build(tmp_path, source.replace(old, new), ["stats_forward<float, 8, 4>"]))
+    monkeypatch.setattr(kernel, "unavailable", lambda device: "")
+    with pytest.raises(RuntimeError, match=f"divergent or partial exchange: in block 0 .* {message}"):
+        kernel.stats(*inputs(2, 9, 4, 28), 0.8)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
+def test_nvcc_spills_no_register(tmp_path):
+    table = ", ".join(f"(void*){name}" for name in kernel.NAMES)
+    (tmp_path / "all.cu").write_text(f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};')
+    for arch in ("sm_80", "sm_90"):
+        log = subprocess.run(["nvcc", "-cubin", f"-arch={arch}", "-Xptxas", "-v", "all.cu", "-o", "all.cubin"], cwd=tmp_path, check=True,
+                             capture_output=True, text=True).stderr
+        found = re.findall(r"entry function '_Z\d+(\w+?)I(f|4bf16)Li(\d+)ELi(\d+)E.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?"
+                           r"Used (\d+) registers", log, re.DOTALL)
+        for name, number, lanes, columns, _, _, registers in found:
+            print(f"{arch} {name}<{number}, {lanes}, {columns}>: {registers} registers")
+        assert len(found) == len(kernel.NAMES) and all(stores == loads == "0" for *_, stores, loads, _ in found)
+
+
+def test_nvrtc_compiles_every_instantiation():
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        pytest.skip(str(error).splitlines()[0])
+    symbols, cubin = kernel.compile_kernel([b"--gpu-architecture=sm_90", b"--std=c++17"]).split(b"\n", 1)
+    assert cubin.startswith(b"\x7fELF") and symbols.count(b"_Z") == len(kernel.NAMES) and b"stats_backwardI4bf16Li32ELi32E" in cubin
+
+
+def test_damaged_cache_is_rebuilt(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kernel.cached(b"key", lambda: b"cubin") == b"cubin"
+    (file,) = (tmp_path / "grpo").iterdir()
+    assert kernel.cached(b"key", pytest.fail) == b"cubin"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert kernel.cached(b"key", lambda: b"again") == b"again" and kernel.cached(b"key", pytest.fail) == b"again"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))                    # not a folder: nothing can be kept
+    assert kernel.cached(b"key", lambda: b"cubin") == b"cubin"
+
+
+def test_choose(monkeypatch):
+    assert kernel.choose("auto", "cpu") == kernel.choose("torch", "cuda") == "torch"
+    with pytest.raises(ValueError, match="kernel='cuda' cannot run: it needs a CUDA device, not 'cpu'"):
+        kernel.choose("cuda", "cpu")
+    with pytest.raises(ValueError, match="kernel must be 'auto', 'cuda' or 'torch', not 'triton'"):
+        kernel.choose("triton", "cpu")
+    monkeypatch.setattr(kernel, "unavailable", lambda device: "no NVRTC")
+    with pytest.warns(UserWarning, match="off.*no NVRTC") as warned:
+        assert kernel.choose("auto", "cuda") == kernel.choose("auto", "cuda") == "torch"
+    assert len(warned) == 1
+    with pytest.raises(ValueError, match="no NVRTC"):
+        kernel.choose("cuda", "cuda")
+    monkeypatch.setattr(kernel, "unavailable", lambda device: "")
+    assert kernel.choose("auto", "cuda", vocab_size=1024, group_size=1024) == "cuda"
+    with pytest.raises(ValueError, match="1024 characters.*not 1025"):
+        kernel.choose("cuda", "cuda", vocab_size=1025)
