@@ -39,7 +39,7 @@ def learning_rate(iteration, config):
     """Linear warm-up, then a cosine from learning_rate to min_lr at lr_decay_iters (1608.03983, equation 5)."""
     if iteration < config.warmup_iters:
         return config.learning_rate * (iteration + 1) / (config.warmup_iters + 1)
-    progress = min(1.0, (iteration - config.warmup_iters) / max(1, config.lr_decay_iters - config.warmup_iters))
+    progress = min(1.0, (iteration - config.warmup_iters) / max(1, (config.lr_decay_iters or config.max_iters) - config.warmup_iters))
     return config.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (config.learning_rate - config.min_lr)
 
 
@@ -52,17 +52,22 @@ def setup(arguments):
     config.kernel = choose(config.kernel, device, len(train.vocabulary), config.group_size)
     start = state["iteration"] if state else 0
     if start >= config.max_iters:
-        raise ValueError(f"resume: {config.out_dir} is at step {start} already; raise max_iters={config.max_iters} to go on")
-    Path(config.out_dir).mkdir(parents=True, exist_ok=True)
-    write(Path(config.out_dir) / "config.json", json.dumps(asdict(config), indent=1).encode())
+        raise ValueError(f"resume: {config.out_dir} is at step {start} already; raise max_iters={config.max_iters} to go on, or for its table: python -m grpo.evaluate {config.out_dir}")
+    try:
+        write(Path(config.out_dir) / "config.json", json.dumps(asdict(config), indent=1).encode())
+    except OSError as error:
+        raise ValueError(f"out_dir={config.out_dir} cannot be written ({error.strerror}); name a folder that you may write to") from None
     return config, device, train, val, generator, reference, judge, state, start
 
 
 def train_loop(config, device, train, val, generator, reference, judge, state, start):
     generate, refer, score = (forward(model.to(device), device, config) for model in (generator, reference, judge))
     optimizer = make_optimizer(generator, config)
+    torch.manual_seed(config.seed)  # inputs and draws have seeds of their own; this is for whatever else may draw
     if state:
         optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"]["cpu"])
+        torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
     evaluation = Evaluation(config, score, train, val, device)
     masking, inputs = parse_masking(config.masking), config.batch_size * config.gradient_accumulation_steps
     clock, log = Clock(device), Log(config, start)
@@ -84,6 +89,9 @@ def train_loop(config, device, train, val, generator, reference, judge, state, s
         done = iteration + 1
         if done % config.log_interval == 0 or done == config.max_iters:
             metrics = {name: value.item() for name, value in metrics.items()}
+            if not all(map(math.isfinite, metrics.values())):
+                log.close()
+                sys.exit(f"step {iteration}: not finite: {', '.join(n for n, v in metrics.items() if not math.isfinite(v))}; lower learning_rate. The last checkpoint is kept")
             completions = torch.cat([r.completions for r in rollouts])                    # (A·B,G,T)
             metrics["valid_words"] = word_figures(tokens, mask, completions, train.vocabulary, evaluation.words)["valid_words"]
             log.metrics(iteration, metrics | {"lr": learning_rate(iteration, config)} | clock.read())
@@ -94,7 +102,7 @@ def train_loop(config, device, train, val, generator, reference, judge, state, s
             log.say(evaluation.peek(generate, refer, done))
     log.say(evaluation.peek(generate, refer, config.max_iters))
     result = evaluation.table(generate, refer, config.seed)
-    write(Path(config.out_dir) / "evaluation.json", json.dumps(result, indent=1).encode())
+    write(Path(config.out_dir) / "evaluation.json", json.dumps(result, indent=1, allow_nan=False).encode())
     log.close()
     print(format_table(result))
 

@@ -30,14 +30,10 @@ class Dataset:
         """(T,) tokens -> str; a blank reads `_`."""
         return "".join(self.vocabulary[t] for t in row)
 
-    def lexicon(self):
-        """The set of words that stand in this text; single letters only where they are English ones."""
-        return {w for w in self.decode(self.tokens).split() if len(w) > 1 or w in ("a", "i")}
-
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
         """-> tokens (B,T) int64, mask (B,T) bool, on the CPU; `seed` is a tuple of whole numbers, `mask_ratio` and `words` one number or (B,)."""
         rng = np.random.default_rng(seed)
         starts = rng.integers(len(self.tokens) - block_size + 1, size=size)
         text = self.tokens[starts[:, None] + np.arange(block_size)].astype(np.int64)  # (B,T)
-        mask = make_mask(text == self.vocabulary.index(" "), masking, mask_ratio, words, rng)  # (B,T)
+        mask = make_mask(np.isin(text, [i for i, c in enumerate(self.vocabulary) if c.isspace()]), masking, mask_ratio, words, rng)  # (B,T)
         return torch.from_numpy(text), torch.from_numpy(mask)

@@ -36,7 +36,7 @@ def word_mask(is_space, ratio, words, rng):
 
 
 def sticky_mask(is_space, ratio, words, rng, mean_run=4.0):
-    """Hide runs of mean length `mean_run`: a two-state Markov chain whose long-run share of hidden characters is `ratio`."""
+    """Hide runs of mean length `mean_run`: a two-state Markov chain whose long-run share of hidden characters is `ratio` (up to 0.8)."""
     stay = 1 - 1 / mean_run                                # P(hidden | the one before is hidden)
     enter = min(1.0, ratio / ((1 - ratio) * mean_run)) if ratio < 1 else 1.0  # P(hidden | the one before is visible)
     u, mask = rng.random(len(is_space)), np.zeros(len(is_space), dtype=bool)

@@ -22,21 +22,28 @@ def write(path, content):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as f:
-        f.write(content) if isinstance(content, bytes) else torch.save(content, f)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as f:
+            f.write(content) if isinstance(content, bytes) else torch.save(content, f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # there is one only if something above failed
 
 
 def read(path):
     """The dict that `write` wrote, on the CPU. Only tensors and plain data are unpickled: a file cannot run code."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # compares checksums: torch.load would not notice a flipped bit
+        if damaged is None:
+            return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}; name a file that exists") from None
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
-        raise ValueError(f"checkpoint {path} is damaged or no checkpoint; make it again or name another") from None
+        pass
+    raise ValueError(f"checkpoint {path} is damaged or no checkpoint; make it again or name another")
 
 
 def model_file(model, vocabulary, dtype=torch.float32):
@@ -57,7 +64,10 @@ def build(content, kind, vocabulary, path):
         raise ValueError(f"checkpoint {path} holds a {content['kind']}, a {kind} is needed; are the two files swapped?")
     if content["vocabulary"] != vocabulary:
         raise ValueError(f"checkpoint {path} has the vocabulary {content['vocabulary']!r}, the dataset has {vocabulary!r}; use a dataset and models made together")
-    model = KINDS[kind](TransformerConfig(**content["architecture"]))
+    try:
+        model = KINDS[kind](TransformerConfig(**content["architecture"]))
+    except TypeError:
+        raise ValueError(f"checkpoint {path} has the architecture {content['architecture']}, which this code does not know; make the file again") from None
     want = {name: tuple(w.shape) for name, w in model.state_dict().items()}
     have = {name: tuple(w.shape) for name, w in content["weights"].items()}
     for name in sorted(want.keys() | have.keys()):
@@ -74,14 +84,14 @@ def load_model(path, kind, vocabulary):
 
 def save_training(config, generator, optimizer, iteration, vocabulary):
     """Replace out_dir/checkpoint.pt. Inputs and draws are functions of (seed, iteration): the data position is `iteration`."""
-    training = {"optimizer": optimizer.state_dict(), "iteration": iteration, "config": asdict(config), "rng": torch.get_rng_state()}
+    rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}  # nothing here draws from these; a reward may
+    training = {"optimizer": optimizer.state_dict(), "iteration": iteration, "config": asdict(config), "rng": rng}
     write(Path(config.out_dir) / "checkpoint.pt", model_file(generator, vocabulary) | {"training": training})
 
 
 def read_training(path):
-    """What `save_training` saved beside the generator's weights; the random state of torch, for rewards that draw, is set again."""
+    """What `save_training` saved beside the generator's weights."""
     content = read(path)
     if not isinstance(content, dict) or "training" not in content:
         raise ValueError(f"checkpoint {path} was not written by train_grpo.py; --init_from=resume needs the out_dir of a run")
-    torch.set_rng_state(content["training"]["rng"])
     return content["training"]

@@ -41,7 +41,7 @@ class Config:
     # the inputs
     batch_size: int = setting(32, "masked inputs per micro-batch, B", 1)
     gradient_accumulation_steps: int = setting(1, "micro-batches per step", 1)
-    block_size: int = setting(64, "characters per input, T", 1)
+    block_size: int = setting(64, "characters per input, T; the 5-gram referee needs 5", 5)
     masking: str = setting("word", "random, span, word, sticky, or a weighted mix: random:0.5,word:0.5")
     mask_ratio: float = setting(0.15, "share of hidden characters (random, span, sticky)", 0.0, 1.0)
     hidden_words: int = setting(2, "hidden words per input (word)", 1)
@@ -116,7 +116,7 @@ def convert(name, value, source):
         expected += f" from {low} to {high}" if high is not None else f" of {low} or more"
     try:
         if kind is str:
-            value = str(value).lower() if isinstance(value, bool) else value  # compile = True in a file
+            value = str(value).lower() if choices and isinstance(value, bool) else value  # compile = True in a file
         elif isinstance(value, str):
             value = words[value.lower()] if kind is bool else kind(value)
         elif kind is float and type(value) is int:
@@ -131,7 +131,7 @@ def convert(name, value, source):
 
 
 def read_file(path):
-    """The plain assignments of a Python file: {name: value}. Imports and names that begin with _ are its own business."""
+    """The plain assignments of a Python file: {name: value}. Imported modules and names that begin with _ are its own business."""
     if not Path(path).is_file():
         raise ValueError(f"config file {path} does not exist; write --key=value for a setting, or name a file such as config/grpo_config.py")
     try:
@@ -163,11 +163,12 @@ def load_config(arguments):
 def check_together(config):
     """What no field can know alone."""
     parse_masking(config.masking)
-    config.lr_decay_iters = config.lr_decay_iters or config.max_iters
     if config.min_lr > config.learning_rate:
         raise ValueError(f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}; lower min_lr")
-    if config.warmup_iters > config.lr_decay_iters:
-        raise ValueError(f"warmup_iters={config.warmup_iters} is more than lr_decay_iters={config.lr_decay_iters}; lower warmup_iters")
+    if config.warmup_iters > (config.lr_decay_iters or config.max_iters):
+        raise ValueError(f"warmup_iters={config.warmup_iters} is more than lr_decay_iters={config.lr_decay_iters or config.max_iters}; lower warmup_iters")
+    if not config.out_dir:
+        raise ValueError("out_dir='' names no folder; write for example out_dir=out")
     if config.importance_sampling_level == "none" and config.num_iterations > 1:
         raise ValueError(f"importance_sampling_level='none' with num_iterations={config.num_iterations}: later updates need the ratio; set num_iterations=1")
 
@@ -187,8 +188,12 @@ FREE_ON_RESUME = {"init_from", "out_dir", "max_iters", "save_interval", "log_int
 
 def check_resume(config, saved):
     """Raises ValueError where `config` would not continue the run that saved the dict `saved`."""
-    if config.lr_decay_iters == config.max_iters:
-        config.lr_decay_iters = saved["lr_decay_iters"]  # more steps do not stretch the schedule
+    saved = asdict(Config()) | saved  # a setting that is younger than the checkpoint had its default
+    schedule_end = saved["lr_decay_iters"] or saved["max_iters"]
+    config.lr_decay_iters, saved["lr_decay_iters"] = config.lr_decay_iters or schedule_end, schedule_end  # more steps do not stretch the schedule
     for name, value in asdict(config).items():
         if name not in FREE_ON_RESUME and value != saved[name]:
             raise ValueError(f"resume: {name}={value!r}, but the run in {config.out_dir} was made with {name}={saved[name]!r}; set it back, or begin a new out_dir")
+    if config.max_iters > schedule_end and config.min_lr == 0:
+        raise ValueError(f"resume: max_iters={config.max_iters}, but the learning rate is 0 from step {schedule_end} on; "
+                         "begin with a larger lr_decay_iters, or with min_lr above 0, to be able to go on")

@@ -7,21 +7,23 @@ Letters: N held-out inputs, n fills of each, T characters, V vocabulary. Fills a
 optimised. And low temperature alone raises most figures, so the row to beat is the *argmax* of the untouched reference.
 """
 import argparse
+import functools
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from data.masking import parse_masking
-from grpo.checkpoint import load_model, write
+from grpo.checkpoint import load_model, read_training, write
 from grpo.config import Config, exit_on_mistake
 from grpo.log import highlight
 from grpo.reward import judge_scores
 from grpo.sampling import draw, integer_weights, keep, sample_completions
-from grpo.setup import load_data
+from grpo.setup import forward, load_data, load_frozen, pick_device
 from grpo.stats import expectation, log_softmax
 from grpo.step import draw_uniforms
 
@@ -109,7 +111,7 @@ def ngram_bits(ngram, mask, fills):
     n, mask = fills.shape[1], mask.cpu().numpy()
     bits = ngram.bits(fills.reshape(-1, fills.shape[-1]).cpu().numpy())                   # (N·n,T-4)
     touches = np.lib.stride_tricks.sliding_window_view(mask, ngram.order, axis=1).any(axis=-1)  # (N,T-4)
-    return float(bits[np.repeat(touches, n, axis=0)].mean()) if touches.any() else float("nan")
+    return float(bits[np.repeat(touches, n, axis=0)].mean()) if touches.any() else None
 
 
 def pass_at_k(solved, n, k):
@@ -142,17 +144,19 @@ class Evaluation:
     """A fixed set of held-out inputs at the run's own maskings and sampling settings, and what to measure on it."""
 
     def __init__(self, config, judge, train, val, device):
-        self.config, self.judge, self.vocabulary, self.mask_id = config, judge, train.vocabulary, train.mask_id
+        self.config, self.judge, self.vocabulary = config, judge, train.vocabulary
         self.words = lexicon(train.decode(train.tokens))
-        self.ngram = None  # made when first asked for: a second of work
         self.train_tokens = train.tokens
         tokens, mask = val.batch(config.eval_inputs, config.block_size, parse_masking(config.masking), config.mask_ratio, config.hidden_words, (EVALUATION_SEED, 0))
         self.tokens, self.mask = tokens.to(device), mask.to(device)                       # (N,T)
-        self.masked = self.tokens.masked_fill(self.mask, self.mask_id)
+        self.masked = self.tokens.masked_fill(self.mask, train.mask_id)
+
+    @functools.cached_property
+    def ngram(self):
+        return NGram(self.train_tokens, len(self.vocabulary) - 1)
 
     def measure(self, fills, forward_passes):
         """All figures of a set of fills (N,n,T) -> {name: number}."""
-        self.ngram = self.ngram or NGram(self.train_tokens, len(self.vocabulary) - 1)
         right = (fills == self.tokens[:, None]) | ~self.mask[:, None]                     # (N,n,T)
         figures = {"judge": judge_scores(self.judge, fills).mean().item(), **word_figures(self.tokens, self.mask, fills, self.vocabulary, self.words),
                    "exact_chars": 1 - (~right).sum().item() / (self.mask.sum().item() * fills.shape[1]),
@@ -195,7 +199,7 @@ class Evaluation:
         for order in ("random", "confident"):
             rows[f"reference_sequential_{order}"] = self.measure(fill_sequential(reference, self.masked, self.mask, order, self.config, seed), blanks)
         before, after, best = (rows[name]["valid_words"] for name in ("before_sample", "after_sample", "reference_sequential_confident"))
-        return rows | {"gap_closed": (after - before) / (best - before) if best != before else float("nan"), "masking": self.config.masking,
+        return rows | {"gap_closed": (after - before) / (best - before) if best != before else None, "masking": self.config.masking,
                        "inputs": len(self.masked), "temperature": self.config.temperature, "seed": seed}
 
 
@@ -212,24 +216,21 @@ def format_table(result):
     for name, title in ROWS.items():
         cells = (result[name].get(column) for column in COLUMNS)
         lines.append(f"| {title:30s} | " + " | ".join("     " if value is None else f"{value:5.3f}" if value < 1 else f"{value:5.2f}" for value in cells) + " |")
-    return "\n".join([*lines, f"gap closed: {result['gap_closed']:.2f}   (0: as before, 1: one step fills as many valid words as one step per blank)"])
+    return "\n".join([*lines, f"gap closed: {'undefined' if result['gap_closed'] is None else format(result['gap_closed'], '.2f')}   (0: as before, 1: one step fills as many valid words as one step per blank)"])
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Print the before/after table of a finished run, and write its evaluation.json.")
-    parser.add_argument("out_dir", help="a folder with config.json and checkpoint.pt")
-    args = parser.parse_args(argv)
+    parser = argparse.ArgumentParser(description="Print the before/after table of a run, and write its evaluation.json.")
+    parser.add_argument("out_dir", help="a folder with checkpoint.pt")
+    out = Path(parser.parse_args(argv).out_dir)
     with exit_on_mistake("evaluate"):
-        try:
-            config = Config(**json.loads((Path(args.out_dir) / "config.json").read_text()))
-        except (OSError, ValueError, TypeError) as error:
-            raise ValueError(f"{args.out_dir}/config.json cannot be read ({error}); name the out_dir of a run of train_grpo.py") from None
+        config = Config(**read_training(out / "checkpoint.pt")["config"])
         train, val = load_data(config.dataset, config.block_size)
-        generator = load_model(Path(args.out_dir) / "checkpoint.pt", "generator", train.vocabulary)
-        reference = load_model(config.reference_checkpoint or config.generator_checkpoint, "generator", train.vocabulary)
-        judge = load_model(config.judge_checkpoint, "judge", train.vocabulary)
-    result = Evaluation(config, judge, train, val, torch.device("cpu")).table(generator, reference, config.seed)
-    write(Path(args.out_dir) / "evaluation.json", json.dumps(result, indent=1).encode())
+        models = [load_model(out / "checkpoint.pt", "generator", train.vocabulary), *load_frozen(config, train.vocabulary)]
+        device = pick_device("auto")
+    generator, reference, judge = (forward(model.to(device), device, replace(config, compile="false")) for model in models)
+    result = Evaluation(config, judge, train, val, device).table(generator, reference, config.seed)
+    write(out / "evaluation.json", json.dumps(result, indent=1, allow_nan=False).encode())
     print(format_table(result))
 
 

@@ -46,8 +46,9 @@ class Clock:
 
 
 def read_metrics(path):
-    """The lines of a metrics.jsonl: a list of dicts."""
-    return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
+    """The lines of a metrics.jsonl: a list of dicts. A last line that a kill cut short is left out."""
+    lines = Path(path).read_text().splitlines(keepends=True) if Path(path).exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 class Log:
@@ -55,7 +56,7 @@ class Log:
 
     def __init__(self, config, start):
         out = Path(config.out_dir)
-        kept = [line for line in read_metrics(out / "metrics.jsonl") if line["iteration"] < start]
+        kept = [line for line in read_metrics(out / "metrics.jsonl") if line["iteration"] < start and (line["iteration"] + 1) % config.log_interval == 0] if start else []
         write(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
         self.file = open(out / "metrics.jsonl", "a", buffering=1)  # a line is written whole
         self.bar = tqdm(total=config.max_iters, initial=start, desc="GRPO", dynamic_ncols=True, mininterval=0.5)
@@ -65,7 +66,7 @@ class Log:
             self.wandb = wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, dir=config.out_dir, config=asdict(config))
 
     def metrics(self, iteration, metrics):
-        self.file.write(json.dumps({"iteration": iteration, **metrics}) + "\n")
+        self.file.write(json.dumps({"iteration": iteration, **metrics}, allow_nan=False) + "\n")
         if self.wandb:
             self.wandb.log(metrics, step=iteration)
         shown = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl", "entropy": "entropy", "ms": "step_ms"}

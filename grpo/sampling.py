@@ -59,4 +59,5 @@ def sample_completions(logits, masked, mask, uniforms, temperature=1.0, top_k=0,
     weights = integer_weights(logits, temperature)                                        # (B,T,V)
     kept = keep(weights, top_k, top_p, min_p) & mask[..., None]                           # (B,T,V)
     draws = draw(weights * kept, uniforms.transpose(1, 2).contiguous()).transpose(1, 2)   # (B,G,T)
-    return torch.where(mask[:, None], draws, masked[:, None]), kept
+    drawable = kept.any(dim=-1)[:, None]                                                  # (B,1,T) a blank whose logits are NaN stays a blank
+    return torch.where(drawable, draws, masked[:, None]), kept

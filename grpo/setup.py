@@ -16,9 +16,11 @@ from grpo.config import Config, check_resume
 def pick_device(name):
     """`auto`, or any torch device that is there -> torch.device. Raises ValueError for one that is not."""
     there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    name = {"auto": there[-1] if len(there) == 1 else "cuda:0", "cuda": "cuda:0"}.get(name, name)
+    name = {"auto": "cuda:0" if len(there) > 1 else "cpu", "cuda": "cuda:0"}.get(name, name)
     if name not in there:
         raise ValueError(f"device={name!r} is not on this machine; device takes auto or one of: {', '.join(there)}")
+    if name != "cpu":
+        torch.cuda.set_device(name)
     return torch.device(name)
 
 
@@ -26,11 +28,12 @@ def load_data(dataset, block_size):
     """-> train, val of data/`dataset`. The default one is made where it is missing. Raises ValueError for one that cannot serve."""
     folder = Path("data") / dataset
     if dataset == Config.dataset and not (folder / "meta.json").exists():
+        print(f"making {folder} from your Python's documentation: a few seconds", flush=True)
         prepare(folder)
     splits = [Dataset(folder, split) for split in ("train", "val")]
     shortest = min(len(split.tokens) for split in splits)
-    if not 1 <= block_size <= shortest:
-        raise ValueError(f"block_size={block_size}: dataset {folder} has {shortest} characters; block_size takes 1 to {shortest}")
+    if not 5 <= block_size <= shortest:
+        raise ValueError(f"block_size={block_size}: dataset {folder} has {shortest} characters; block_size takes 5 to {shortest}")
     return splits
 
 
@@ -42,15 +45,24 @@ def load_models(config, vocabulary):
     state, generator_file = None, config.generator_checkpoint
     if config.init_from == "resume":
         generator_file = Path(config.out_dir) / "checkpoint.pt"
+        if not generator_file.is_file():
+            raise ValueError(f"--init_from=resume goes on from {generator_file}, and there is none; leave init_from out to begin")
         state = read_training(generator_file)
         check_resume(config, state["config"])
-    models = [load_model(generator_file, "generator", vocabulary),
-              load_model(config.reference_checkpoint or config.generator_checkpoint, "generator", vocabulary).requires_grad_(False),
-              load_model(config.judge_checkpoint, "judge", vocabulary).requires_grad_(False)]
+    for name in ("generator_checkpoint", "reference_checkpoint"):
+        if Path(getattr(config, name) or ".").resolve() == (Path(config.out_dir) / "checkpoint.pt").resolve():
+            raise ValueError(f"{name}={getattr(config, name)} would be overwritten by this run, and is its reference; name another out_dir")
+    models = [load_model(generator_file, "generator", vocabulary), *load_frozen(config, vocabulary)]
     for model in models:
         if config.block_size > model.trunk.config.block_size:
             raise ValueError(f"block_size={config.block_size} is more than the {model.trunk.config.block_size} characters that the {type(model).__name__.lower()} was made for; lower block_size")
     return *models, state
+
+
+def load_frozen(config, vocabulary):
+    """-> reference, judge: what does not change during a run."""
+    return (load_model(config.reference_checkpoint or config.generator_checkpoint, "generator", vocabulary).requires_grad_(False),
+            load_model(config.judge_checkpoint, "judge", vocabulary).requires_grad_(False))
 
 
 def make_optimizer(model, config):

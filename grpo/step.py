@@ -3,7 +3,8 @@ One GRPO step: fill every input G times, score the completions, update the polic
 
 Letters: B masked inputs, T characters, G group size, V vocabulary. In one-shot filling the logits depend on the masked input
 alone, so its G completions share them: a step is one forward pass of generator and reference over B rows, one of the judge
-over B·G rows, and one backward pass over B rows. Inputs are never repeated G times.
+over B·G rows, and one backward pass over B rows. Inputs are never repeated G times. (Only with several micro-batches or inner updates is
+the generator's forward pass made again for each backward pass, so that one graph is held at a time.)
 """
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from grpo import kernel, sampling, stats
-from grpo.advantage import advantages
+from grpo.advantage import INDISTINCT, advantages
 from grpo.loss import grpo_loss, loss_weights
 from grpo.reward import credit, judge_scores
 
@@ -88,12 +89,12 @@ def grpo_step(generator, reference, judge, optimizer, tokens, mask, mask_id, uni
         for r, a in zip(rollouts, advantage.chunk(A)):
             for name, value in differentiate(generator, r, a, counts, config).items():
                 sums[name] = sums.get(name, 0) + value / config.num_iterations
-        parameters = optimizer.param_groups[0]["params"] + optimizer.param_groups[1]["params"]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or float("inf"))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         sums["grad_norm"] = sums.get("grad_norm", 0) + norm / config.num_iterations
     clock.mark("update")
-    equal = rewards.amax(dim=1) - rewards.amin(dim=1) <= 1e-6
+    equal = rewards.amax(dim=1) - rewards.amin(dim=1) <= INDISTINCT
     return rollouts, sums | {"mean_reward": rewards.mean(), "std_reward": rewards.std(), "mean_advantage": advantage.mean(),
                              "frac_reward_zero_std": equal.float().mean()}

@@ -12,7 +12,7 @@ MISTAKES = {
     "--loss_type=ppo": "grpo, dapo", "--baseline=median": "mean, leave_one_out", "--scale_rewards=yes": "group, batch, none",
     "--importance_sampling_level=word": "token, sequence, none", "--masking=words": "random, span, word, sticky", "--masking=word:-1": "WEIGHT >= 0",
     "--masking=word:0": "no positive weight", "--masking=": "random, span, word, sticky", "--mask_ratio=1.5": "from 0.0 to 1.0", "--hidden_words=0": "1 or more",
-    "--batch_size=0": "1 or more", "--gradient_accumulation_steps=0": "1 or more", "--block_size=0": "1 or more", "--max_iters=0": "1 or more",
+    "--batch_size=0": "1 or more", "--gradient_accumulation_steps=0": "1 or more", "--block_size=4": "5 or more", "--out_dir=": "names no folder", "--max_iters=0": "1 or more",
     "--learning_rate=-1": "0.0 or more", "--min_lr=1": "above learning_rate", "--warmup_iters=1000": "more than lr_decay_iters", "--beta1=1": "from 0.0 to",
     "--grad_clip=-1": "0.0 or more", "--clip_eps=2": "from 0.0 to 1.0", "--num_iterations=0": "1 or more", "--save_interval=0": "1 or more",
     "--log_interval=0": "1 or more", "--eval_interval=0": "1 or more", "--eval_inputs=0": "1 or more", "--wandb_log=maybe": "true or false", "--compile=maybe": "auto, true, false",
@@ -67,9 +67,13 @@ def test_help_names_every_setting():
 
 
 def test_resume_may_raise_max_iters_but_not_change_the_mathematics():
-    saved = asdict(load_config(["--max_iters=10"]))
-    longer = load_config(["--max_iters=20", "--log_interval=5"])
+    saved = asdict(load_config(["--max_iters=10", "--min_lr=1e-6"]))
+    del saved["kernel"]  # a checkpoint older than that setting
+    longer = load_config(["--max_iters=20", "--log_interval=5", "--min_lr=1e-6"])
     check_resume(longer, saved)
     assert longer.lr_decay_iters == 10  # the schedule is not stretched
-    with pytest.raises(ValueError, match="kl_beta=0.3.*kl_beta=0.1"):
-        check_resume(load_config(["--max_iters=10", "--kl_beta=0.3"]), saved)
+    for change, message in [("--kl_beta=0.3", "kl_beta=0.3.*kl_beta=0.1"), ("--lr_decay_iters=20", "lr_decay_iters=20.*lr_decay_iters=10"), ("--min_lr=0", "min_lr=0.0")]:
+        with pytest.raises(ValueError, match=message):
+            check_resume(load_config(["--max_iters=20", "--min_lr=1e-6", change]), saved)
+    with pytest.raises(ValueError, match="the learning rate is 0 from step 10 on"):
+        check_resume(load_config(["--max_iters=20"]), asdict(load_config(["--max_iters=10"])))

@@ -52,14 +52,14 @@ def test_a_run_leaves_what_it_promises(flags, capsys):
     assert json.loads((out / "evaluation.json").read_text()) == result
 
 
-@pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo"}])
+@pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo", "log_interval": 2}])
 def test_resume_is_bit_for_bit(flags, tmp_path, changes):
     """n steps, resume, n more = 2n steps never stopped: weights, optimizer, and every figure but the times."""
     want, metrics = run(flags, out_dir=tmp_path / "whole", max_iters=6, **changes)
     half = {"out_dir": tmp_path / "halves", "lr_decay_iters": 6, **changes}
     run(flags, max_iters=3, **half)
     with open(tmp_path / "halves" / "metrics.jsonl", "a") as f:
-        f.write('{"iteration": 3, "written": "after the last checkpoint, before the kill"}\n')
+        f.write('{"iteration": 3, "written": "after the last checkpoint, before the kill"}\n{"iteration": 4, "cut sho')
     have, resumed = run(flags, max_iters=6, init_from="resume", **half)
     assert metrics == resumed
     assert same(want["weights"], have["weights"]) and same(want["training"]["optimizer"], have["training"]["optimizer"])
@@ -142,7 +142,8 @@ def bad_inputs(flags, tmp_path, world):
     return [({"generator_checkpoint": tmp_path / "none.pt"}, "No such file"), ({"generator_checkpoint": world / "judge.pt"}, "a generator is needed"),
             ({"judge_checkpoint": other / "file"}, "damaged or no checkpoint"), ({"block_size": 17}, "lower block_size"), ({"block_size": 10**6}, "block_size takes 1 to"),
             ({"dataset": tmp_path / "none"}, "prepare.py"), ({"device": "cuda:99"}, "not on this machine"), ({"device": "banana"}, "not on this machine"),
-            ({"out_dir": other / "file"}, "file"), ({"init_from": "resume"}, "No such file"), ({"grup_size": 3}, "did you mean 'group_size'")]
+            ({"out_dir": other / "file"}, "cannot be written"), ({"init_from": "resume"}, "there is none"),
+            ({"generator_checkpoint": Path(flags["out_dir"]) / "checkpoint.pt"}, "would be overwritten"), ({"grup_size": 3}, "did you mean 'group_size'")]
 
 
 def test_bad_input_is_one_line_and_nothing_is_written(flags, tmp_path, world, capsys):
@@ -152,12 +153,26 @@ def test_bad_input_is_one_line_and_nothing_is_written(flags, tmp_path, world, ca
         error = capsys.readouterr().err
         assert stop.value.code == 2 and message in error and error.count("\n") == 1, (changes, error)
         assert not Path(flags["out_dir"]).exists()
+    with pytest.raises(SystemExit) as stop:
+        evaluate_main([str(tmp_path)])
+    assert stop.value.code == 2 and "No such file" in capsys.readouterr().err
+
+
+def test_what_is_not_finite_stops_the_run(flags):
+    with pytest.raises(SystemExit, match="not finite.*lower learning_rate"):
+        run(flags, learning_rate=1e30, grad_clip=0)
+
+
+@pytest.mark.parametrize("changes", [{"eval_inputs": 1}, {"mask_ratio": 1.0, "masking": "random"}, {"block_size": 5, "masking": "span"}])
+def test_small_and_extreme_inputs(flags, changes):
+    run(flags, max_iters=1, **changes)
+    json.loads((Path(flags["out_dir"]) / "evaluation.json").read_text(), parse_constant=pytest.fail)  # no NaN
 
 
 def test_resume_refuses_other_mathematics_and_finished_runs(flags, capsys):
     run(flags)
     before = {p: p.read_bytes() for p in Path(flags["out_dir"]).iterdir()}
-    for changes, message in [({"kl_beta": 0.5, "max_iters": 8}, "kl_beta=0.5"), ({}, "raise max_iters")]:
+    for changes, message in [({"kl_beta": 0.5, "max_iters": 8}, "kl_beta=0.5"), ({"max_iters": 8}, "the learning rate is 0 from step 4"), ({}, "raise max_iters")]:
         with pytest.raises(SystemExit):
             run(flags, init_from="resume", **changes)
         assert message in capsys.readouterr().err

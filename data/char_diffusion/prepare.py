@@ -103,7 +103,8 @@ def prepare(out_dir, input_file=None, alphabet="text8"):
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
     files = {f"{name}.bin": index[np.frombuffer(content.encode("ascii"), dtype=np.uint8)].tobytes() for name, content in splits.items()}
-    files["meta.json"] = json.dumps(meta, indent=1).encode()  # last: its presence says that the others are complete
+    files["meta.json"] = json.dumps(meta, indent=1).encode()  # gone first and back last: its presence says that the others are complete
+    (out_dir / "meta.json").unlink(missing_ok=True)
     for name, content in files.items():
         temporary = out_dir / f"{name}.{os.getpid()}.tmp"
         temporary.write_bytes(content)
