@@ -23,6 +23,7 @@ class Dataset:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"dataset {folder} cannot be read ({error}); make it with: python data/char_diffusion/prepare.py --out_dir={folder}") from None
         self.mask_id = len(self.vocabulary) - 1
+        self.spaces = np.array([i for i, c in enumerate(self.vocabulary) if c.isspace()])  # what separates words
         if not self.tokens.size or self.tokens.max() >= self.mask_id:
             raise ValueError(f"dataset {folder}/{split}.bin is empty or does not fit its meta.json; make both again with data/char_diffusion/prepare.py")
 
@@ -35,5 +36,5 @@ class Dataset:
         rng = np.random.default_rng(seed)
         starts = rng.integers(len(self.tokens) - block_size + 1, size=size)
         text = self.tokens[starts[:, None] + np.arange(block_size)].astype(np.int64)  # (B,T)
-        mask = make_mask(np.isin(text, [i for i, c in enumerate(self.vocabulary) if c.isspace()]), masking, mask_ratio, words, rng)  # (B,T)
+        mask = make_mask(np.isin(text, self.spaces), masking, mask_ratio, words, rng)  # (B,T)
         return torch.from_numpy(text), torch.from_numpy(mask)

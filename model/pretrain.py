@@ -6,7 +6,7 @@ Train the two models that GRPO starts from: the generator (fill the blanks), the
 
 The generator learns masked characters (1810.04805) under every masking that GRPO may use, partly revealed ones included,
 since filling blank by blank passes through those. The judge starts from the generator's first layers and learns, for every
-character, whether it is the original one (replaced-token detection, ELECTRA, 2003.10555): on originals, on the
+character, whether its word is the original one (after ELECTRA's replaced-token detection, 2003.10555): on originals, on the
 generator's own one-step fills at several temperatures, and on plainly wrong fills. Whatever the judge was never shown, GRPO finds; so
 it is also shown the fills of an adversary, a copy of the generator that GRPO trains against the judge itself while the judge learns (as in
 a GAN, 1406.2661).
@@ -90,13 +90,27 @@ def wrong_fills(generator, adversary, dataset, tokens, mask, seed):
     return torch.where(mask, fills, tokens)
 
 
+def by_word(flags, is_space):
+    """Is any flag set in the word that a character stands in? A space belongs to the word after it. (B,T) bool twice -> (B,T) bool."""
+    word = is_space.long().cumsum(dim=1)                                                  # (B,T) number of the word
+    return torch.zeros_like(word).scatter_add_(1, word, flags.long()).gather(1, word) > 0
+
+
 def judge_loss(judge, generator, adversary, dataset, size, block_size, seed):
-    """Mean binary cross-entropy, in nats a character, of "this character is the original one"; before it, the adversary's step."""
+    """Mean binary cross-entropy, in nats a character, of "the word that this character stands in is the original one".
+
+    One label per word, not per character: a parallel fill is drawn blind to itself, so whether a single character is the original
+    says little about its neighbours, whereas a word is right only if its characters agree. Words that had blanks weigh 0.85, the
+    many that had none 0.15: what is asked of the judge is to tell fills apart. Before it, the adversary's step.
+    """
     if seed[-1] % 2 == 0:
         adversary.step(judge, dataset, block_size, seed)
     tokens, mask = masked_batch(dataset, size, block_size, seed)
     completions = wrong_fills(generator, adversary.generator, dataset, tokens, mask, (*seed, 2))  # (B,T)
-    return F.binary_cross_entropy_with_logits(judge(completions), (completions == tokens).float())
+    is_space = torch.isin(tokens, torch.from_numpy(dataset.spaces))                       # (B,T)
+    real, hidden = ~by_word(completions != tokens, is_space), by_word(mask, is_space)     # (B,T)
+    losses = F.binary_cross_entropy_with_logits(judge(completions), real.float(), reduction="none")
+    return 0.85 * losses[hidden].mean() + 0.15 * losses[~hidden].mean()
 
 
 def fit(name, model, loss_fn, steps, learning_rate, out_dir, args):
@@ -160,11 +174,11 @@ def main(argv=None):
     parser.add_argument("--dataset", default="char_diffusion", help="folder under data/, made by prepare.py")
     parser.add_argument("--out_dir", default="out-pretrain", help="generator.pt and judge.pt are written here")
     parser.add_argument("--generator_steps", type=int, default=8000)
-    parser.add_argument("--judge_steps", type=int, default=3000)
+    parser.add_argument("--judge_steps", type=int, default=1400)
     parser.add_argument("--batch_size", type=int, default=64, help="inputs per step")
     parser.add_argument("--block_size", type=int, default=64, help="characters per input")
     parser.add_argument("--n_layer", type=int, default=6, help="layers of the generator")
-    parser.add_argument("--judge_layers", type=int, default=4, help="layers of the judge, at most n_layer")
+    parser.add_argument("--judge_layers", type=int, default=3, help="layers of the judge, at most n_layer")
     parser.add_argument("--n_embd", type=int, default=128, help="width, a multiple of 32")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="torch.compile: half a minute to start, then about a fifth faster")

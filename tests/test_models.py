@@ -3,7 +3,7 @@ import torch
 
 from data.dataset import Dataset
 from grpo.checkpoint import read
-from model.pretrain import Adversary, main as pretrain_main, wrong_fills
+from model.pretrain import Adversary, by_word, main as pretrain_main, wrong_fills
 from model.transformer import Generator, Judge, TransformerConfig, rotary_table, rotate
 
 SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32)
@@ -46,6 +46,13 @@ def test_score_is_the_mean_probability():
     torch.nn.init.normal_(judge.head.weight)
     torch.testing.assert_close(judge.score(TOKENS), judge(TOKENS).sigmoid().mean(dim=1))
     assert ((judge.score(TOKENS) > 0) & (judge.score(TOKENS) < 1)).all()
+
+
+def test_labels_are_per_word():
+    text, fill = "the cat sat on", "the cut sat in"
+    is_space = torch.tensor([[c == " " for c in text]])
+    wrong = by_word(torch.tensor([[a != b for a, b in zip(text, fill)]]), is_space)
+    assert "".join("x" if w else "." for w in wrong[0].tolist()) == "...xxxx....xxx"  # a space belongs to the word after it
 
 
 def pretraining(world):
