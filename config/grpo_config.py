@@ -10,8 +10,10 @@ top_p = 1.0
 
 group_size = 16
 batch_size = 64                 # many inputs per step: the gradient's noise is mostly that of the inputs
-max_iters = 120
+max_iters = 100
 learning_rate = 3e-4            # 30 times an LLM's: a million parameters, a fresh reward
 warmup_iters = 5
 kl_beta = 0.2
-eval_interval = 40
+credit_window = 3               # a word has two neighbours that it need not answer for
+eval_inputs = 256
+eval_interval = 25

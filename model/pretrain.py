@@ -7,12 +7,10 @@ Train the two models that GRPO starts from: the generator (fill the blanks), the
 The generator learns masked characters (1810.04805) under every masking that GRPO may use, partly revealed ones included,
 since filling blank by blank passes through those. The judge starts from the generator's first layers and learns, for every
 character, whether its word is the original one (after ELECTRA's replaced-token detection, 2003.10555): on originals, on the
-generator's own one-step fills at several temperatures, and on plainly wrong fills. Whatever the judge was never shown, GRPO finds; so
-it is also shown the fills of an adversary, a copy of the generator that GRPO trains against the judge itself while the judge learns (as in
-a GAN, 1406.2661).
+generator's own one-step fills at several temperatures, and on plainly wrong fills. Whatever the judge was never shown,
+GRPO finds.
 """
 import argparse
-import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -24,15 +22,13 @@ from tqdm import tqdm
 
 from data.masking import parse_masking
 from grpo.checkpoint import model_file, read, write
-from grpo.config import Config, exit_on_mistake
-from grpo.log import Clock
+from grpo.config import exit_on_mistake
 from grpo.sampling import draw, integer_weights
-from grpo.setup import load_data, make_optimizer
-from grpo.step import draw_uniforms, grpo_step
+from grpo.setup import load_data
 from model.transformer import Generator, Judge, TransformerConfig
 
 MASKING = parse_masking("word:0.4,random:0.3,span:0.15,sticky:0.15")
-SAVE_INTERVAL = 600  # a multiple of Adversary.PATIENCE, so that a resumed run begins with a new adversary, as the unbroken one does
+SAVE_INTERVAL = 500
 
 
 def masked_batch(dataset, size, block_size, seed):
@@ -50,43 +46,23 @@ def generator_loss(generator, dataset, size, block_size, seed):
     return F.cross_entropy(logits[mask], tokens[mask])
 
 
-class Adversary:
-    """A copy of the generator that learns, by GRPO, to fool the judge as it is now. Every PATIENCE steps it starts anew."""
-    PATIENCE = 120
-    CONFIG = Config(batch_size=16, group_size=8, learning_rate=1e-3, kl_beta=0.02, scale_rewards="batch", credit_window=2, temperature=1.0, top_p=1.0)
-
-    def __init__(self, generator):
-        self.reference, self.generator, self.clock = generator, copy.deepcopy(generator), Clock(torch.device("cpu"))
-        self.optimizer = make_optimizer(self.generator, self.CONFIG)
-
-    def step(self, judge, dataset, block_size, seed):
-        """One GRPO step against `judge`, on inputs of its own."""
-        if seed[-1] % self.PATIENCE == 0:
-            self.__init__(self.reference)
-        tokens, mask = masked_batch(dataset, self.CONFIG.batch_size, block_size, (*seed, 3))
-        mask[:, 0] |= ~mask.any(dim=1)  # where all was revealed again
-        uniforms = draw_uniforms(self.CONFIG.batch_size, self.CONFIG.group_size, block_size, (*seed, 4))
-        grpo_step(self.generator, self.reference, judge, self.optimizer, tokens, mask, dataset.mask_id, uniforms, self.CONFIG, self.clock)
-
-
 @torch.no_grad()
-def wrong_fills(generator, adversary, dataset, tokens, mask, seed):
+def wrong_fills(generator, dataset, tokens, mask, seed):
     """Fill the blanks in many wrong ways, row by row at random: (B,T) -> completions (B,T).
 
-    Of 20 rows 7 are the generator's parallel draws at temperature 0.1 to 1.5 (0.1 is all but argmax), 7 those of its adversarial copy,
-    2 are drawn from the characters of the text, blind to everything, 1 is one repeated character, and 3 stay the original.
+    Of 20 rows 14 are the generator's parallel draws at temperature 0.1 to 1.5 (0.1 is all but argmax), 2 are drawn from the characters
+    of the text, blind to everything, 1 is one repeated character, and 3 stay the original.
     """
     rng = np.random.default_rng(seed)
     B, T = tokens.shape
-    masked = tokens.masked_fill(mask, dataset.mask_id)
-    kind = torch.from_numpy(rng.choice(5, size=(B, 1), p=[0.35, 0.35, 0.1, 0.05, 0.15]))  # (B,1)
     temperature = torch.from_numpy(rng.choice([0.1, 0.4, 0.7, 1.0, 1.25, 1.5], size=(B, 1, 1), p=[0.15, 0.15, 0.15, 0.35, 0.1, 0.1]).astype(np.float32))
-    logits = torch.where(kind[..., None] == 1, adversary(masked), generator(masked))      # (B,T,V)
+    weights = integer_weights(generator(tokens.masked_fill(mask, dataset.mask_id)), temperature)  # (B,T,V)
     uniforms = torch.from_numpy(rng.random((B, T, 1), dtype=np.float32))                  # (B,T,1)
-    fills = draw(integer_weights(logits, temperature), uniforms).squeeze(-1)              # (B,T)
+    fills = draw(weights, uniforms).squeeze(-1)                                           # (B,T)
     unigram = torch.from_numpy(dataset.tokens[rng.integers(len(dataset.tokens), size=(B, T))].astype(np.int64))
     repeated = torch.from_numpy(rng.integers(dataset.mask_id, size=(B, 1))).expand(B, T)
-    fills = torch.where(kind <= 1, fills, torch.where(kind == 2, unigram, torch.where(kind == 3, repeated, tokens)))
+    kind = torch.from_numpy(rng.choice(4, size=(B, 1), p=[0.7, 0.1, 0.05, 0.15]))         # (B,1)
+    fills = torch.where(kind == 0, fills, torch.where(kind == 1, unigram, torch.where(kind == 2, repeated, tokens)))
     return torch.where(mask, fills, tokens)
 
 
@@ -96,17 +72,15 @@ def by_word(flags, is_space):
     return torch.zeros_like(word).scatter_add_(1, word, flags.long()).gather(1, word) > 0
 
 
-def judge_loss(judge, generator, adversary, dataset, size, block_size, seed):
+def judge_loss(judge, generator, dataset, size, block_size, seed):
     """Mean binary cross-entropy, in nats a character, of "the word that this character stands in is the original one".
 
     One label per word, not per character: a parallel fill is drawn blind to itself, so whether a single character is the original
     says little about its neighbours, whereas a word is right only if its characters agree. Words that had blanks weigh 0.85, the
-    many that had none 0.15: what is asked of the judge is to tell fills apart. Before it, the adversary's step.
+    many that had none 0.15: what is asked of the judge is to tell fills apart.
     """
-    if seed[-1] % 2 == 0:
-        adversary.step(judge, dataset, block_size, seed)
     tokens, mask = masked_batch(dataset, size, block_size, seed)
-    completions = wrong_fills(generator, adversary.generator, dataset, tokens, mask, (*seed, 2))  # (B,T)
+    completions = wrong_fills(generator, dataset, tokens, mask, (*seed, 2))               # (B,T)
     is_space = torch.isin(tokens, torch.from_numpy(dataset.spaces))                       # (B,T)
     real, hidden = ~by_word(completions != tokens, is_space), by_word(mask, is_space)     # (B,T)
     losses = F.binary_cross_entropy_with_logits(judge(completions), real.float(), reduction="none")
@@ -131,7 +105,7 @@ def fit(name, model, loss_fn, steps, learning_rate, out_dir, args):
     with tqdm(range(start, steps), initial=start, total=steps, desc=name, dynamic_ncols=True, mininterval=1) as bar:
         for step in bar:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate * min((step + 1) / min(200, 1 + steps // 10), 0.5 * (1 + math.cos(math.pi * step / steps)))
+                group["lr"] = learning_rate * min((step + 1) / min(200, 1 + steps // 5), 0.5 * (1 + math.cos(math.pi * step / steps)))
             loss = loss_fn(forward, step)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -174,7 +148,7 @@ def main(argv=None):
     parser.add_argument("--dataset", default="char_diffusion", help="folder under data/, made by prepare.py")
     parser.add_argument("--out_dir", default="out-pretrain", help="generator.pt and judge.pt are written here")
     parser.add_argument("--generator_steps", type=int, default=8000)
-    parser.add_argument("--judge_steps", type=int, default=1400)
+    parser.add_argument("--judge_steps", type=int, default=1500)
     parser.add_argument("--batch_size", type=int, default=64, help="inputs per step")
     parser.add_argument("--block_size", type=int, default=64, help="characters per input")
     parser.add_argument("--n_layer", type=int, default=6, help="layers of the generator")
@@ -203,8 +177,7 @@ def pretrain(args, train, val):
     judge = Judge(replace(config, n_layer=args.judge_layers))
     first_layers = generator.trunk.state_dict()
     judge.trunk.load_state_dict({name: first_layers[name] for name in judge.trunk.state_dict()})
-    adversary = Adversary(generator)
-    fit("judge", judge, lambda j, step: judge_loss(j, generator, adversary, train, args.batch_size, args.block_size, (args.seed, 1, step)),
+    fit("judge", judge, lambda j, step: judge_loss(j, generator, train, args.batch_size, args.block_size, (args.seed, 1, step)),
         args.judge_steps, 1e-3, args.out_dir, args)
     write(Path(args.out_dir) / "judge.pt", model_file(judge, train.vocabulary, torch.float16))
 

@@ -3,7 +3,8 @@ import torch
 
 from data.dataset import Dataset
 from grpo.checkpoint import read
-from model.pretrain import Adversary, by_word, main as pretrain_main, wrong_fills
+from model import pretrain
+from model.pretrain import by_word, wrong_fills
 from model.transformer import Generator, Judge, TransformerConfig, rotary_table, rotate
 
 SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32)
@@ -55,55 +56,42 @@ def test_labels_are_per_word():
     assert "".join("x" if w else "." for w in wrong[0].tolist()) == "...xxxx....xxx"  # a space belongs to the word after it
 
 
-def pretraining(world):
+def test_wrong_fills_touch_blanks_only_and_keep_some_originals(world):
     train = Dataset(world / "text", "train")
     torch.manual_seed(0)
-    shape = TransformerConfig(len(train.vocabulary), 16, 1, 1, 32)
-    return train, Generator(shape), Judge(shape)
-
-
-def test_wrong_fills_touch_blanks_only_and_keep_some_originals(world):
-    train, generator, _ = pretraining(world)
+    generator = Generator(TransformerConfig(len(train.vocabulary), 16, 1, 1, 32))
     tokens, mask = train.batch(400, 16, {"random": 1.0}, 0.4, 1, (0,))
-    fills = wrong_fills(generator, generator, train, tokens, mask, (1,))
+    fills = wrong_fills(generator, train, tokens, mask, (1,))
     assert (fills[~mask] == tokens[~mask]).all() and (fills < train.mask_id).all()
     assert 0.08 < (fills == tokens).all(dim=1).float().mean() < 0.25
 
 
-def test_the_adversary_moves_and_starts_anew(world):
-    train, generator, judge = pretraining(world)
-    torch.nn.init.normal_(judge.head.weight)
-    adversary = Adversary(generator)
-    distance = lambda: sum((a - b).abs().sum().item() for a, b in zip(adversary.generator.parameters(), generator.parameters()))  # noqa: E731
-    adversary.step(judge, train, 16, (0, 2))
-    moved = distance()
-    adversary.step(judge, train, 16, (0, 4))
-    assert 0 < moved < distance()
-    adversary.step(judge, train, 16, (0, Adversary.PATIENCE))
-    assert 0 < distance() <= moved * 1.5
-
-
-def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys):
-    """From random weights to two files; stopped and resumed it writes the same weights."""
+def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys, monkeypatch):
+    """From random weights to two files; stopped in the midst of the judge and resumed, it writes the same weights."""
+    monkeypatch.setattr(pretrain, "SAVE_INTERVAL", 20)
     arguments = [f"--dataset={world / 'text'}", "--block_size=16", "--n_layer=1", "--judge_layers=1", "--n_embd=32", "--batch_size=16", "--generator_steps=100", "--judge_steps=40"]
-    pretrain_main([*arguments, f"--out_dir={tmp_path / 'a'}"])
+    pretrain.main([*arguments, f"--out_dir={tmp_path / 'a'}"])
     shown = capsys.readouterr().out
     assert "two words" in shown and "judge_auc" in shown
-    accuracy = float(shown.split("random 15%")[1].split("characters")[1].split()[0])
-    assert accuracy > 0.15  # 27 characters: chance is 0.04
-    (tmp_path / "a" / "judge_state.pt").unlink()  # as if stopped after the generator
-    judge = (tmp_path / "a" / "judge.pt").read_bytes()
-    pretrain_main([*arguments, f"--out_dir={tmp_path / 'a'}", "--resume"])
-    assert same_weights(tmp_path / "a" / "judge.pt", judge, tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        pretrain_main([*arguments, f"--out_dir={tmp_path / 'a'}", "--resume", "--seed=2"])
-    assert stop.value.code == 2 and "repeat its arguments" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stop:
-        pretrain_main(["--judge_layers=9"])
-    assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+    assert float(shown.split("random 15%")[1].split("characters")[1].split()[0]) > 0.15   # 27 characters: chance is 0.04
 
+    judge_loss = pretrain.judge_loss
 
-def same_weights(path, content, folder):
-    (folder / "other.pt").write_bytes(content)
-    a, b = (read(p)["weights"] for p in (path, folder / "other.pt"))
-    return all(torch.equal(a[name], b[name]) for name in a)
+    def stop_at_30(judge, generator, dataset, size, block_size, seed):
+        if seed[-1] == 30:
+            raise KeyboardInterrupt
+        return judge_loss(judge, generator, dataset, size, block_size, seed)
+
+    monkeypatch.setattr(pretrain, "judge_loss", stop_at_30)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain.main([*arguments, f"--out_dir={tmp_path / 'b'}"])
+    monkeypatch.setattr(pretrain, "judge_loss", judge_loss)
+    pretrain.main([*arguments, f"--out_dir={tmp_path / 'b'}", "--resume"])
+    for name in ("generator.pt", "judge.pt"):
+        a, b = (read(tmp_path / folder / name)["weights"] for folder in "ab")
+        assert all(torch.equal(a[key], b[key]) for key in a)
+    for mistake, message in [([*arguments, f"--out_dir={tmp_path / 'a'}", "--resume", "--seed=2"], "repeat its arguments"), (["--judge_layers=9"], "1 to n_layer")]:
+        with pytest.raises(SystemExit) as stop:
+            pretrain.main(mistake)
+        error = capsys.readouterr().err.splitlines()
+        assert stop.value.code == 2 and message in error[-1]
