@@ -179,7 +179,7 @@ class Evaluation:
         return {f"{name}_sample": self.measure(fills, 1) | {"entropy": entropy}, f"{name}_argmax": self.measure(argmax, 1)}
 
     @torch.no_grad()
-    def peek(self, generator, reference, iteration, shown=3, inputs=64):
+    def peek(self, generator, reference, iteration, shown=5, inputs=64):
         """A look in passing: valid words on the first inputs, and the first few fills before and after, as text."""
         config, masked, mask = self.config, self.masked[:inputs], self.mask[:inputs]
         uniforms = draw_uniforms(len(masked), SAMPLES, masked.shape[1], (EVALUATION_SEED, 1)).to(masked.device)

@@ -140,7 +140,7 @@ def bad_inputs(flags, tmp_path, world):
     other.mkdir()
     (other / "file").write_text("in the way")
     return [({"generator_checkpoint": tmp_path / "none.pt"}, "No such file"), ({"generator_checkpoint": world / "judge.pt"}, "a generator is needed"),
-            ({"judge_checkpoint": other / "file"}, "damaged or no checkpoint"), ({"block_size": 17}, "lower block_size"), ({"block_size": 10**6}, "block_size takes 1 to"),
+            ({"judge_checkpoint": other / "file"}, "damaged or no checkpoint"), ({"block_size": 17}, "lower block_size"), ({"block_size": 10**6}, "block_size takes 5 to"),
             ({"dataset": tmp_path / "none"}, "prepare.py"), ({"device": "cuda:99"}, "not on this machine"), ({"device": "banana"}, "not on this machine"),
             ({"out_dir": other / "file"}, "cannot be written"), ({"init_from": "resume"}, "there is none"),
             ({"generator_checkpoint": Path(flags["out_dir"]) / "checkpoint.pt"}, "would be overwritten"), ({"grup_size": 3}, "did you mean 'group_size'")]
