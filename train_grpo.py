@@ -15,7 +15,8 @@ One iteration, in the words of Algorithm 1 of DeepSeekMath (2402.03300):
         AdamW step
 
 Where this departs from the paper: the logits are computed once per input, not once per completion (a parallel fill depends on
-nothing else); the KL is the sum over the vocabulary, not a sample's estimate; the reference is never replaced.
+nothing else); the KL is the sum over the vocabulary, not a sample's estimate; with credit_window a blank is rewarded by the judge's view of
+its neighbourhood, not of the whole completion; the reference is never replaced.
 """
 import json
 import math

@@ -4,9 +4,9 @@
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
 `sample_completions` and `stats` take and return what their definitions in `grpo/sampling.py` and `grpo/stats.py` do, zeros
-wherever there is no blank. They differ only in what is wrong already: a blank whose logits hold NaN, +inf or nothing but -inf
-comes out of `stats` as NaN, and of `sample_completions` with an empty kept set and its character untouched; a completion
-outside the vocabulary has logp NaN. Other rows are unaffected.
+wherever there is no blank. A blank whose logits hold NaN, +inf or nothing but -inf comes out of `stats` as NaN, and of
+`sample_completions` with an empty kept set and still a blank. They differ only in a completion outside the vocabulary: it has
+logp NaN here, and is an error there. Other rows are unaffected.
 
 The compiler is NVRTC, through the public `cuda.bindings` that CUDA builds of torch bring along: no nvcc, no headers. What it
 makes is kept in ~/.cache/grpo. Call `choose` before a CUDA graph is captured: it compiles.

@@ -59,8 +59,8 @@ def differentiate(generator, r, advantage, counts, config):
     """Add the gradient of one micro-batch's loss to the parameters -> figures of the step that add up over micro-batches."""
     logits = generator(r.masked) if r.logits is None else r.logits                        # (B,T,V)
     r.logits = None  # its graph serves one backward pass
-    _, stats = operations(config)
-    logp, ref_logp, kl, entropy = stats(logits, r.ref_logits, r.completions, r.kept, r.mask, config.temperature)
+    _, compute_stats = operations(config)
+    logp, ref_logp, kl, entropy = compute_stats(logits, r.ref_logits, r.completions, r.kept, r.mask, config.temperature)
     if r.old_logp is None:
         r.old_logp = logp.detach()                                                        # (B,G,T)
     weights = loss_weights(r.mask, config.loss_type, config.group_size, **counts)         # (B,T)
