@@ -1,0 +1,334 @@
+"""
+How long the two operations and the whole GRPO step take, on this machine.
+
+    python -m grpo.bench                                  # on 2 CPU cores about three minutes
+    python -m grpo.bench --only step --json bench.json
+
+Letters: B masked inputs, T characters, G group size, V vocabulary; rows = B·T.
+
+What is compared is timed in one process: after a round that does not count, one call of each variant per round. [a b c] are the first quartile, the
+median and the third quartile over the rounds; a ratio is taken within each round first. The variant `again` is the first one timed
+twice: what its ratio differs from 1 is noise. Wall clock on a CPU, the time between two events on CUDA.
+
+operations  `sample_completions`, `stats`, and `stats` with its gradient, every row a blank, temperature 0.8, top_p 0.95. GB/s counts each input read once and each
+            output written once (for the gradient: its incoming gradients and all inputs of `stats` read, the gradient of the logits written),
+            whatever an implementation really moves; `of_copy` is its share of the GB/s of a large copy, read and write counted. On CUDA the L2
+            cache is overwritten before each call, which takes so long that the call is launched meanwhile: Python's time is not in these figures.
+            compiled_ad: `torch.compile` of the forward pass alone, its gradient derived by PyTorch.
+step        one turn of train_grpo.py's loop with the shipped models, B 16, T 64, split into its phases:
+              shared       grpo_step: each input once through generator and reference
+              plain_judge  the same, all B·G completions judged in one batch with nothing clever
+              repeated     the same update by the usual way, each input G times through generator and reference
+              judge_alone  that one batch through the judge, eager, float32, and nothing else
+            over_shared, over_judge: the step's time divided by that of `shared`, of `judge_alone`. The learning rate is 0, so that all rounds do the same.
+models      on CUDA, the step with untrained models of 1, 10 and 100 M parameters, the judge as large as the generator: bfloat16, B 64, T 256, G 16.
+startup     seconds from the command to the first update of the default experiment with compile=false, each line in a process of its own.
+
+distinct: different completions ÷ completions. kernels: what ran on the GPU in one step, copies included. idle: 1 − the sum of their times ÷ the step's.
+MiB: peak memory above what was held before. mfu: FLOPs needed ÷ the step's time ÷ FLOP/s of a large matrix product of the same dtype, where
+    FLOPs needed = T · (B · (3 f(generator) + f(reference)) + distinct · B·G · f(judge)),    f = 2 · weights in matrices + 4 · layers · T · width
+(a backward pass takes two forward passes; the embedding is a look-up; softmax, norms and the optimizer are not counted).
+"""
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import torch
+
+from data.masking import parse_masking
+from grpo import kernel, sampling, stats
+from grpo.advantage import advantages
+from grpo.checkpoint import write
+from grpo.config import exit_on_mistake, load_config
+from grpo.log import Clock
+from grpo.reward import credit
+from grpo.setup import forward, load_data, load_models, make_optimizer, pick_device
+from grpo.step import differentiate, draw_uniforms, grpo_step, rollout
+from model.transformer import Generator, Judge, TransformerConfig
+
+WHOLE = {"dtype": ["float32", "bfloat16"], "V": [28, 96, 256, 1024], "rows": [4096, 65536], "G": [8, 16, 32]}
+SHORT = {"cpu": {"dtype": ["float32"], "V": [28, 96], "rows": [4096], "G": [16]}, "cuda": WHOLE | {"rows": [65536], "G": [16]}}
+SIZES = {"1 M": (6, 128), "10 M": (6, 384), "100 M": (14, 768)}  # layers, width
+
+
+def quartiles(values):
+    return np.percentile(values, (25, 50, 75)).tolist()
+
+
+def over(times, others):
+    """Ratio within each round -> its quartiles."""
+    return quartiles(np.divide(times, others))
+
+
+def interleave(measures, rounds):
+    """{name: function} -> {name: what it returned in each round}."""
+    for measure in measures.values():
+        measure()  # warm up, compile
+    each = [{name: measure() for name, measure in measures.items()} for _ in range(rounds)]
+    return {name: [results[name] for results in each] for name in measures}
+
+
+def seconds(call, device):
+    if device.type == "cpu":
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cache = torch.empty(1 << 28, dtype=torch.uint8, device=device)
+    for _ in range(16):
+        cache.zero_()
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+def peak_memory(call, device):
+    if device.type == "cpu":
+        return {}
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    return {"MiB": (torch.cuda.max_memory_allocated(device) - before) / 2**20}
+
+
+def limits(device):
+    """-> bytes/s of a large copy, {dtype: FLOP/s of a large matrix product}."""
+    size, n = (1 << 30, 8192) if device.type == "cuda" else (1 << 28, 1024)
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    calls = {"copy": partial(torch.empty_like(source).copy_, source)}
+    for dtype in WHOLE["dtype"]:
+        matrix = torch.ones(n, n, dtype=getattr(torch, dtype), device=device)
+        calls[dtype] = partial(torch.matmul, matrix, matrix)
+    speed = {name: 1 / np.median(t) for name, t in interleave({name: partial(seconds, call, device) for name, call in calls.items()}, 9).items()}
+    return 2 * size * speed.pop("copy"), {dtype: 2 * n**3 * each for dtype, each in speed.items()}
+
+
+def operation_calls(dtype, V, rows, G, device, T=64):
+    """-> {operation: (bytes, {variant: call})}"""
+    torch.compiler.reset()  # after eight shapes of one function torch.compile would leave the ninth eager
+    torch.manual_seed(0)
+    settings = temperature, *_ = 0.8, 0, 0.95, 0.0
+    logits, ref_logits = torch.randn(2, rows // T, T, V, device=device).to(getattr(torch, dtype))  # (B,T,V)
+    mask = torch.ones(rows // T, T, dtype=torch.bool, device=device)                      # (B,T)
+    draw_from = logits, mask.long(), mask, torch.rand(rows // T, G, T, device=device)
+    drawn = completions, kept = [x.contiguous() for x in sampling.sample_completions(*draw_from, *settings)]  # (B,G,T), (B,T,V)
+    inputs = logits, ref_logits, completions, kept, mask
+    outputs = stats.stats_forward(*inputs, temperature)
+    incoming = [torch.randn_like(outputs[i]) for i in (0, 2, 3)]                          # of logp (B,G,T), kl, entropy (B,T)
+
+    def with_gradient(compute):
+        z = logits.detach().requires_grad_()
+        logp, _, kl, entropy = compute(z, *inputs[1:], temperature)
+        return torch.autograd.grad((logp, kl, entropy), z, incoming)
+
+    compiled = partial(torch.compile, dynamic=False)
+    sample = {"eager": sampling.sample_completions, "again": sampling.sample_completions, "compiled": compiled(sampling.sample_completions)}
+    compute = {"eager": stats.stats, "again": stats.stats, "compiled": compiled(stats.stats)}
+    if device.type == "cuda":
+        compute["compiled_ad"] = compiled(stats.stats_forward)
+        if kernel.choose("auto", device, V, G) == "cuda":
+            sample["fused"], compute["fused"] = kernel.sample_completions, kernel.stats
+    size = [sum(x.nbytes for x in tensors) for tensors in ((*draw_from, *drawn), (*inputs, *outputs), (*incoming, *inputs, logits))]
+    return {"sample": (size[0], {name: partial(f, *draw_from, *settings) for name, f in sample.items()}),
+            "stats": (size[1], {name: torch.no_grad()(partial(f, *inputs, temperature)) for name, f in compute.items()}),
+            "stats+grad": (size[1] + size[2], {name: partial(with_gradient, f) for name, f in compute.items()})}
+
+
+def bench_operations(sweep, device, rounds, copy):
+    for sizes in itertools.product(*(sweep[name] for name in WHOLE)):
+        for operation, (size, calls) in operation_calls(*sizes, device).items():
+            times = interleave({name: partial(seconds, call, device) for name, call in calls.items()}, rounds)
+            for name, t in times.items():
+                speed = size / np.median(t)
+                yield {"operation": operation, **dict(zip(WHOLE, sizes)), "variant": name, "ms": quartiles(np.multiply(t, 1000)),
+                       "eager_over_this": over(times["eager"], t), "GB/s": speed / 1e9, "of_copy": speed / copy} | peak_memory(calls[name], device)
+
+
+def repeated_step(generator, reference, judge, optimizer, tokens, mask, mask_id, uniforms, config, clock):
+    """`grpo_step`'s update by the usual way: each completion is an input of its own, with a group of one."""
+    B, G, T = uniforms.shape
+    alone, rows, blanks = replace(config, group_size=1), tokens.repeat_interleave(G, dim=0), mask.repeat_interleave(G, dim=0)  # (B·G,T)
+    r = rollout(generator, reference, judge, rows.masked_fill(blanks, mask_id), blanks, uniforms.view(B * G, 1, T), alone, clock, keep_graph=True)
+    credits = credit(r.scores.view(B, G, T), config.credit_window)                        # (B,G,1) or (B,G,T)
+    advantage = advantages(credits, config.baseline, config.scale_rewards, mask[:, None] if config.credit_window else None)
+    metrics = differentiate(generator, r, advantage.view(B * G, 1, -1), {"inputs": B * G, "blanks": blanks.sum(), "micro_batches": 1}, alone)
+    torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], config.grad_clip or float("inf"))
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    clock.mark("update")
+    return [r], metrics
+
+
+@torch.no_grad()
+def judge_all(judge, completions):
+    """`judge_scores` with nothing clever."""
+    return judge(completions.flatten(0, 1)).float().sigmoid().view(completions.shape)     # (B,G,T)
+
+
+def plain_judge_step(*arguments):
+    with mock.patch("grpo.step.judge_scores", judge_all):
+        return grpo_step(*arguments)
+
+
+def loop_turn(step, models, train, config, device):
+    """-> a function: one turn of train_grpo.py's loop -> {phase_ms: ..., "step_ms": ..., "distinct": ...}."""
+    calls, optimizer = [forward(model.to(device), device, config) for model in models], make_optimizer(models[0], config)
+    B, G, T = config.batch_size, config.group_size, config.block_size
+
+    def turn():
+        clock = Clock(device)
+        batch = train.batch(B, T, parse_masking(config.masking), config.mask_ratio, config.hidden_words, (config.seed, 0, 0))
+        tokens, mask, uniforms = (x.to(device, non_blocking=True) for x in (*batch, draw_uniforms(B, G, T, (config.seed, 0, 1))))
+        clock.mark("data")
+        (r,), _ = step(*calls, optimizer, tokens, mask, train.mask_id, uniforms, config, clock)
+        return clock.read() | {"distinct": len(r.completions.cpu().flatten(0, 1).unique(dim=0)) / (B * G)}
+    return turn
+
+
+def needed_flops(generator, reference, judge, config, distinct):
+    def f(model):
+        weights = sum(p.numel() for p in model.parameters() if p.dim() == 2) - model.trunk.embedding.weight.numel()
+        return 2 * weights + 4 * model.trunk.config.n_layer * config.block_size * model.trunk.config.n_embd
+    return config.block_size * config.batch_size * (3 * f(generator) + f(reference) + distinct * config.group_size * f(judge))
+
+
+def gpu_work(turn, step_ms):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        turn()
+        torch.cuda.synchronize()
+    work = [e.time_range.elapsed_us() / 1000 for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
+    return {"kernels": len(work), "idle": 1 - sum(work) / step_ms}
+
+
+def compare_steps(title, variants, models, train, config, device, rounds, peak):
+    """`variants`: {name: (step, {setting: value})}, among them `shared`."""
+    torch.compiler.reset()
+    configs = {name: replace(config, **changes) for name, (_, changes) in variants.items()}
+    turns = {name: loop_turn(step, models, train, configs[name], device) for name, (step, _) in variants.items()}
+    judge = torch.no_grad()(partial(models[2], torch.zeros(config.batch_size * config.group_size, config.block_size, dtype=torch.long, device=device)))
+    results = interleave(turns | {"judge_alone": lambda: {"step_ms": 1000 * seconds(judge, device)}}, rounds)
+    times = {name: [result["step_ms"] for result in each] for name, each in results.items()}
+    for name, each in results.items():
+        row = {key: float(np.median([result[key] for result in each])) for key in each[0]}
+        if name in turns:
+            row["mfu"] = needed_flops(*models, config, row["distinct"]) / (row["step_ms"] / 1000) / peak[configs[name].dtype]
+            row |= (gpu_work(turns[name], row["step_ms"]) if device.type == "cuda" else {}) | peak_memory(turns[name], device)
+        row |= {"step_ms": quartiles(times[name]), "over_shared": over(times[name], times["shared"]), "over_judge": over(times[name], times["judge_alone"])}
+        yield {"models": title, "G": config.group_size, "variant": name} | row
+
+
+def prepare(device, clock, **changes):
+    """-> settings of the default experiment with `changes`, training text, shipped models: generator, reference, judge."""
+    config = load_config(["config/grpo_config.py", "--learning_rate=0", "--compile=false", *(f"--{name}={value}" for name, value in changes.items())])
+    train, _ = load_data(config.dataset, config.block_size)
+    clock.mark("data")
+    config.kernel = kernel.choose(config.kernel, device, len(train.vocabulary), config.group_size)
+    models = load_models(config, train.vocabulary)[:3]
+    clock.mark("models")
+    return config, train, models
+
+
+def bench_step(groups, device, rounds, peak):
+    variants = {"shared": (grpo_step, {}), "again": (grpo_step, {}), "plain_judge": (plain_judge_step, {}), "repeated": (repeated_step, {})}
+    if device.type == "cuda":
+        variants |= {"compiled": (grpo_step, {"compile": "true"}), "bfloat16": (grpo_step, {"dtype": "bfloat16"}),
+                     "both": (grpo_step, {"compile": "true", "dtype": "bfloat16"})}
+    for G in groups:
+        config, train, models = prepare(device, Clock(device), batch_size=16, group_size=G)
+        yield from compare_steps("shipped", variants, models, train, config, device, rounds, peak)
+
+
+def bench_models(device, rounds, peak):
+    variants = {"shared": (grpo_step, {}), "again": (grpo_step, {}), "compiled": (grpo_step, {"compile": "true"})}
+    for title, (layers, width) in SIZES.items():
+        config, train, _ = prepare(device, Clock(device), batch_size=64, dtype="bfloat16")
+        shape = TransformerConfig(len(train.vocabulary), 256, layers, width // 64, width)
+        models = Generator(shape), Generator(shape).requires_grad_(False), Judge(shape).requires_grad_(False)
+        yield from compare_steps(title, variants, models, train, replace(config, block_size=256), device, rounds, peak)
+
+
+def first_update(begin, device):
+    """What train_grpo.py does until its first update, in a process started at `begin`: prints the seconds of each part."""
+    clock = Clock(torch.device("cpu"))
+    clock.marks = [("start", begin)]
+    clock.mark("imports")
+    config, train, models = prepare(device, clock)
+    loop_turn(grpo_step, models, train, config, pick_device(device))()
+    clock.mark("update")
+    print(json.dumps({name.removesuffix("_ms").replace("step", "all") + "_s": ms / 1000 for name, ms in clock.read().items()}))
+
+
+def bench_startup(device):
+    code = "import sys, train_grpo; from grpo.bench import first_update; first_update(float(sys.argv[1]), sys.argv[2])"
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code, str(time.perf_counter()), str(device)], capture_output=True, text=True, check=True)
+        yield json.loads(done.stdout.splitlines()[-1])
+
+
+def text(value):
+    if isinstance(value, list):
+        return f"[{' '.join(map(text, value))}]"
+    return (f"{value:.0f}" if value >= 100 else f"{value:.3g}") if isinstance(value, float) else str(value)
+
+
+def show(title, rows):
+    """Print each row as soon as it is there, in columns named by the first one's keys -> the rows."""
+    widths, shown = {}, []
+    for row in rows:
+        if not shown:
+            widths = {key: max(len(key), 18 if isinstance(value, list) else 11 if isinstance(value, str) else 6) for key, value in row.items()}
+            print(f"\n{title}\n" + "  ".join(f"{key:>{width}}" for key, width in widths.items()))
+        print("  ".join(f"{text(row.get(key, '-')):>{width}}" for key, width in widths.items()), flush=True)
+        shown.append(row)
+    return shown
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(prog="python -m grpo.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=("operations", "step", "models", "startup"), help="these parts; by default all that the device can run")
+    parser.add_argument("--full", action="store_true", help="operations at every size, also those that take a CPU hours")
+    for name, values in WHOLE.items():
+        parser.add_argument(f"--{name}", nargs="+", choices=values, type=type(values[0]), help=f"operations{' and step' if name == 'G' else ''} at these")
+    parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    parser.add_argument("--json", help="write all figures to this file too")
+    args = parser.parse_args(argv)
+    if args.rounds < 1:
+        parser.error(f"argument --rounds: {args.rounds} measures nothing, take 1 or more")
+    return args
+
+
+def main(argv=None):
+    args = parse(argv)
+    with exit_on_mistake("bench"):
+        device = pick_device(args.device)
+        if "models" in (args.only or ()) and device.type == "cpu":
+            raise ValueError(f"--only models needs a CUDA device, --device={args.device} is a CPU; leave it out")
+        config, *_ = prepare(device, Clock(device))  # finds what is missing before anything is timed
+        result = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {torch.backends.cpu.get_cpu_capability()}",
+                  "torch": torch.__version__, "threads": torch.get_num_threads(), "kernel": config.kernel, "rounds": args.rounds}
+        if args.json:
+            write(args.json, json.dumps(result).encode())
+    sweep = (WHOLE if args.full else SHORT[device.type]) | {name: values for name in WHOLE if (values := getattr(args, name))}
+    copy, peak = limits(device)
+    result |= {"copy_GB/s": copy / 1e9} | {f"{dtype}_TFLOP/s": each / 1e12 for dtype, each in peak.items()}
+    print(", ".join(f"{name} {text(value)}" for name, value in result.items()))
+    parts = {"operations": bench_operations(sweep, device, args.rounds, copy), "step": bench_step(args.G or [16, 32], device, args.rounds, peak),
+             "models": bench_models(device, args.rounds, peak), "startup": bench_startup(device)}
+    for name in args.only or [name for name in parts if name != "models" or device.type == "cuda"]:
+        result[name] = show(name, parts[name])
+        if args.json:
+            write(args.json, json.dumps(result, indent=1).encode())
+
+
+if __name__ == "__main__":
+    main()
