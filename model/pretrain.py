@@ -5,13 +5,13 @@ Train the two models that GRPO starts from: the generator (fill the blanks), the
     python -m model.pretrain --out_dir=out-pretrain --resume   # go on where it was stopped
 
 The generator learns masked characters (1810.04805) under every masking that GRPO may use, partly revealed ones included,
-since filling blank by blank passes through those. The judge starts from the generator's first layers and learns, for every
-character, whether its word is the original one (after ELECTRA's replaced-token detection, 2003.10555): on originals, on the
-generator's own one-step fills at several temperatures, and on plainly wrong fills. Whatever the judge was never shown,
-GRPO finds.
+since filling blank by blank passes through those. The judge starts as a copy of it and learns, for every character, whether its
+word is the original one (after ELECTRA's replaced-token detection, 2003.10555). Whatever the judge was never shown, GRPO finds; so it
+sees originals, the generator's own one-step fills at several temperatures, plainly wrong fills, and true words in the wrong place.
 """
 import argparse
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,15 +27,15 @@ from grpo.sampling import draw, integer_weights
 from grpo.setup import load_data
 from model.transformer import Generator, Judge, TransformerConfig
 
-MASKING = parse_masking("word:0.4,random:0.3,span:0.15,sticky:0.15")
+MASKING = parse_masking("word:0.5,random:0.25,span:0.1,sticky:0.15")
 SAVE_INTERVAL = 500
 
 
 def masked_batch(dataset, size, block_size, seed):
-    """Inputs at every difficulty: tokens (B,T), mask (B,T). In half of the rows, part of the blanks is revealed again."""
+    """Inputs at every difficulty: tokens (B,T), mask (B,T). In four rows of ten, part of the blanks is revealed again."""
     rng = np.random.default_rng((*seed, 1))
-    tokens, mask = dataset.batch(size, block_size, MASKING, rng.uniform(0.03, 0.5, size), rng.integers(1, 4, size), (*seed, 0))
-    hide = np.where(rng.random(size) < 0.5, 1.0, rng.random(size))                        # (B,) share that stays hidden
+    tokens, mask = dataset.batch(size, block_size, MASKING, rng.uniform(0.1, 0.6, size), rng.integers(1, 6, size), (*seed, 0))
+    hide = np.where(rng.random(size) < 0.6, 1.0, rng.random(size))                        # (B,) share that stays hidden
     return tokens, mask & torch.from_numpy(rng.random(mask.shape) < hide[:, None])
 
 
@@ -43,7 +43,7 @@ def generator_loss(generator, dataset, size, block_size, seed):
     """Mean cross-entropy of the hidden characters, in nats."""
     tokens, mask = masked_batch(dataset, size, block_size, seed)
     logits = generator(tokens.masked_fill(mask, dataset.mask_id))                         # (B,T,V)
-    return F.cross_entropy(logits[mask], tokens[mask])
+    return F.cross_entropy(logits.float()[mask], tokens[mask])
 
 
 @torch.no_grad()
@@ -66,55 +66,93 @@ def wrong_fills(generator, dataset, tokens, mask, seed):
     return torch.where(mask, fills, tokens)
 
 
+def words_by_length(dataset):
+    """The words of the text, as often as they stand in it: {length: (n,length) tokens}."""
+    spaces = np.flatnonzero(np.isin(dataset.tokens, dataset.spaces))
+    lengths = np.diff(spaces) - 1
+    return {length: dataset.tokens[spaces[:-1][lengths == length][:, None] + 1 + np.arange(length)] for length in np.unique(lengths[lengths > 0])}
+
+
+def swap_words(dataset, words, tokens, seed, share=0.25):
+    """Put another word of the same length, drawn from the text, in the place of a `share` of the words: (B,T) -> completions (B,T).
+
+    Spelling gives these away nowhere: only a judge that reads the words around can tell. Without them it takes any common word for
+    real, and GRPO fills `the` and `function` everywhere.
+    """
+    rng = np.random.default_rng(seed)
+    completions = tokens.numpy().copy()                                                   # (B,T)
+    for row, is_space in zip(completions, np.isin(completions, dataset.spaces)):
+        spaces = np.flatnonzero(is_space)
+        whole = [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1 and b - a - 1 in words]
+        for start, end in (span for span in whole if rng.random() < share):
+            row[start:end] = rng.choice(words[end - start])
+    return torch.from_numpy(completions)
+
+
 def by_word(flags, is_space):
     """Is any flag set in the word that a character stands in? A space belongs to the word after it. (B,T) bool twice -> (B,T) bool."""
     word = is_space.long().cumsum(dim=1)                                                  # (B,T) number of the word
     return torch.zeros_like(word).scatter_add_(1, word, flags.long()).gather(1, word) > 0
 
 
-def judge_loss(judge, generator, dataset, size, block_size, seed):
+def judge_loss(judge, generator, dataset, words, size, block_size, seed):
     """Mean binary cross-entropy, in nats a character, of "the word that this character stands in is the original one".
 
     One label per word, not per character: a parallel fill is drawn blind to itself, so whether a single character is the original
-    says little about its neighbours, whereas a word is right only if its characters agree. Words that had blanks weigh 0.85, the
-    many that had none 0.15: what is asked of the judge is to tell fills apart.
+    says little about its neighbours, whereas a word is right only if its characters agree. Half of the rows are fills of blanks, where the
+    words that had blanks weigh 0.85; half have swapped words, where real and swapped weigh the same.
     """
-    tokens, mask = masked_batch(dataset, size, block_size, seed)
-    completions = wrong_fills(generator, dataset, tokens, mask, (*seed, 2))               # (B,T)
+    tokens, mask = masked_batch(dataset, size // 2, block_size, seed)
+    others, _ = dataset.batch(size - size // 2, block_size, MASKING, 0.0, 1, (*seed, 7))
+    completions = torch.cat([wrong_fills(generator, dataset, tokens, mask, (*seed, 2)), swap_words(dataset, words, others, (*seed, 3))])  # (B,T)
+    tokens = torch.cat([tokens, others])                                                  # (B,T)
     is_space = torch.isin(tokens, torch.from_numpy(dataset.spaces))                       # (B,T)
-    real, hidden = ~by_word(completions != tokens, is_space), by_word(mask, is_space)     # (B,T)
-    losses = F.binary_cross_entropy_with_logits(judge(completions), real.float(), reduction="none")
-    return 0.85 * losses[hidden].mean() + 0.15 * losses[~hidden].mean()
+    real = ~by_word(completions != tokens, is_space)                                      # (B,T)
+    losses = F.binary_cross_entropy_with_logits(judge(completions).float(), real.float(), reduction="none")
+    filled, swapped = losses.split((size // 2, size - size // 2))
+    hidden, fake = by_word(mask, is_space[: size // 2]), ~real[size // 2:]
+    mean = lambda x: x.sum() / max(1, x.numel())
+    return 0.5 * (0.85 * mean(filled[hidden]) + 0.15 * mean(filled[~hidden])) + 0.25 * (mean(swapped[fake]) + mean(swapped[~fake]))
+
+
+def make_optimizers(model, learning_rate):
+    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for the rest: half the steps of AdamW alone."""
+    matrices = [p for p in model.trunk.blocks.parameters() if p.dim() == 2]
+    rest = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    return (torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(rest, lr=learning_rate / 4, betas=(0.9, 0.98), weight_decay=0.05))
 
 
 def fit(name, model, loss_fn, steps, learning_rate, out_dir, args):
-    """AdamW, warm-up, cosine to zero; `loss_fn(model, step)` is a step's loss. Saved every SAVE_INTERVAL steps, goes on with --resume."""
+    """Warm-up, cosine to zero; `loss_fn(step)` is a step's loss. Saved every SAVE_INTERVAL steps, goes on with --resume."""
     state_file = Path(out_dir) / f"{name}_state.pt"
-    recipe = {key: value for key, value in vars(args).items() if key not in ("resume", "compile", "out_dir")}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
-    start = 0
+    recipe = {key: value for key, value in vars(args).items() if key not in ("resume", "out_dir")}
+    optimizers = make_optimizers(model, learning_rate)
+    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    start, average = 0, None
     if args.resume and state_file.exists():
         state = read(state_file)
         if state["recipe"] != recipe:
             raise ValueError(f"--resume: {state_file} was made with {state['recipe']}, now asked for {recipe}; repeat its arguments, or name a new --out_dir")
         model.load_state_dict(state["weights"])
-        optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(optimizers, state["optimizers"]):
+            optimizer.load_state_dict(saved)
         start = state["step"]
-    forward = torch.compile(model) if args.compile else model
-    average = None
     with tqdm(range(start, steps), initial=start, total=steps, desc=name, dynamic_ncols=True, mininterval=1) as bar:
         for step in bar:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate * min((step + 1) / min(200, 1 + steps // 5), 0.5 * (1 + math.cos(math.pi * step / steps)))
-            loss = loss_fn(forward, step)
+            schedule = min((step + 1) / min(200, 1 + steps // 5), 0.5 * (1 + math.cos(math.pi * step / steps)))
+            for optimizer, peak in zip(optimizers, peaks):
+                optimizer.param_groups[0]["lr"] = peak * schedule
+            loss = loss_fn(step)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
             average = loss.item() if average is None else 0.99 * average + 0.01 * loss.item()
             bar.set_postfix(loss=f"{average:.4f}", refresh=False)
             if (step + 1) % SAVE_INTERVAL == 0 or step + 1 == steps:
-                write(state_file, {"weights": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1, "recipe": recipe})
+                write(state_file, {"weights": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step + 1, "recipe": recipe})
     return model.eval()
 
 
@@ -126,20 +164,29 @@ def auc(judge, text, fills):
 
 
 @torch.no_grad()
-def report(generator, judge, dataset, size=1024):
+def prefers_original(judge, tokens, completions):
+    """Share of the inputs with another word in them in which the judge takes the original word for real more than the other one."""
+    changed = completions != tokens                                                       # (B,T)
+    real, other = ((judge(rows).sigmoid() * changed).sum(dim=1) for rows in (tokens, completions))
+    return (real > other)[changed.any(dim=1)].float().mean().item()
+
+
+@torch.no_grad()
+def report(generator, judge, dataset, words, size=1024):
     """Held-out accuracy of the generator's best guess, and the judge's AUC against its draws at temperature 1, by masking."""
     block_size = generator.trunk.config.block_size
     tests = {"random 15%": ("random", 0.15, 0), "random 30%": ("random", 0.30, 0), "random and short runs 15%": ("random:0.5,sticky:0.5", 0.15, 0),
              "one word": ("word", 0, 1), "two words": ("word", 0, 2)}
     figures = {}
-    for i, (name, (masking, ratio, words)) in enumerate(tests.items()):
-        tokens, mask = dataset.batch(size, block_size, parse_masking(masking), ratio, words, (7, i))
+    for i, (name, (masking, ratio, hidden)) in enumerate(tests.items()):
+        tokens, mask = dataset.batch(size, block_size, parse_masking(masking), ratio, hidden, (7, i))
         logits = generator(tokens.masked_fill(mask, dataset.mask_id))                     # (B,T,V)
         right = (logits.argmax(-1) == tokens) | ~mask                                     # (B,T)
         figures[name] = {"characters": 1 - (~right).sum().item() / mask.sum().item(), "whole_inputs": right.all(dim=1).float().mean().item()}
         uniforms = torch.rand(*tokens.shape, 1, generator=torch.Generator().manual_seed(i))
         fills = torch.where(mask, draw(integer_weights(logits, 1.0), uniforms).squeeze(-1), tokens)
         figures[name]["judge_auc"] = auc(judge, tokens, fills)
+    figures["another word in its place"] = {"judge_prefers_original": prefers_original(judge, tokens, swap_words(dataset, words, tokens, (7, 9), share=0.1))}
     return figures
 
 
@@ -147,20 +194,23 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description="Train the generator, then the judge, from random weights.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--dataset", default="char_diffusion", help="folder under data/, made by prepare.py")
     parser.add_argument("--out_dir", default="out-pretrain", help="generator.pt and judge.pt are written here")
-    parser.add_argument("--generator_steps", type=int, default=8000)
-    parser.add_argument("--judge_steps", type=int, default=1500)
+    parser.add_argument("--generator_steps", type=int, default=11000)
+    parser.add_argument("--judge_steps", type=int, default=3000)
     parser.add_argument("--batch_size", type=int, default=64, help="inputs per step")
     parser.add_argument("--block_size", type=int, default=64, help="characters per input")
     parser.add_argument("--n_layer", type=int, default=6, help="layers of the generator")
-    parser.add_argument("--judge_layers", type=int, default=3, help="layers of the judge, at most n_layer")
+    parser.add_argument("--judge_layers", type=int, default=6, help="layers of the judge, the generator's first ones; at most n_layer")
     parser.add_argument("--n_embd", type=int, default=128, help="width, a multiple of 32")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="bfloat16: half as long again on a CPU that multiplies it")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--compile", action="store_true", help="torch.compile: half a minute to start, then about a fifth faster")
     parser.add_argument("--resume", action="store_true", help="go on from what the same command saved in out_dir")
     args = parser.parse_args(argv)
     with exit_on_mistake("pretrain"):
         if not 1 <= args.judge_layers <= args.n_layer or args.n_embd < 32 or args.n_embd % 32:
             raise ValueError(f"--judge_layers={args.judge_layers} --n_layer={args.n_layer} --n_embd={args.n_embd}: the judge takes 1 to n_layer layers, n_embd a multiple of 32")
+        if args.batch_size < 2 or args.seed < 0 or min(args.generator_steps, args.judge_steps) < 1:
+            raise ValueError(f"--batch_size={args.batch_size} --generator_steps={args.generator_steps} --judge_steps={args.judge_steps} --seed={args.seed}: "
+                             "batch_size takes 2 or more, the steps 1 or more, seed 0 or more")
         train, val = load_data(args.dataset, args.block_size)
         pretrain(args, train, val)
 
@@ -169,19 +219,26 @@ def pretrain(args, train, val):
     """Both models, one after the other; each is written, in float16, as soon as it is done."""
     torch.manual_seed(args.seed)
     config = TransformerConfig(len(train.vocabulary), args.block_size, args.n_layer, args.n_embd // 32, args.n_embd)
-    generator = Generator(config)
-    fit("generator", generator, lambda g, step: generator_loss(g, train, args.batch_size, args.block_size, (args.seed, 0, step)),
-        args.generator_steps, 2e-3, args.out_dir, args)
-    write(Path(args.out_dir) / "generator.pt", model_file(generator, train.vocabulary, torch.float16))
+    generator, words = Generator(config), words_by_length(train)
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16) if args.dtype == "bfloat16" else nullcontext()
 
+    def generator_step(step):
+        with autocast:
+            return generator_loss(generator, train, args.batch_size, args.block_size, (args.seed, 0, step))
+
+    fit("generator", generator, generator_step, args.generator_steps, 8e-3, args.out_dir, args)
+    write(Path(args.out_dir) / "generator.pt", model_file(generator, train.vocabulary, torch.float16))
     judge = Judge(replace(config, n_layer=args.judge_layers))
     first_layers = generator.trunk.state_dict()
     judge.trunk.load_state_dict({name: first_layers[name] for name in judge.trunk.state_dict()})
-    fit("judge", judge, lambda j, step: judge_loss(j, generator, train, args.batch_size, args.block_size, (args.seed, 1, step)),
-        args.judge_steps, 1e-3, args.out_dir, args)
-    write(Path(args.out_dir) / "judge.pt", model_file(judge, train.vocabulary, torch.float16))
 
-    for name, row in report(generator, judge, val).items():
+    def judge_step(step):
+        with autocast:
+            return judge_loss(judge, generator, train, words, args.batch_size, args.block_size, (args.seed, 1, step))
+
+    fit("judge", judge, judge_step, args.judge_steps, 4e-3, args.out_dir, args)
+    write(Path(args.out_dir) / "judge.pt", model_file(judge, train.vocabulary, torch.float16))
+    for name, row in report(generator, judge, val, words).items():
         print(f"{name:26s}" + "".join(f"  {key} {value:.3f}" for key, value in row.items()))
 
 

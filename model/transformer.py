@@ -49,7 +49,9 @@ class Block(nn.Module):
     def forward(self, x, cos, sin):
         B, T, C = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # each (B,H,T,C/H)
-        x = x + self.attention_out(F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v).transpose(1, 2).reshape(B, T, C))
+        with torch.autocast("cpu", enabled=False):  # on a CPU the backward pass of attention is five times slower in bfloat16
+            attention = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v.to(cos.dtype))  # (B,H,T,C/H)
+        x = x + self.attention_out(attention.transpose(1, 2).reshape(B, T, C))
         return x + self.mlp_out(F.gelu(self.mlp_in(self.norm2(x)), approximate="tanh"))
 
 

@@ -4,7 +4,7 @@ import torch
 from data.dataset import Dataset
 from grpo.checkpoint import read
 from model import pretrain
-from model.pretrain import by_word, wrong_fills
+from model.pretrain import by_word, prefers_original, swap_words, words_by_length, wrong_fills
 from model.transformer import Generator, Judge, TransformerConfig, rotary_table, rotate
 
 SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32)
@@ -66,6 +66,26 @@ def test_wrong_fills_touch_blanks_only_and_keep_some_originals(world):
     assert 0.08 < (fills == tokens).all(dim=1).float().mean() < 0.25
 
 
+def test_swapped_words_are_words_of_the_text_in_the_wrong_place(world):
+    train = Dataset(world / "text", "train")
+    words, tokens = words_by_length(train), train.batch(400, 16, {"word": 1.0}, 0, 1, (0,))[0]
+    lexicon = set(train.decode(train.tokens).split(" "))
+    assert all(train.decode(word) in lexicon and len(word) == length for length, rows in words.items() for word in rows[:20])
+    swapped = swap_words(train, words, tokens, (1,), share=0.5)
+    changed = 0
+    for before, after in zip(map(train.decode, tokens), map(train.decode, swapped)):
+        pairs = list(zip(before.split(" ")[1:-1], after.split(" ")[1:-1], strict=True))      # the window may cut the first word and the last
+        assert before.split(" ")[0] == after.split(" ")[0] and [len(a) for a, _ in pairs] == [len(b) for _, b in pairs] and {b for _, b in pairs} <= lexicon | {""}
+        changed += any(a != b for a, b in pairs)
+    assert changed > 100
+
+
+def test_preferring_the_original_is_counted_per_input():
+    tokens = torch.tensor([[1, 2, 0, 3], [1, 2, 0, 3], [4, 4, 0, 4]])
+    others = torch.tensor([[5, 6, 0, 3], [1, 2, 0, 2], [4, 4, 0, 4]])                        # the last one is unchanged: it does not count
+    assert prefers_original(lambda rows: -rows.float(), tokens, others) == 0.5               # a judge that likes small numbers: 1 2 > 5 6, 3 < 2 is false
+
+
 def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys, monkeypatch):
     """From random weights to two files; stopped in the midst of the judge and resumed, it writes the same weights."""
     monkeypatch.setattr(pretrain, "SAVE_INTERVAL", 20)
@@ -77,10 +97,10 @@ def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys, monkeyp
 
     judge_loss = pretrain.judge_loss
 
-    def stop_at_30(judge, generator, dataset, size, block_size, seed):
+    def stop_at_30(judge, generator, dataset, words, size, block_size, seed):
         if seed[-1] == 30:
             raise KeyboardInterrupt
-        return judge_loss(judge, generator, dataset, size, block_size, seed)
+        return judge_loss(judge, generator, dataset, words, size, block_size, seed)
 
     monkeypatch.setattr(pretrain, "judge_loss", stop_at_30)
     with pytest.raises(KeyboardInterrupt):
