@@ -11,6 +11,7 @@ Letters: B masked inputs, T characters, G group size. A reward is a function
 of completions (B,G,T), masked (B,T), mask (B,T) bool: True at the blanks; `decode` turns any (...,T) tokens into a flat list of strings.
 """
 import importlib.util
+import math
 
 import torch
 import torch.nn.functional as F
@@ -48,8 +49,8 @@ def valid_words(lexicon):
     def reward(completions, masked, mask, decode):
         B, G, _ = completions.shape
         texts, flags, shares = decode(completions), mask.cpu().numpy(), torch.zeros(B, G)
-        for b, blanks in enumerate(decode(masked)):
-            spans = words.hidden_words(blanks.replace("_", "a"), flags[b])  # a blank is taken for a letter
+        for b, shown in enumerate(decode(masked)):
+            spans = words.hidden_words("".join("a" if blank else c for c, blank in zip(shown, flags[b])), flags[b])  # a blank is taken for a letter
             for g in range(G):
                 shares[b, g] = sum(words.is_valid(texts[b * G + g], *span, lexicon) for span in spans) / max(len(spans), 1)
         return shares
@@ -59,16 +60,16 @@ def valid_words(lexicon):
 def parse_reward(text):
     """"judge:1,my.py:f:0.5" -> {"judge": 1.0, "my.py:f": 0.5}, without the parts that weigh 0. ValueError if it is not of this form."""
     weights = {}
-    for part in text.split(","):
-        file, dot_py, rest = part.strip().partition(".py:")
-        name, _, weight = (rest if dot_py else file).partition(":")
+    for part in map(str.strip, text.split(",")):
+        name, _, last = part.rpartition(":")
         try:
-            weight = float(weight or 1)
+            weight = float(last)
         except ValueError:
-            weight = float("nan")
-        if not (name.isidentifier() if dot_py else name in ("judge", "valid_words")) or not abs(weight) < float("inf"):
+            name, weight = part, 1.0
+        file, _, function = name.rpartition(":")
+        if not (name in ("judge", "valid_words") or file.endswith(".py") and function.isidentifier()) or not math.isfinite(weight):
             raise ValueError(f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, with NAME judge, valid_words or FILE.py:FUNCTION")
-        weights[file + dot_py + name if dot_py else name] = weight
+        weights[name] = weight
     weights = {name: weight for name, weight in weights.items() if weight}
     if not weights or len({name.rpartition(":")[2] for name in weights}) < len(weights):
         raise ValueError(f"reward={text!r} has no part of a weight other than 0, or two functions of one name; write for example reward=judge:1.0,valid_words:0.5")

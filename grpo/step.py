@@ -135,7 +135,7 @@ def grpo_step(generator, reference, rewards, optimizer, tokens, mask, mask_id, u
     """One step on this process's micro-batches: tokens, mask (A·B,T), uniforms (A·B,G,T) -> (Rollout, {metric of the whole step: scalar tensor}).
 
     `generator`, `reference` are callables from tokens to logits, `rewards` is a `reward.Rewards`, `scaler` a GradScaler, for float16; `seed`, a tuple
-    of whole numbers, shuffles mini-batches. Nothing waits for the device.
+    of whole numbers, shuffles mini-batches. Nothing waits for the device, unless a reward of your own, top_entropy_quantile or float16 must.
     """
     scaler, processes = scaler or torch.amp.GradScaler(enabled=False), world()[0]
     masked, A = tokens.masked_fill(mask, mask_id), config.gradient_accumulation_steps // processes  # (A·B,T)

@@ -38,6 +38,9 @@ def test_valid_words_by_hand():
     masked = encode("a c_t __ so")
     completions = encode("a cat on so", "a cxt on so", "a cxt xx so", "a c t on so")[None]
     assert valid_words({"cat", "on", "a"})(completions, masked, masked == 27, decode).tolist() == [[1.0, 0.5, 0.0, 0.5]]
+    padded = torch.tensor([encode("a c_t")[0].tolist() + [-1, -1]])
+    fills = torch.tensor([[encode(text)[0].tolist() + [-1, -1] for text in ("a cat", "a cut")]])
+    assert valid_words({"cat"})(fills, padded, padded == 27, decode).tolist() == [[1.0, 0.0]]  # the end of a prompt ends its last word
 
 
 def test_the_sum_is_credited_and_the_parts_are_told():
