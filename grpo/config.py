@@ -186,8 +186,6 @@ def check_together(config):
         raise ValueError(f"warmup_iters={config.warmup_iters} is more than lr_decay_iters={config.lr_decay_iters or config.max_iters}; lower warmup_iters")
     if not config.out_dir:
         raise ValueError("out_dir='' names no folder; write for example out_dir=out")
-    if config.importance_sampling_level == "none" and (config.num_iterations > 1 or config.minibatch_size):
-        raise ValueError(f"importance_sampling_level='none' with num_iterations={config.num_iterations}, minibatch_size={config.minibatch_size}: later updates need the ratio; set num_iterations=1 minibatch_size=0")
     if 0 < config.clip_delta <= 1 + config.clip_eps_high:
         raise ValueError(f"clip_delta={config.clip_delta} is within clip_eps_high={config.clip_eps_high}; clip_delta takes more than 1 + clip_eps_high, or 0 for none")
     inputs, m = config.batch_size * config.gradient_accumulation_steps, config.minibatch_size
@@ -198,17 +196,17 @@ def check_together(config):
         raise ValueError(f"minibatch_size={m} with {world()[0]} processes: mini-batches are shuffled within one process; set minibatch_size=0")
     for name, serves, condition in NEEDS:
         if getattr(config, name) != FIELDS[name].default and not condition(config):
-            raise ValueError(f"{name}={getattr(config, name)!r} does nothing here: it needs {serves}; set that, or leave {name} at {FIELDS[name].default!r}")
+            raise ValueError(f"{name}={getattr(config, name)!r} needs {serves}; set that, or leave {name} at {FIELDS[name].default!r}")
 
 
-# Settings that only serve together with others: changed without them they would be silently ignored.
+# Settings that mean something only together with others: without them they would be silently ignored, or wrong.
 NEEDS = [
     ("ema_alpha", "reference_mode=ema", lambda c: c.reference_mode == "ema"),
     ("reference_update_freq", "reference_mode=periodic", lambda c: c.reference_mode == "periodic"),
     ("xtc_threshold", "xtc_probability above 0", lambda c: c.xtc_probability > 0),
     ("credit_window", "the judge in reward", lambda c: "judge" in parse_reward(c.reward)),
-    *((name, "a ratio to clip, importance_sampling_level=token or sequence", lambda c: c.importance_sampling_level != "none")
-      for name in ("clip_eps", "clip_eps_high", "clip_delta"))]
+    *((name, "the ratio, importance_sampling_level=token or sequence", lambda c: c.importance_sampling_level != "none")
+      for name in ("num_iterations", "minibatch_size", "clip_eps", "clip_eps_high", "clip_delta"))]
 
 
 def help_text():
