@@ -7,16 +7,17 @@ One iteration, in the words of Algorithm 1 of DeepSeekMath (2402.03300):
 
     sample masked inputs                                                       data/dataset.py    Dataset.batch
     fill each of them G times, in one parallel step                            grpo/sampling.py   sample_completions
-    score the completions with the frozen judge                                grpo/reward.py     judge_scores
+    score the completions with the frozen judge                                grpo/reward.py     Rewards
     advantages: how much better than its group was each one?                   grpo/advantage.py  advantages
     for each inner update (num_iterations):                                    grpo/step.py       grpo_step
         log-probabilities, exact KL and entropy, with their gradient           grpo/stats.py      stats
         loss = clipped policy gradient + kl_beta · KL − entropy_coef · H       grpo/loss.py       grpo_loss
         AdamW step
+    the reference follows, or stays                                            grpo/reference.py  update_reference
 
 Where this departs from the paper: the logits are computed once per input, not once per completion (a parallel fill depends on
 nothing else); the KL is the sum over the vocabulary, not a sample's estimate; with credit_window a blank is rewarded by the judge's view of
-its neighbourhood, not of the whole completion; the reference is never replaced.
+its neighbourhood, not of the whole completion; the reference is replaced only on request (reference_mode).
 """
 import json
 import math
@@ -29,9 +30,11 @@ import torch
 from data.masking import parse_masking
 from grpo.checkpoint import save_training, write
 from grpo.config import exit_on_mistake, help_text, load_config
-from grpo.evaluate import Evaluation, format_table, word_figures
+from grpo.distributed import gather, join, share, world
+from grpo.evaluate import Evaluation, word_figures
 from grpo.kernel import choose
 from grpo.log import Clock, Log
+from grpo.reference import make_reference, update_reference
 from grpo.setup import estimate_minutes, forward, is_compiled, load_data, load_models, make_optimizer, pick_device
 from grpo.step import draw_uniforms, grpo_step
 
@@ -47,35 +50,40 @@ def learning_rate(iteration, config):
 def setup(arguments):
     """Settings, data and models. Every mistake of the user's is found here, before anything is written."""
     config = load_config(arguments)
-    device = pick_device(config.device)
-    train, val = load_data(config.dataset, config.block_size)
+    config.gradient_accumulation_steps *= world()[0]  # counts the micro-batches of all processes
+    config.reference_device, device = str(pick_device(config.reference_device or config.device, "reference_device")), pick_device(config.device)
+    join(device)
+    train, val = load_data(config.dataset, config.block_size, config.prompts_file)
     generator, reference, judge, state = load_models(config, train.vocabulary)
     config.kernel = choose(config.kernel, device, len(train.vocabulary), config.group_size)
     start = state["iteration"] if state else 0
     if start >= config.max_iters:
         raise ValueError(f"resume: {config.out_dir} is at step {start} already; raise max_iters={config.max_iters} to go on, or for its table: python -m grpo.evaluate {config.out_dir}")
+    evaluation = Evaluation(config, forward(judge.to(device), device, config), train, val, device)
     try:
         write(Path(config.out_dir) / "config.json", json.dumps(asdict(config), indent=1).encode())
     except OSError as error:
         raise ValueError(f"out_dir={config.out_dir} cannot be written ({error.strerror}); name a folder that you may write to") from None
-    return config, device, train, val, generator, reference, judge, state, start
+    return config, device, train, evaluation, generator, reference, judge, state, start
 
 
-def train_loop(config, device, train, val, generator, reference, judge, state, start):
-    generate, refer, score = (forward(model.to(device), device, config) for model in (generator, reference, judge))
-    optimizer = make_optimizer(generator, config)
+def train_loop(config, device, train, evaluation, generator, untouched, judge, state, start):
+    reference = make_reference(untouched, config.reference_mode, state and state.get("reference"))
+    generate, refer, before = (forward(model.to(at), at, config) for model, at in (
+        (generator, device), (reference, torch.device(config.reference_device)), (untouched, torch.device(config.reference_device))))
+    optimizer, scaler = make_optimizer(generator, config), torch.amp.GradScaler(device.type, enabled=config.dtype == "float16")
     torch.manual_seed(config.seed)  # inputs and draws have seeds of their own; this is for whatever else may draw
     if state:
         optimizer.load_state_dict(state["optimizer"])
+        scaler.load_state_dict(state.get("scaler", {}))
         torch.set_rng_state(state["rng"]["cpu"])
         torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
-    evaluation = Evaluation(config, score, train, val, device)
     masking, inputs = parse_masking(config.masking), config.batch_size * config.gradient_accumulation_steps
     clock, log = Clock(device), Log(config, start)
     log.say(f"{config.max_iters - start} GRPO steps of {inputs} inputs x {config.group_size} completions on {device}"
             f"{', compiled' if is_compiled(device, config) else ''}, kernel: {config.kernel}; then the table on {config.eval_inputs} held-out inputs"
             + (f": about {estimate_minutes(generator, judge, config, config.max_iters - start):.1f} minutes" if device.type == "cpu" else ""))
-    log.say(evaluation.peek(generate, refer, start))
+    log.say(evaluation.peek(generate, before, start))
 
     for iteration in range(start, config.max_iters):
         clock.start()
@@ -83,29 +91,29 @@ def train_loop(config, device, train, val, generator, reference, judge, state, s
             group["lr"] = learning_rate(iteration, config)
         tokens, mask = train.batch(inputs, config.block_size, masking, config.mask_ratio, config.hidden_words, (config.seed, iteration, 0))
         uniforms = draw_uniforms(inputs, config.group_size, config.block_size, (config.seed, iteration, 1))
-        tokens, mask, uniforms = (x.to(device, non_blocking=True) for x in (tokens, mask, uniforms))
+        tokens, mask, uniforms = (share(x).to(device, non_blocking=True) for x in (tokens, mask, uniforms))
         clock.mark("data")
-        rollouts, metrics = grpo_step(generate, refer, score, optimizer, tokens, mask, train.mask_id, uniforms, config, clock)
+        rollout, metrics = grpo_step(generate, refer, evaluation.rewards, optimizer, tokens, mask, train.mask_id, uniforms, config, clock, scaler, (config.seed, iteration))
 
         done = iteration + 1
+        update_reference(reference, generator, done, config.reference_mode, config.ema_alpha, config.reference_update_freq)
         if done % config.log_interval == 0 or done == config.max_iters:
             metrics = {name: value.item() for name, value in metrics.items()}
             if not all(map(math.isfinite, metrics.values())):
                 log.close()
                 sys.exit(f"step {iteration}: not finite: {', '.join(n for n, v in metrics.items() if not math.isfinite(v))}; lower learning_rate. The last checkpoint is kept")
-            completions = torch.cat([r.completions for r in rollouts])                    # (A·B,G,T)
-            metrics["valid_words"] = word_figures(tokens, mask, completions, train.vocabulary, evaluation.words)["valid_words"]
+            figures = word_figures(gather(tokens), gather(mask), gather(rollout.completions), train.vocabulary, evaluation.words)
+            metrics["valid_words"] = figures["valid_words"]
             log.metrics(iteration, metrics | {"lr": learning_rate(iteration, config)} | clock.read())
         log.advance()
         if done % config.save_interval == 0 or done == config.max_iters:
-            save_training(config, generator, optimizer, done, train.vocabulary)
+            save_training(config, generator, reference, optimizer, scaler, done, train.vocabulary)
         if done % config.eval_interval == 0 and done < config.max_iters:
-            log.say(evaluation.peek(generate, refer, done))
-    log.say(evaluation.peek(generate, refer, config.max_iters))
-    result = evaluation.table(generate, refer, config.seed)
-    write(Path(config.out_dir) / "evaluation.json", json.dumps(result, indent=1, allow_nan=False).encode())
+            log.say(evaluation.peek(generate, before, done))
+    log.say(evaluation.peek(generate, before, config.max_iters))
+    table = evaluation.finish(generate, before)
     log.close()
-    print(format_table(result))
+    log.say(table)
 
 
 def main(arguments):

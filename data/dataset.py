@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from data.char_diffusion.prepare import BLANK
 from data.masking import make_mask
+
+PAD = -1  # follows a prompt that is shorter than the others: no character
 
 
 class Dataset:
@@ -38,3 +41,30 @@ class Dataset:
         text = self.tokens[starts[:, None] + np.arange(block_size)].astype(np.int64)  # (B,T)
         mask = make_mask(np.isin(text, self.spaces), masking, mask_ratio, words, rng)  # (B,T)
         return torch.from_numpy(text), torch.from_numpy(mask)
+
+
+class Prompts(Dataset):
+    """The same text, but batches are drawn from the user's own inputs: JSON {"prompts": ["th_ c_t", ...]}, `_` for a blank.
+
+    What the blanks hid is unknown: the tokens have the vocabulary's letter `a` there. Prompts shorter than block_size end in PAD.
+    """
+
+    def __init__(self, folder, split, path, block_size):
+        super().__init__(folder, split)
+        try:
+            prompts = json.loads(Path(path).read_text(encoding="utf-8"))["prompts"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f'prompts_file={path} cannot be read ({type(error).__name__}: {error}); it must hold JSON: {{"prompts": ["th_ c_t", ...]}}') from None
+        if not isinstance(prompts, list) or not prompts:
+            raise ValueError(f'prompts_file={path} holds no prompts; write {{"prompts": ["th_ c_t", ...]}}')
+        self.prompts = torch.full((len(prompts), block_size), PAD)                        # (P,T)
+        for i, prompt in enumerate(prompts):
+            if not isinstance(prompt, str) or set(prompt) - set(self.vocabulary) or BLANK not in prompt or len(prompt) > block_size:
+                raise ValueError(f"prompts_file={path}: prompt {i} is {prompt!r}; a prompt takes up to block_size={block_size} characters, of {self.vocabulary!r}, with at least one blank {BLANK!r}")
+            self.prompts[i, : len(prompt)] = torch.tensor([self.vocabulary.index(c) for c in prompt])
+
+    def batch(self, size, block_size, masking, mask_ratio, words, seed):
+        """As `Dataset.batch`; the prompts bring their own masks."""
+        rows = self.prompts[torch.from_numpy(np.random.default_rng(seed).integers(len(self.prompts), size=size))]  # (B,T)
+        mask = rows == self.mask_id
+        return rows.masked_fill(mask, self.vocabulary.index("a")), mask

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from grpo.distributed import is_first
 from model.transformer import Generator, Judge, TransformerConfig
 
 KINDS = {"generator": Generator, "judge": Judge}
@@ -19,6 +20,8 @@ KINDS = {"generator": Generator, "judge": Judge}
 
 def write(path, content):
     """Replace `path` by `content` (bytes, or anything torch.save takes): a reader finds the old file or the new one, whole."""
+    if not is_first():  # of several processes one writes
+        return
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -82,10 +85,12 @@ def load_model(path, kind, vocabulary):
     return build(read(path), kind, vocabulary, path)
 
 
-def save_training(config, generator, optimizer, iteration, vocabulary):
+def save_training(config, generator, reference, optimizer, scaler, iteration, vocabulary):
     """Replace out_dir/checkpoint.pt. Inputs and draws are functions of (seed, iteration): the data position is `iteration`."""
     rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}  # nothing here draws from these; a reward may
-    training = {"optimizer": optimizer.state_dict(), "iteration": iteration, "config": asdict(config), "rng": rng}
+    training = {"optimizer": optimizer.state_dict(), "iteration": iteration, "config": asdict(config), "rng": rng, "scaler": scaler.state_dict()}
+    if config.reference_mode != "static":
+        training["reference"] = reference.state_dict()
     write(Path(config.out_dir) / "checkpoint.pt", model_file(generator, vocabulary) | {"training": training})
 
 

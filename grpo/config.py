@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from data.masking import parse_masking
+from grpo.distributed import is_first, world
+from grpo.reward import parse_reward
 
 
 def setting(default, about, low=None, high=None, choices=None):
@@ -29,7 +31,12 @@ class Config:
     dataset: str = setting("char_diffusion", "folder under data/ with train.bin, val.bin, meta.json")
     generator_checkpoint: str = setting("model/pretrained/generator.pt", "the policy to start from")
     judge_checkpoint: str = setting("model/pretrained/judge.pt", "the reward model")
+    reward: str = setting("judge", "judge, valid_words, FILE.py:FUNCTION, or a weighted sum: judge:1.0,valid_words:0.5,my.py:f:0.1")
     reference_checkpoint: str = setting("", "the policy to stay close to; empty: the generator as it starts")
+    reference_mode: str = setting("static", "does the reference follow the policy? ema: every step a little; periodic: now and then all the way", choices=("static", "ema", "periodic"))
+    ema_alpha: float = setting(0.01, "reference_mode=ema: each step reference = (1 - ema_alpha) reference + ema_alpha policy", 1e-9, 1.0)
+    reference_update_freq: int = setting(50, "reference_mode=periodic: steps between copies of the policy", 1)
+    reference_device: str = setting("", "where the reference lives, cpu to save GPU memory; empty: as device")
     init_from: str = setting("pretrained", "start anew, or go on from out_dir/checkpoint.pt", choices=("pretrained", "resume"))
     save_interval: int = setting(50, "steps between checkpoints; one is also written at the end", 1)
     log_interval: int = setting(1, "steps between lines of metrics.jsonl", 1)
@@ -42,6 +49,7 @@ class Config:
     batch_size: int = setting(32, "masked inputs per micro-batch, B", 1)
     gradient_accumulation_steps: int = setting(1, "micro-batches per step", 1)
     block_size: int = setting(64, "characters per input, T; the 5-gram referee needs 5", 5)
+    prompts_file: str = setting("", 'train on your own inputs: JSON {"prompts": ["th_ c_t", ...]}, _ for a blank, any lengths up to block_size')
     masking: str = setting("word", "random, span, word, sticky, or a weighted mix: random:0.5,word:0.5")
     mask_ratio: float = setting(0.15, "share of hidden characters (random, span, sticky)", 0.0, 1.0)
     hidden_words: int = setting(2, "hidden words per input (word)", 1)
@@ -51,10 +59,14 @@ class Config:
     top_k: int = setting(0, "draw from the k likeliest characters; 0: from all", 0)
     top_p: float = setting(0.95, "draw from the likeliest characters that hold this share; 1: from all", 1e-6, 1.0)
     min_p: float = setting(0.0, "draw from characters at least this likely, relative to the likeliest; 0: from all", 0.0, 1.0)
+    xtc_threshold: float = setting(0.1, "XTC: of the characters at least this likely, keep the least likely alone,", 1e-6, 1.0)
+    xtc_probability: float = setting(0.0, "with this probability per blank; 0: off", 0.0, 1.0)
+    repetition_penalty: float = setting(1.0, "visible characters are made less likely: positive logits divided by it, negative multiplied; 1: off", 0.01, 100.0)
     # GRPO
     kl_beta: float = setting(0.1, "weight of KL(policy || reference)", 0.0)
     kl_estimator: str = setting("exact", "how the KL is computed", choices=("exact", "k1", "k2", "k3"))
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", 0.0)
+    top_entropy_quantile: float = setting(1.0, "share of blanks, the most uncertain, that carry policy gradient; 1: all", 1e-6, 1.0)
     loss_type: str = setting("grpo", "how blanks are averaged", choices=("grpo", "dapo", "bnpo", "dr_grpo", "sum"))
     baseline: str = setting("mean", "what a reward is compared with", choices=("mean", "leave_one_out"))
     scale_rewards: str = setting("group", "what advantages are divided by", choices=("group", "batch", "none"))
@@ -62,7 +74,9 @@ class Config:
     importance_sampling_level: str = setting("token", "what the ratio belongs to", choices=("token", "sequence", "none"))
     clip_eps: float = setting(0.2, "the ratio is clipped below at 1 - clip_eps", 0.0, 1.0)
     clip_eps_high: float = setting(0.2, "and above at 1 + clip_eps_high", 0.0)
-    num_iterations: int = setting(1, "updates per rollout", 1)
+    clip_delta: float = setting(0.0, "two-sided clip: where the advantage is negative, the ratio is bounded by this too; 0: by nothing", 0.0)
+    num_iterations: int = setting(1, "times that a rollout is used", 1)
+    minibatch_size: int = setting(0, "inputs per update: the step's inputs are shuffled and split, an update each; 0: all in one", 0)
     # the optimizer
     max_iters: int = setting(100, "steps", 1)
     learning_rate: float = setting(1e-5, "peak learning rate of AdamW", 0.0)
@@ -75,7 +89,8 @@ class Config:
     grad_clip: float = setting(1.0, "largest norm of the gradient; 0: any", 0.0)
     # the machine
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one")
-    dtype: str = setting("float32", "of the forward passes", choices=("float32", "bfloat16"))
+    dtype: str = setting("float32", "of the forward passes", choices=("float32", "bfloat16", "float16"))
+    gradient_checkpointing: bool = setting(False, "forget each block's activations and compute them again in the backward pass: less memory, one more forward pass")
     compile: str = setting("auto", "torch.compile; auto: on cuda, where it pays within minutes", choices=("auto", "true", "false"))
     kernel: str = setting("auto", "sampling and stats: fused for CUDA, or their PyTorch definitions; auto: fused where it can run", choices=("auto", "cuda", "torch"))
     seed: int = setting(1, "of inputs and draws", 0, 2**31 - 1)
@@ -90,7 +105,8 @@ def exit_on_mistake(program):
     try:
         yield
     except (ValueError, OSError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        if is_first():
+            print(f"{program}: {error}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -163,14 +179,34 @@ def load_config(arguments):
 def check_together(config):
     """What no field can know alone."""
     parse_masking(config.masking)
+    parse_reward(config.reward)
     if config.min_lr > config.learning_rate:
         raise ValueError(f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}; lower min_lr")
     if config.warmup_iters > (config.lr_decay_iters or config.max_iters):
         raise ValueError(f"warmup_iters={config.warmup_iters} is more than lr_decay_iters={config.lr_decay_iters or config.max_iters}; lower warmup_iters")
     if not config.out_dir:
         raise ValueError("out_dir='' names no folder; write for example out_dir=out")
-    if config.importance_sampling_level == "none" and config.num_iterations > 1:
-        raise ValueError(f"importance_sampling_level='none' with num_iterations={config.num_iterations}: later updates need the ratio; set num_iterations=1")
+    if 0 < config.clip_delta <= 1 + config.clip_eps_high:
+        raise ValueError(f"clip_delta={config.clip_delta} is within clip_eps_high={config.clip_eps_high}; clip_delta takes more than 1 + clip_eps_high, or 0 for none")
+    inputs, m = config.batch_size * config.gradient_accumulation_steps, config.minibatch_size
+    if m and (inputs % m or (m % config.batch_size and m > config.batch_size)):
+        raise ValueError(f"minibatch_size={m} does not divide the step's batch_size * gradient_accumulation_steps = {inputs} inputs into whole micro-batches; "
+                         f"it takes a divisor of {inputs} that is below batch_size or a multiple of it")
+    if m and world()[0] > 1:
+        raise ValueError(f"minibatch_size={m} with {world()[0]} processes: mini-batches are shuffled within one process; set minibatch_size=0")
+    for name, serves, condition in NEEDS:
+        if getattr(config, name) != FIELDS[name].default and not condition(config):
+            raise ValueError(f"{name}={getattr(config, name)!r} needs {serves}; set that, or leave {name} at {FIELDS[name].default!r}")
+
+
+# Settings that mean something only together with others: without them they would be silently ignored, or wrong.
+NEEDS = [
+    ("ema_alpha", "reference_mode=ema", lambda c: c.reference_mode == "ema"),
+    ("reference_update_freq", "reference_mode=periodic", lambda c: c.reference_mode == "periodic"),
+    ("xtc_threshold", "xtc_probability above 0", lambda c: c.xtc_probability > 0),
+    ("credit_window", "the judge in reward", lambda c: "judge" in parse_reward(c.reward)),
+    *((name, "the ratio, importance_sampling_level=token or sequence", lambda c: c.importance_sampling_level != "none")
+      for name in ("num_iterations", "minibatch_size", "clip_eps", "clip_eps_high", "clip_delta"))]
 
 
 def help_text():
@@ -183,7 +219,7 @@ def help_text():
 
 # On --init_from=resume these may differ from the run that wrote the checkpoint; every other setting would change its mathematics.
 FREE_ON_RESUME = {"init_from", "out_dir", "max_iters", "save_interval", "log_interval", "eval_interval", "eval_inputs", "wandb_log", "wandb_project",
-                  "wandb_run_name", "device", "compile", "kernel"}
+                  "wandb_run_name", "device", "reference_device", "compile", "kernel", "gradient_checkpointing"}
 
 
 def check_resume(config, saved):

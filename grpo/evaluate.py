@@ -10,7 +10,6 @@ import argparse
 import functools
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,36 +20,15 @@ from data.masking import parse_masking
 from grpo.checkpoint import load_model, read_training, write
 from grpo.config import Config, exit_on_mistake
 from grpo.log import highlight
-from grpo.reward import judge_scores
-from grpo.sampling import draw, integer_weights, keep, sample_completions
+from grpo.reward import Rewards, judge_scores
+from grpo.sampling import integer_weights, options, sample_completions
 from grpo.setup import forward, load_data, load_frozen, pick_device
-from grpo.stats import expectation, log_softmax
+from grpo.stats import expectation, log_softmax, where_blank
 from grpo.step import draw_uniforms
+from grpo.words import decode, hidden_words, is_valid, lexicon
 
 SAMPLES = 16           # fills per input where fills are sampled
 EVALUATION_SEED = 2**31  # no run's own seed: every run is evaluated on the same inputs
-WORD = re.compile("[A-Za-z]+")
-
-
-def lexicon(text):
-    """The words of the training text: of two letters or more, or "a", or "i"."""
-    return {word for word in WORD.findall(text.lower()) if len(word) > 1 or word in "ai"}
-
-
-def hidden_words(text, mask):
-    """(start, end) of each word of `text` that holds a blank and that the window does not cut."""
-    return [m.span() for m in WORD.finditer(text) if 0 < m.start() and m.end() < len(text) and mask[m.start(): m.end()].any()]
-
-
-def is_valid(fill, start, end, words):
-    """Is the fill of the hidden word at start:end one word of the lexicon, of just this length?"""
-    return fill[start:end].lower() in words and not WORD.fullmatch(fill[start - 1]) and not WORD.fullmatch(fill[end])
-
-
-def decode(tokens, vocabulary):
-    """(..., T) tokens -> a flat list of strings."""
-    table = np.frombuffer(vocabulary.encode("ascii"), dtype=np.uint8)
-    return [row.tobytes().decode("ascii") for row in table[tokens.reshape(-1, tokens.shape[-1]).cpu().numpy()]]
 
 
 def word_figures(tokens, mask, fills, vocabulary, words):
@@ -127,12 +105,13 @@ def fill_sequential(generator, masked, mask, order, config, seed):
     rng = torch.Generator().manual_seed(seed)
     for _ in range(int(mask.sum(dim=1).max())):
         rows = left.any(dim=1).nonzero().squeeze(1)                                       # (M,) inputs that still have blanks
-        weights = integer_weights(generator(filled[rows]), config.temperature)            # (M,T,V)
+        logits = generator(filled[rows])                                                  # (M,T,V)
         if order == "random":
             uniforms = torch.rand(len(rows), mask.shape[1], 2, generator=rng).to(masked.device)
-            choice = draw(weights * keep(weights, config.top_k, config.top_p, config.min_p), uniforms[..., :1].contiguous()).squeeze(-1)  # (M,T)
+            choice = sample_completions(logits, filled[rows], left[rows], uniforms[:, None, :, 0], **options(config))[0].squeeze(1)  # (M,T)
             preference = uniforms[..., 1]                                                 # (M,T)
         else:
+            weights = integer_weights(logits, config.temperature)                         # (M,T,V)
             choice, preference = weights.argmax(dim=-1), weights.amax(dim=-1) / weights.sum(dim=-1)
         at = preference.masked_fill(~left[rows], -1).argmax(dim=1, keepdim=True)          # (M,1)
         filled[rows] = filled[rows].scatter(1, at, choice.gather(1, at))
@@ -150,40 +129,54 @@ class Evaluation:
         tokens, mask = val.batch(config.eval_inputs, config.block_size, parse_masking(config.masking), config.mask_ratio, config.hidden_words, (EVALUATION_SEED, 0))
         self.tokens, self.mask = tokens.to(device), mask.to(device)                       # (N,T)
         self.masked = self.tokens.masked_fill(self.mask, train.mask_id)
+        self.rewards = Rewards(judge, config.reward, self.vocabulary, self.words)
+        self.rewards.ask_all(self.tokens[:2, None].repeat(1, 3, 1), self.masked[:2], self.mask[:2])  # a mistake in them is found before anything is written
 
     @functools.cached_property
     def ngram(self):
         return NGram(self.train_tokens, len(self.vocabulary) - 1)
 
-    def measure(self, fills, forward_passes):
-        """All figures of a set of fills (N,n,T) -> {name: number}."""
+    def measure(self, fills, forward_passes, completions=None):
+        """All figures of a set of fills (N,n,T) -> {name: number}; to the list `completions` every single one is added, with its rewards."""
         right = (fills == self.tokens[:, None]) | ~self.mask[:, None]                     # (N,n,T)
-        figures = {"judge": judge_scores(self.judge, fills).mean().item(), **word_figures(self.tokens, self.mask, fills, self.vocabulary, self.words),
+        judge = judge_scores(self.judge, fills).mean(dim=-1)                              # (N,n)
+        figures = {"judge": judge.mean().item(), **word_figures(self.tokens, self.mask, fills, self.vocabulary, self.words),
                    "exact_chars": 1 - (~right).sum().item() / (self.mask.sum().item() * fills.shape[1]),
                    "ngram_bits": ngram_bits(self.ngram, self.mask, fills), "forward_passes": forward_passes}
         if fills.shape[1] == SAMPLES:
             solved = right.all(dim=-1).sum(dim=1).tolist()
             figures |= {f"pass@{k}": pass_at_k(solved, SAMPLES, k) for k in (1, 2, 4, 8, 16)}
+        if completions is not None:
+            rewards = {"judge": judge, **self.rewards.ask_all(fills, self.masked, self.mask)}
+            columns = {name: [round(x, 6) for x in values.flatten().tolist()] for name, values in rewards.items()}
+            inputs = [text for text in decode(self.masked, self.vocabulary) for _ in range(fills.shape[1])]
+            completions += [dict(zip(("input", "completion", *columns), row)) for row in zip(inputs, decode(fills, self.vocabulary), *columns.values())]
         return figures
 
     @torch.no_grad()
-    def one_step(self, generator, name):
-        """The rows NAME_sample and NAME_argmax: every blank from one forward pass."""
-        config = self.config
+    def one_step(self, generator, name, ref_log_p=None, completions=None):
+        """The rows NAME_sample and NAME_argmax: every blank from one forward pass; and its log p (N,T,V).
+
+        In nats and exact: entropy per blank; of whole inputs the entropy, the KL from `ref_log_p`, and log p(original text), whose mean
+        exponential, `original_prob`, is the pass@1 that endless untruncated sampling would find.
+        """
         logits = torch.cat([generator(rows) for rows in self.masked.split(64)])           # (N,T,V)
         uniforms = draw_uniforms(len(self.masked), SAMPLES, self.masked.shape[1], (EVALUATION_SEED, 1)).to(logits.device)
-        fills, _ = sample_completions(logits, self.masked, self.mask, uniforms, config.temperature, config.top_k, config.top_p, config.min_p)
-        log_p = log_softmax(logits, config.temperature)
-        entropy = -expectation(log_p.exp(), log_p).squeeze(-1)[self.mask].mean().item()
+        fills, _ = sample_completions(logits, self.masked, self.mask, uniforms, **options(self.config))
+        log_p = log_softmax(logits, self.config.temperature)                              # (N,T,V)
+        entropy, kl = (where_blank(expectation(log_p.exp(), x).squeeze(-1), self.mask) for x in (-log_p, log_p - (log_p if ref_log_p is None else ref_log_p)))
+        original = where_blank(log_p.gather(-1, self.tokens[..., None]).squeeze(-1), self.mask).sum(dim=1)  # (N,)
+        exact = {"entropy": entropy.sum() / self.mask.sum(), "sequence_entropy": entropy.sum(dim=1).mean(), "sequence_kl": kl.sum(dim=1).mean(),
+                 "original_log_prob": original.mean(), "original_prob": original.exp().mean()}
         argmax = torch.where(self.mask, logits.argmax(dim=-1), self.masked)[:, None]      # (N,1,T)
-        return {f"{name}_sample": self.measure(fills, 1) | {"entropy": entropy}, f"{name}_argmax": self.measure(argmax, 1)}
+        return log_p, {f"{name}_sample": self.measure(fills, 1, completions) | {key: x.item() for key, x in exact.items()}, f"{name}_argmax": self.measure(argmax, 1)}
 
     @torch.no_grad()
     def peek(self, generator, reference, iteration, shown=5, inputs=64):
         """A look in passing: valid words on the first inputs, and the first few fills before and after, as text."""
         config, masked, mask = self.config, self.masked[:inputs], self.mask[:inputs]
         uniforms = draw_uniforms(len(masked), SAMPLES, masked.shape[1], (EVALUATION_SEED, 1)).to(masked.device)
-        fills = [sample_completions(model(masked), masked, mask, uniforms, config.temperature, config.top_k, config.top_p, config.min_p)[0]
+        fills = [sample_completions(model(masked), masked, mask, uniforms, **options(config))[0]
                  for model in (reference, generator)]                                     # (inputs,n,T) each
         valid = [word_figures(self.tokens[:inputs], mask, f, self.vocabulary, self.words)["valid_words"] for f in fills]
         lines = [f"step {iteration}: valid words on held-out text {valid[0]:.2f} before, {valid[1]:.2f} now"]
@@ -192,15 +185,24 @@ class Evaluation:
                 lines.append(f"  {name:7s}" + highlight(decode(rows[i], self.vocabulary)[0], mask[i].tolist()))
         return "\n".join(lines)
 
-    def table(self, generator, reference, seed):
+    def table(self, generator, reference, seed, completions=None):
         """Every row, and `gap_closed` -> what evaluation.json holds."""
         blanks = self.mask.sum(dim=1).float().mean().item()
-        rows = {"original": self.measure(self.tokens[:, None], 0), **self.one_step(reference, "before"), **self.one_step(generator, "after")}
+        ref_log_p, rows = self.one_step(reference, "before")
+        rows |= {"original": self.measure(self.tokens[:, None], 0), **self.one_step(generator, "after", ref_log_p, completions)[1]}
         for order in ("random", "confident"):
             rows[f"reference_sequential_{order}"] = self.measure(fill_sequential(reference, self.masked, self.mask, order, self.config, seed), blanks)
         before, after, best = (rows[name]["valid_words"] for name in ("before_sample", "after_sample", "reference_sequential_confident"))
         return rows | {"gap_closed": (after - before) / (best - before) if best != before else None, "masking": self.config.masking,
                        "inputs": len(self.masked), "temperature": self.config.temperature, "seed": seed}
+
+    def finish(self, generator, reference):
+        """Write evaluation.json, and completions.jsonl with every completion that was sampled -> the table, as text."""
+        completions, out = [], Path(self.config.out_dir)
+        result = self.table(generator, reference, self.config.seed, completions)
+        write(out / "completions.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in completions).encode())
+        write(out / "evaluation.json", json.dumps(result, indent=1, allow_nan=False).encode())
+        return format_table(result)
 
 
 ROWS = {"original": "original text", "before_sample": "before, one step, sampled", "before_argmax": "before, one step, argmax",
@@ -228,10 +230,9 @@ def main(argv=None):
         train, val = load_data(config.dataset, config.block_size)
         models = [load_model(out / "checkpoint.pt", "generator", train.vocabulary), *load_frozen(config, train.vocabulary)]
         device = pick_device("auto")
-    generator, reference, judge = (forward(model.to(device), device, replace(config, compile="false")) for model in models)
-    result = Evaluation(config, judge, train, val, device).table(generator, reference, config.seed)
-    write(out / "evaluation.json", json.dumps(result, indent=1, allow_nan=False).encode())
-    print(format_table(result))
+        generator, reference, judge = (forward(model.to(device), device, replace(config, compile="false")) for model in models)
+        evaluation = Evaluation(replace(config, out_dir=out), judge, train, val, device)
+    print(evaluation.finish(generator, reference))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from grpo.checkpoint import write
+from grpo.distributed import is_first
 
 
 class Clock:
@@ -58,10 +59,11 @@ class Log:
         out = Path(config.out_dir)
         kept = [line for line in read_metrics(out / "metrics.jsonl") if line["iteration"] < start and (line["iteration"] + 1) % config.log_interval == 0] if start else []
         write(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
-        self.file = open(out / "metrics.jsonl", "a", buffering=1)  # a line is written whole
-        self.bar = tqdm(total=config.max_iters, initial=start, desc="GRPO", dynamic_ncols=True, mininterval=0.5)
+        self.first = is_first()  # of several processes one is heard
+        self.file = open(out / "metrics.jsonl" if self.first else os.devnull, "a", buffering=1)  # a line is written whole
+        self.bar = tqdm(total=config.max_iters, initial=start, desc="GRPO", dynamic_ncols=True, mininterval=0.5, disable=not self.first)
         self.wandb = None
-        if config.wandb_log:
+        if config.wandb_log and self.first:
             import wandb
             self.wandb = wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, dir=config.out_dir, config=asdict(config))
 
@@ -76,7 +78,8 @@ class Log:
         self.bar.update()
 
     def say(self, text=""):
-        tqdm.write(text)
+        if self.first:
+            tqdm.write(text)
 
     def close(self):
         self.bar.close()

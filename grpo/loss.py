@@ -41,18 +41,24 @@ def log_ratio(logp, old_logp, mask, importance_sampling_level):
     return difference
 
 
-def policy_loss(logp, old_logp, advantages, mask, importance_sampling_level="token", clip_eps=0.2, clip_eps_high=0.2):
+def most_uncertain(entropy, mask, top_entropy_quantile):
+    """The blanks with the highest entropy (2506.01939): entropy, mask (N,T) of the whole step -> (N,T) bool, that share of the blanks (ties are kept)."""
+    return mask & (entropy >= torch.quantile(entropy[mask].float(), 1 - top_entropy_quantile))
+
+
+def policy_loss(logp, old_logp, advantages, mask, importance_sampling_level="token", clip_eps=0.2, clip_eps_high=0.2, clip_delta=0.0):
     """-> the loss of each blank (B,G,T), and whether the clip stopped its gradient (B,G,T) bool.
 
     −min(ρ·A, clip(ρ, 1 − clip_eps, 1 + clip_eps_high)·A), PPO's clip (1707.06347, equation 7) with DAPO's separate upper bound;
+    clip_delta > 0 bounds the first ρ too, min(ρ, clip_delta)·A, where A < 0 lets it grow without limit (2505.07291, two-sided clip);
     with importance_sampling_level `none` there is neither ratio nor clip: −logp·A, REINFORCE.
     """
     if importance_sampling_level == "none":
         return -logp * advantages, torch.zeros_like(logp, dtype=torch.bool)
     ratio = log_ratio(logp, old_logp, mask, importance_sampling_level).exp()              # (B,G,T) or (B,G,1)
-    clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps_high)
-    stopped = (ratio * advantages > clipped * advantages).expand_as(logp)
-    return -torch.minimum(ratio * advantages, clipped * advantages).expand_as(logp), stopped
+    clipped, bounded = ratio.clamp(1 - clip_eps, 1 + clip_eps_high), ratio.clamp(max=clip_delta) if clip_delta else ratio
+    stopped = (bounded * advantages > clipped * advantages) | (bounded < ratio)
+    return -torch.minimum(bounded * advantages, clipped * advantages).expand_as(logp), stopped.expand_as(logp)
 
 
 def kl_estimate(logp, ref_logp, kl, kl_estimator):
@@ -66,15 +72,15 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
 
 
 def grpo_loss(logp, old_logp, ref_logp, kl, entropy, advantages, mask, weights, kl_beta=0.1, kl_estimator="exact", entropy_coef=0.0,
-              importance_sampling_level="token", clip_eps=0.2, clip_eps_high=0.2):
+              importance_sampling_level="token", clip_eps=0.2, clip_eps_high=0.2, clip_delta=0.0, learning=None):
     """The loss of one micro-batch, and its parts: a scalar, {name: scalar without gradient}. Both add up over micro-batches.
 
-    `weights` (B,T) are those of `loss_weights`.
+    `weights` (B,T) are those of `loss_weights`; `learning` (B,T) bool limits the policy gradient to some blanks, KL and entropy to none.
     """
     weights = weights[:, None]                                                            # (B,1,T)
-    losses, stopped = policy_loss(logp, old_logp, advantages, mask, importance_sampling_level, clip_eps, clip_eps_high)  # (B,G,T)
+    losses, stopped = policy_loss(logp, old_logp, advantages, mask, importance_sampling_level, clip_eps, clip_eps_high, clip_delta)  # (B,G,T)
     G = logp.shape[1]
-    pg_loss = (weights * losses).sum()
+    pg_loss = ((weights if learning is None else weights * learning[:, None]) * losses).sum()
     kl_penalty = kl_beta * (weights * kl_estimate(logp, ref_logp, kl, kl_estimator).expand_as(logp)).sum()
     loss = pg_loss + kl_penalty - entropy_coef * G * (weights[:, 0] * entropy).sum()
     blank = mask[:, None].expand_as(logp)

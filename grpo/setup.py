@@ -1,6 +1,7 @@
 """
 From settings to what a run works with: the device, the data, the three models, the optimizer.
 """
+import os
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,33 +9,38 @@ from pathlib import Path
 import torch
 
 from data.char_diffusion.prepare import prepare
-from data.dataset import Dataset
+from data.dataset import Dataset, Prompts
+from grpo import distributed
 from grpo.checkpoint import load_model, read_training
 from grpo.config import Config, check_resume
+from grpo.sampling import penalise
+from model.transformer import Generator
 
 
-def pick_device(name):
-    """`auto`, or any torch device that is there -> torch.device. Raises ValueError for one that is not."""
+def pick_device(name, setting="device"):
+    """`auto`, or any torch device that is there -> torch.device. Raises ValueError for one that is not. Under torchrun every process has its own GPU."""
     there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    name = {"auto": "cuda:0" if len(there) > 1 else "cpu", "cuda": "cuda:0"}.get(name, name)
+    own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    name = {"auto": own if len(there) > 1 else "cpu", "cuda": own}.get(name, name)
     if name not in there:
-        raise ValueError(f"device={name!r} is not on this machine; device takes auto or one of: {', '.join(there)}")
+        raise ValueError(f"{setting}={name!r} is not on this machine; {setting} takes auto or one of: {', '.join(there)}")
     if name != "cpu":
         torch.cuda.set_device(name)
     return torch.device(name)
 
 
-def load_data(dataset, block_size):
-    """-> train, val of data/`dataset`. The default one is made where it is missing. Raises ValueError for one that cannot serve."""
+def load_data(dataset, block_size, prompts_file=""):
+    """-> train, val of data/`dataset`; with a prompts_file train gives batches of those. The default one is made where it is missing. Raises ValueError for one that cannot serve."""
     folder = Path("data") / dataset
-    if dataset == Config.dataset and not (folder / "meta.json").exists():
+    if dataset == Config.dataset and not (folder / "meta.json").exists() and distributed.is_first():
         print(f"making {folder} from your Python's documentation: a few seconds", flush=True)
         prepare(folder)
+    distributed.wait()
     splits = [Dataset(folder, split) for split in ("train", "val")]
     shortest = min(len(split.tokens) for split in splits)
     if not 5 <= block_size <= shortest:
         raise ValueError(f"block_size={block_size}: dataset {folder} has {shortest} characters; block_size takes 5 to {shortest}")
-    return splits
+    return [Prompts(folder, "train", prompts_file, block_size), splits[1]] if prompts_file else splits
 
 
 def load_models(config, vocabulary):
@@ -56,6 +62,8 @@ def load_models(config, vocabulary):
     for model in models:
         if config.block_size > model.trunk.config.block_size:
             raise ValueError(f"block_size={config.block_size} is more than the {model.trunk.config.block_size} characters that the {type(model).__name__.lower()} was made for; lower block_size")
+        model.trunk.padded = bool(config.prompts_file)
+    models[0].trunk.checkpointing = config.gradient_checkpointing
     return *models, state
 
 
@@ -78,13 +86,17 @@ def is_compiled(device, config):
 
 
 def forward(model, device, config):
-    """The model as a function of tokens, under autocast and torch.compile as the settings say."""
+    """The model as a function of tokens, under autocast and torch.compile as the settings say, and wherever it lives; a generator with its
+    repetition penalty. float16 logits come as float32, as the kernel takes them."""
     call = torch.compile(model) if is_compiled(device, config) else model
-    autocast = torch.autocast(device.type, dtype=torch.bfloat16) if config.dtype == "bfloat16" else nullcontext()
+    autocast = nullcontext() if config.dtype == "float32" else torch.autocast(device.type, dtype=getattr(torch, config.dtype))
+    penalty = config.repetition_penalty if isinstance(model, Generator) else 1.0
 
     def run(tokens):
         with autocast:
-            return call(tokens)
+            logits = call(tokens.to(device)).to(tokens.device)
+        logits = logits.float() if logits.dtype == torch.float16 else logits
+        return logits if penalty == 1 else penalise(logits, tokens, penalty)
     return run
 
 

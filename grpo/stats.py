@@ -30,13 +30,18 @@ def expectation(p, values):
     return torch.where(p == 0, 0, p * values).sum(dim=-1, keepdim=True)
 
 
+def where_blank(x, mask):
+    """(B,G,T) or (B,T), 0 wherever there is no blank."""
+    return torch.where(mask[:, None] if x.dim() == 3 else mask, x, 0)
+
+
 def stats_forward(logits, ref_logits, completions, kept, mask, temperature):
     """-> logp (B,G,T), ref_logp (B,G,T), kl (B,T), entropy (B,T): zero wherever there is no blank."""
     log_p, log_r = log_softmax(logits, temperature), log_softmax(ref_logits, temperature)   # (B,T,V)
-    p, drawn = log_p.exp(), completions.transpose(1, 2)                                     # (B,T,V), (B,T,G)
+    p, drawn = log_p.exp(), where_blank(completions, mask).transpose(1, 2)                  # (B,T,V), (B,T,G)
     logp, ref_logp = (restrict(x, kept).gather(-1, drawn).transpose(1, 2) for x in (log_p, log_r))  # (B,G,T)
     kl, entropy = expectation(p, log_p - log_r).squeeze(-1), -expectation(p, log_p).squeeze(-1)     # (B,T)
-    return tuple(torch.where(mask[:, None] if x.dim() == 3 else mask, x, 0) for x in (logp, ref_logp, kl, entropy))
+    return tuple(where_blank(x, mask) for x in (logp, ref_logp, kl, entropy))
 
 
 def stats_backward(g_logp, g_kl, g_entropy, logits, ref_logits, completions, kept, mask, temperature):
@@ -45,7 +50,7 @@ def stats_backward(g_logp, g_kl, g_entropy, logits, ref_logits, completions, kep
     dz[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])  +  g_kl p[v] (log p[v] − log r[v] − KL)  −  g_entropy p[v] (log p[v] + H) )
     """
     log_p, log_r = log_softmax(logits, temperature), log_softmax(ref_logits, temperature)   # (B,T,V)
-    p, q, drawn = log_p.exp(), restrict(log_p, kept).exp(), completions.transpose(1, 2)     # (B,T,V), (B,T,V), (B,T,G)
+    p, q, drawn = log_p.exp(), restrict(log_p, kept).exp(), where_blank(completions, mask).transpose(1, 2)  # (B,T,V), (B,T,V), (B,T,G)
     g_logp = g_logp.transpose(1, 2)                                                         # (B,T,G)
     d = torch.zeros_like(p).scatter_add(-1, drawn, g_logp) - g_logp.sum(dim=-1, keepdim=True) * q
     log_ratio = log_p - log_r

@@ -4,7 +4,8 @@ One GRPO step: fill every input G times, score the completions, update the polic
 Letters: B masked inputs, T characters, G group size, V vocabulary. In one-shot filling the logits depend on the masked input
 alone, so its G completions share them: a step is one forward pass of generator and reference over B rows, one of the judge
 over B·G rows, and one backward pass over B rows. Inputs are never repeated G times. (Only with several micro-batches or inner updates is
-the generator's forward pass made again for each backward pass, so that one graph is held at a time.)
+the generator's forward pass made again for each backward pass, so that one graph is held at a time.) What is compared over the step
+is compared over all of it: a baseline or a count that saw one micro-batch would be another loss.
 """
 from dataclasses import dataclass
 
@@ -13,21 +14,42 @@ import torch
 
 from grpo import kernel, sampling, stats
 from grpo.advantage import INDISTINCT, advantages
-from grpo.loss import grpo_loss, loss_weights
-from grpo.reward import credit, judge_scores
+from grpo.distributed import add_up, gather, share, world
+from grpo.loss import grpo_loss, loss_weights, most_uncertain
 
 
 @dataclass
 class Rollout:
-    """One micro-batch as it was drawn; it does not change while the policy does."""
+    """Inputs as they were drawn and scored; nothing of it changes while the policy does. Every tensor has a row for each input."""
     masked: torch.Tensor            # (B,T) the input, blanks as mask tokens
     mask: torch.Tensor              # (B,T) bool
     completions: torch.Tensor       # (B,G,T)
     kept: torch.Tensor              # (B,T,V) bool
     ref_logits: torch.Tensor        # (B,T,V)
-    scores: torch.Tensor            # (B,G,T) the judge's P(real)
+    credits: torch.Tensor           # (B,G,1) or (B,G,T) the reward of each blank
+    parts: torch.Tensor             # (B,G,R) the R rewards of each completion, as `rewards.names`
+    p_equal: torch.Tensor           # (B,) the probability that all G fills are equal
     logits: torch.Tensor | None     # (B,T,V) with their graph, for the first update; None: computed again then
-    old_logp: torch.Tensor | None = None  # (B,G,T) log-probability when drawn, known from the first update on
+    old_logp: torch.Tensor | None   # (B,G,T) log-probability when drawn; None: there is one update, whose own it is
+    entropy: torch.Tensor | None    # (B,T) when drawn, as `old_logp`
+    advantages: torch.Tensor | None = None  # as `credits`
+    learning: torch.Tensor | None = None    # (B,T) bool, the blanks that carry policy gradient; None: all
+
+    def rows(self, index):
+        """Some of the inputs: a slice, or numbers in any order."""
+        return Rollout(**{name: None if x is None else x[index] for name, x in vars(self).items()})
+
+    def split(self, size):
+        """Batches of `size` inputs, in their order."""
+        return [self] if size >= len(self.mask) else [self.rows(slice(i, i + size)) for i in range(0, len(self.mask), size)]
+
+
+def join(rollouts):
+    """The inverse of `Rollout.split`."""
+    if len(rollouts) == 1:
+        return rollouts[0]
+    columns = {name: [vars(r)[name] for r in rollouts] for name in vars(rollouts[0])}
+    return Rollout(**{name: None if column[0] is None else torch.cat(column) for name, column in columns.items()})
 
 
 def operations(config):
@@ -40,61 +62,101 @@ def draw_uniforms(inputs, group_size, length, seed):
     return torch.from_numpy(np.random.default_rng(seed).random((inputs, group_size, length), dtype=np.float32))
 
 
-def rollout(generator, reference, judge, masked, mask, uniforms, config, clock, keep_graph):
+def probability_of_equal_fills(logits, kept, mask, temperature, G):
+    """P(all G fills of an input are equal) = Π over blanks of Σ_v q(v)^G, before anything is scored: -> (B,).
+
+    Equal fills have equal rewards: the mean over inputs bounds the expected share of groups that teach nothing from below. Such
+    groups are not skipped, that would bias the gradient.
+    """
+    log_q = stats.restrict(stats.log_softmax(logits, temperature), kept)                  # (B,T,V)
+    return stats.where_blank((G * log_q).logsumexp(dim=-1), mask).sum(dim=-1).exp()
+
+
+def rollout(generator, reference, rewards, masked, mask, uniforms, config, clock, keep_graph):
     """Fill the B inputs G times from one forward pass, and score the completions -> Rollout."""
+    sample_completions, compute_stats = operations(config)
     with torch.set_grad_enabled(keep_graph):
         logits = generator(masked)                                                        # (B,T,V)
-    sample_completions, _ = operations(config)
-    completions, kept = sample_completions(logits.detach(), masked, mask, uniforms, config.temperature, config.top_k, config.top_p, config.min_p)
-    clock.mark("fill")
     with torch.no_grad():
+        completions, kept = sample_completions(logits.detach(), masked, mask, uniforms, **sampling.options(config))
+        p_equal = probability_of_equal_fills(logits, kept, mask, config.temperature, uniforms.shape[1])  # (B,)
+        clock.mark("fill")
         ref_logits = reference(masked)                                                    # (B,T,V)
-    clock.mark("reference")
-    scores = judge_scores(judge, completions)                                             # (B,G,T)
-    clock.mark("judge")
-    return Rollout(masked, mask, completions, kept, ref_logits, scores, logits if keep_graph else None)
+        clock.mark("reference")
+        credits, parts = rewards(completions, masked, mask, config.credit_window)
+        clock.mark("judge")
+        old_logp = entropy = None
+        if config.num_iterations > 1 or config.minibatch_size or config.top_entropy_quantile < 1:
+            old_logp, _, _, entropy = compute_stats(logits, ref_logits, completions, kept, mask, config.temperature)
+    return Rollout(masked, mask, completions, kept, ref_logits, credits, parts, p_equal, logits if keep_graph else None, old_logp, entropy)
 
 
-def differentiate(generator, r, advantage, counts, config):
-    """Add the gradient of one micro-batch's loss to the parameters -> figures of the step that add up over micro-batches."""
-    logits = generator(r.masked) if r.logits is None else r.logits                        # (B,T,V)
-    r.logits = None  # its graph serves one backward pass
+def differentiate(generator, r, counts, config, scaler):
+    """Add the gradient of one micro-batch's loss to the parameters -> figures of the update that add up over micro-batches."""
+    logits, G = generator(r.masked) if r.logits is None else r.logits, r.completions.shape[1]  # (B,T,V)
     _, compute_stats = operations(config)
     logp, ref_logp, kl, entropy = compute_stats(logits, r.ref_logits, r.completions, r.kept, r.mask, config.temperature)
-    if r.old_logp is None:
-        r.old_logp = logp.detach()                                                        # (B,G,T)
-    weights = loss_weights(r.mask, config.loss_type, config.group_size, **counts)         # (B,T)
-    loss, figures = grpo_loss(logp, r.old_logp, ref_logp, kl, entropy, advantage, r.mask, weights, config.kl_beta, config.kl_estimator,
-                              config.entropy_coef, config.importance_sampling_level, config.clip_eps, config.clip_eps_high)
-    loss.backward()
-    per_blank = {"mean_kl": kl.sum(), "entropy": entropy.sum(), "mean_log_prob": logp.sum() / config.group_size,
+    old_logp = logp.detach() if r.old_logp is None else r.old_logp                        # (B,G,T)
+    weights = loss_weights(r.mask, config.loss_type, G, **counts)                         # (B,T)
+    loss, figures = grpo_loss(logp, old_logp, ref_logp, kl, entropy, r.advantages, r.mask, weights, config.kl_beta, config.kl_estimator, config.entropy_coef,
+                              config.importance_sampling_level, config.clip_eps, config.clip_eps_high, config.clip_delta, r.learning)
+    scaler.scale(loss).backward()
+    per_blank = {"mean_kl": kl.sum(), "entropy": entropy.sum(), "mean_log_prob": logp.sum() / G,
                  "clip_ratio": figures.pop("clip_ratio"), "approx_kl": figures.pop("approx_kl")}
     return figures | {name: value.detach() / counts["blanks"] for name, value in per_blank.items()}
 
 
-def grpo_step(generator, reference, judge, optimizer, tokens, mask, mask_id, uniforms, config, clock):
-    """One step on all micro-batches: tokens, mask (A·B,T), uniforms (A·B,G,T) -> (rollouts, {metric: scalar tensor}).
+def update(optimizer, scaler, grad_clip):
+    """Add up the gradients of all processes, clip, step -> the norm before clipping; 0 where float16 overflowed and the step is left out."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    add_up([p.grad for p in parameters])
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip or float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return norm.nan_to_num(0, 0, 0) if scaler.is_enabled() else norm
 
-    `generator`, `reference`, `judge` are callables from tokens to logits; nothing waits for the device.
+
+def compare(r, rewards, config):
+    """What takes the whole step, all micro-batches and processes: sets `advantages` and `learning` -> figures."""
+    mask, credits, parts = gather(r.mask), gather(r.credits), gather(r.parts)             # (N,T), (N,G,1) or (N,G,T), (N,G,R) of all N inputs
+    advantage = advantages(credits, config.baseline, config.scale_rewards, mask[:, None] if config.credit_window else None)  # as `credits`
+    r.advantages = share(advantage)
+    if config.top_entropy_quantile < 1:
+        r.learning = share(most_uncertain(gather(r.entropy), mask, config.top_entropy_quantile))
+    total = rewards.total(parts)                                                          # (N,G)
+    equal = total.amax(dim=1) - total.amin(dim=1) <= INDISTINCT                           # (N,)
+    return {"mean_reward": total.mean(), "std_reward": total.std(), "mean_advantage": advantage.mean(), "frac_reward_zero_std": equal.float().mean(),
+            "dead_groups_foretold": gather(r.p_equal).mean(), **{f"reward_{name}": parts[..., i].mean() for i, name in enumerate(rewards.names)}}
+
+
+def grpo_step(generator, reference, rewards, optimizer, tokens, mask, mask_id, uniforms, config, clock, scaler=None, seed=(0, 0)):
+    """One step on this process's micro-batches: tokens, mask (A·B,T), uniforms (A·B,G,T) -> (Rollout, {metric of the whole step: scalar tensor}).
+
+    `generator`, `reference` are callables from tokens to logits, `rewards` is a `reward.Rewards`, `scaler` a GradScaler, for float16; `seed`, a tuple
+    of whole numbers, shuffles mini-batches. Nothing waits for the device, unless a reward of your own, top_entropy_quantile or float16 must.
     """
-    masked, A = tokens.masked_fill(mask, mask_id), config.gradient_accumulation_steps     # (A·B,T)
-    rollouts = [rollout(generator, reference, judge, *micro, config, clock, keep_graph=A == 1)
-                for micro in zip(masked.chunk(A), mask.chunk(A), uniforms.chunk(A))]
-    rewards = torch.cat([r.scores for r in rollouts]).mean(dim=-1)                        # (A·B,G)
-    credits = torch.cat([credit(r.scores, config.credit_window) for r in rollouts])       # (A·B,G,1) or (A·B,G,T)
-    advantage = advantages(credits, config.baseline, config.scale_rewards, mask[:, None] if config.credit_window else None)  # the same
-    counts = {"inputs": len(mask), "blanks": mask.sum(), "micro_batches": A}
-    sums = {}
-    for _ in range(config.num_iterations):
-        for r, a in zip(rollouts, advantage.chunk(A)):
-            for name, value in differentiate(generator, r, a, counts, config).items():
-                sums[name] = sums.get(name, 0) + value / config.num_iterations
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip or float("inf"))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        sums["grad_norm"] = sums.get("grad_norm", 0) + norm / config.num_iterations
+    scaler, processes = scaler or torch.amp.GradScaler(enabled=False), world()[0]
+    masked, A = tokens.masked_fill(mask, mask_id), config.gradient_accumulation_steps // processes  # (A·B,T)
+    r = join([rollout(generator, reference, rewards, *micro, config, clock, keep_graph=A == 1 and not config.minibatch_size)
+              for micro in zip(masked.chunk(A), mask.chunk(A), uniforms.chunk(A))])
+    figures = compare(r, rewards, config)
+    size = config.minibatch_size or len(mask)
+    updates, norms, sums = config.num_iterations * len(mask) // size, [], {}
+    for inner in range(config.num_iterations):
+        shuffled = r
+        if config.minibatch_size:
+            shuffled = r.rows(torch.from_numpy(np.random.default_rng((*seed, inner)).permutation(len(mask))).to(mask.device))
+        for mini in shuffled.split(size):
+            micros = mini.split(len(mask) // A)
+            counts = {"inputs": len(mini.mask) * processes, "blanks": gather(mini.mask).sum(), "micro_batches": len(micros) * processes}
+            for micro in micros:
+                for name, value in differentiate(generator, micro, counts, config, scaler).items():
+                    sums[name] = sums.get(name, 0) + value / updates
+            r.logits = None  # their graph serves one backward pass
+            norms.append(update(optimizer, scaler, config.grad_clip))
+    totals = torch.stack([value.float() for value in sums.values()])
+    add_up([totals])
     clock.mark("update")
-    equal = rewards.amax(dim=1) - rewards.amin(dim=1) <= INDISTINCT
-    return rollouts, sums | {"mean_reward": rewards.mean(), "std_reward": rewards.std(), "mean_advantage": advantage.mean(),
-                             "frac_reward_zero_std": equal.float().mean()}
+    return r, dict(zip(sums, totals)) | {"grad_norm": torch.stack(norms).mean()} | figures

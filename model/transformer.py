@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,19 @@ class Block(nn.Module):
         self.mlp_in = nn.Linear(C, 4 * C, bias=False)
         self.mlp_out = nn.Linear(4 * C, C, bias=False)
 
-    def forward(self, x, cos, sin):
+    def forward(self, x, cos, sin, attended=None):
         B, T, C = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # each (B,H,T,C/H)
         with torch.autocast("cpu", enabled=False):  # on a CPU the backward pass of attention is five times slower in bfloat16
-            attention = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v.to(cos.dtype))  # (B,H,T,C/H)
-        x = x + self.attention_out(attention.transpose(1, 2).reshape(B, T, C))
+            heads = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v.to(cos.dtype), attn_mask=attended)  # (B,H,T,C/H)
+        x = x + self.attention_out(heads.transpose(1, 2).reshape(B, T, C))
         return x + self.mlp_out(F.gelu(self.mlp_in(self.norm2(x)), approximate="tanh"))
 
 
 class Trunk(nn.Module):
+    padded = False          # may some tokens be negative, that is, no characters? They are never attended to
+    checkpointing = False   # forget each block's activations, compute them again in the backward pass
+
     def __init__(self, config):
         super().__init__()
         self.config = config
@@ -73,9 +77,11 @@ class Trunk(nn.Module):
         """(B,T) tokens -> (B,T,C) features."""
         T = tokens.shape[1]
         assert T <= self.config.block_size, f"input of {T} characters, at most {self.config.block_size}"
-        x = self.embedding(tokens)  # (B,T,C)
+        attended = (tokens >= 0)[:, None, None] if self.padded else None  # (B,1,1,T)
+        x = self.embedding(tokens.clamp(min=0) if self.padded else tokens)  # (B,T,C)
         for block in self.blocks:
-            x = block(x, self.cos[:T], self.sin[:T])
+            arguments = x, self.cos[:T], self.sin[:T], attended
+            x = checkpoint(block, *arguments, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else block(*arguments)
         return self.norm(x)
 
 

@@ -16,7 +16,11 @@ MISTAKES = {
     "--learning_rate=-1": "0.0 or more", "--min_lr=1": "above learning_rate", "--warmup_iters=1000": "more than lr_decay_iters", "--beta1=1": "from 0.0 to",
     "--grad_clip=-1": "0.0 or more", "--clip_eps=2": "from 0.0 to 1.0", "--num_iterations=0": "1 or more", "--save_interval=0": "1 or more",
     "--log_interval=0": "1 or more", "--eval_interval=0": "1 or more", "--eval_inputs=0": "1 or more", "--wandb_log=maybe": "true or false", "--compile=maybe": "auto, true, false",
-    "--dtype=float8": "float32, bfloat16", "--init_from=scratch": "pretrained, resume", "--seed=-1": "from 0 to", "nowhere.py": "does not exist", "group_size=8": "does not exist",
+    "--dtype=float8": "float32, bfloat16", "--init_from=scratch": "pretrained, resume", "--seed=-1": "from 0 to", "--clip_delta=1.1": "more than 1 + clip_eps_high", "--minibatch_size=5": "a divisor of 32", "--top_entropy_quantile=0": "a number from", "--reference_mode=moving": "static, ema, periodic",
+    "--ema_alpha=0.5": "needs reference_mode=ema", "--reference_update_freq=3": "needs reference_mode=periodic", "--xtc_threshold=0.2": "needs xtc_probability above 0",
+    "--xtc_probability=2": "from 0.0 to 1.0", "--repetition_penalty=0": "a number from", "--reward=": "judge, valid_words or FILE.py:FUNCTION", "--reward=jugde": "judge, valid_words or",
+    "--reward=judge:heavy": "judge, valid_words or", "--reward=judge:0": "no part of a weight", "--reward=a.py:f,b.py:f": "two functions of one name", "--reward=a.py:": "FILE.py:FUNCTION",
+    "nowhere.py": "does not exist", "group_size=8": "does not exist",
 }
 
 
@@ -55,6 +59,22 @@ def test_flags_take_the_type_of_their_field():
 def test_importance_sampling_level_none_needs_one_update_per_rollout():
     with pytest.raises(ValueError, match="num_iterations"):
         load_config(["--importance_sampling_level=none", "--num_iterations=2"])
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--importance_sampling_level=none", "--minibatch_size=8"], "leave minibatch_size at 0"), (["--importance_sampling_level=none", "--clip_eps=0.1"], "the ratio"),
+    (["--importance_sampling_level=none", "--clip_delta=4"], "the ratio"), (["--reward=valid_words", "--credit_window=3"], "the judge in reward"),
+    (["--batch_size=4", "--gradient_accumulation_steps=3", "--minibatch_size=6"], "a multiple of it")])
+def test_combinations_that_mean_nothing(arguments, message):
+    with pytest.raises(ValueError, match=message) as error:
+        load_config(arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_mini_batches_of_several_processes_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="2 processes.*set minibatch_size=0"):
+        load_config(["--minibatch_size=8"])
 
 
 def test_common_defaults():

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from grpo.config import Config
-from grpo.evaluate import NGram, fill_sequential, hidden_words, is_valid, lexicon, ngram_bits, pass_at_k, word_figures
+from grpo.evaluate import Evaluation, NGram, fill_sequential, hidden_words, is_valid, lexicon, ngram_bits, pass_at_k, word_figures
+from grpo.setup import load_data
 
 VOCABULARY = " abcdefghijklmnopqrstuvwxyz_"
 
@@ -90,3 +91,25 @@ def test_confident_takes_the_surest_blank_first():
 
     fill_sequential(model, torch.full((1, 4), 27), torch.ones(1, 4, dtype=torch.bool), "confident", Config(), 0)
     assert order == [[0, 1, 2, 3], [0, 1, 2], [0, 2], [0]]
+
+
+def test_exact_probability_of_the_original(world):
+    """entropy, KL and P(original) of whole inputs, by enumeration of all fills of two blanks; 16 draws find the original as often."""
+    config = Config(dataset=str(world / "text"), block_size=16, masking="span", mask_ratio=0.125, eval_inputs=4, temperature=0.7)
+    train, val = load_data(config.dataset, config.block_size)
+    judge = lambda rows: rows.float()  # noqa: E731
+    evaluation = Evaluation(config, judge, train, val, torch.device("cpu"))
+    V = len(train.vocabulary)
+    tables = [torch.randn(16, V, generator=torch.Generator().manual_seed(i)).index_fill(1, torch.tensor(V - 1), float("-inf")) for i in range(2)]
+    models = [lambda rows, table=table: table.expand(len(rows), 16, V) for table in tables]
+    ref_log_p, _ = evaluation.one_step(models[1], "before")
+    figures = evaluation.one_step(models[0], "after", ref_log_p)[1]["after_sample"]
+    p, r = ((table / 0.7).softmax(dim=-1)[:, :-1].double() for table in tables)
+    entropy = kl = log_prob = prob = 0.0
+    for tokens, mask in zip(evaluation.tokens, evaluation.mask):
+        a, b = mask.nonzero().flatten().tolist()
+        joint, other = p[a][:, None] * p[b], r[a][:, None] * r[b]
+        entropy, kl = entropy - (joint * joint.log()).sum().item() / 4, kl + (joint * (joint / other).log()).sum().item() / 4
+        log_prob, prob = log_prob + joint[tokens[a], tokens[b]].log().item() / 4, prob + joint[tokens[a], tokens[b]].item() / 4
+    for name, want in (("sequence_entropy", entropy), ("sequence_kl", kl), ("original_log_prob", log_prob), ("original_prob", prob)):
+        assert figures[name] == pytest.approx(want, rel=1e-4), name

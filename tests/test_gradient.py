@@ -4,6 +4,7 @@ import itertools
 import pytest
 import torch
 
+from grpo import sampling
 from grpo.advantage import advantages
 from grpo.loss import grpo_loss, loss_weights
 from grpo.stats import restrict, stats
@@ -57,6 +58,34 @@ def test_expected_gradient_is_that_of_the_expected_reward(baseline, factor, leve
         return gradient_of_loss(completions, KEPT, advantages(rewards, baseline, "none")[..., None], kl_beta=0.0, importance_sampling_level=level)
 
     torch.testing.assert_close(-expected(KEPT, of_group), factor * gradient_of_expected_reward(KEPT), rtol=0, atol=1e-10)
+
+
+XTC = {"xtc_threshold": 0.2, "xtc_probability": 0.5}
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.8}, {"min_p": 0.4}, XTC, XTC | {"min_p": 0.2}], ids=str)
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_on_policy_gradient_with_each_sampler_option(options, penalty):
+    """On every kept set that the sampler makes, coin by coin, and with the penalty: the gradient of E[r] under what is drawn, all groups at once."""
+    masked = torch.tensor([[0, 2]])                                                       # only for the penalty: 0 and 2 are visible
+    uniforms = torch.rand(40, G, T, generator=torch.Generator().manual_seed(0))
+    z = sampling.penalise(LOGITS, masked, penalty)
+    kept_sets = sampling.sample_completions(z.expand(40, T, V), masked.expand(40, T), MASK.expand(40, T), uniforms, TEMPERATURE, **options)[1].unique(dim=0)
+    assert len(kept_sets) > 1 if "xtc_probability" in options else len(kept_sets) == 1
+    for kept in kept_sets[:, None]:
+        logits = LOGITS.clone().requires_grad_()
+        z = sampling.penalise(logits, masked, penalty)
+        q = log_q(z, kept).exp()
+        groups = torch.tensor(list(itertools.product(fills(kept), repeat=G)))             # (N,G,T)
+        probability = q[torch.arange(T), groups].prod(dim=-1).prod(dim=-1).detach()       # (N,)
+        N = len(groups)
+        logp, ref_logp, kl, entropy = stats(z.expand(N, T, V), REFERENCE.expand(N, T, V), groups, kept.expand(N, T, V), MASK.expand(N, T), TEMPERATURE)
+        A = advantages(REWARD[groups[..., 0], groups[..., 1]], "leave_one_out", "none") * probability[:, None]
+        loss, _ = grpo_loss(logp, logp.detach(), ref_logp, kl, entropy, A[..., None], MASK.expand(N, T), WEIGHTS.expand(N, T), kl_beta=0.0)
+        reward = sum(q[0, a] * q[1, b] * REWARD[a, b] for a, b in fills(kept))
+        have, want = torch.autograd.grad(loss, logits, retain_graph=True)[0], torch.autograd.grad(reward, logits)[0]
+        torch.testing.assert_close(-have, want, rtol=0, atol=1e-10)
+        assert len(fills(kept)) == 1 or want.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("scored_on, baseline, right", [(KEPT, "none", True), (ALL, "none", False), (ALL, "mean", True)])

@@ -169,6 +169,13 @@ def test_sampler_keeps_and_draws_the_same(device, V):
     assert wrong <= (draws / 10_000 if device == "cuda" else 0)        # rows in which two exp round a weight differently
 
 
+def test_xtc_is_left_to_the_definition(device):
+    logits, _, completions, _, mask = (x.to(device) for x in inputs(3, 7, 4, 28))
+    arguments, options = (logits, completions[:, 0].contiguous(), mask, torch.rand(3, 4, 7, device=device)), dict(xtc_threshold=0.1, xtc_probability=0.5)
+    have, want = (module.sample_completions(*arguments, **options) for module in (kernel, sampling))
+    assert all(torch.equal(a, b) for a, b in zip(have, want)) and not torch.equal(want[1], kernel.sample_completions(*arguments)[1])
+
+
 def test_thresholds_between_whole_numbers(device):
     weights = torch.tensor([[2 ** 21, 209715, 209716], [2 ** 21, 233017, 0]])          # 0.1 * 2^21 = 209715.2; 0.9 of 2330169 = 2097152.1
     logits, mask = (weights.double() / 2 ** 21).log().float()[None].to(device), torch.ones(1, 2, dtype=torch.bool, device=device)

@@ -115,3 +115,28 @@ def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys, monkeyp
             pretrain.main(mistake)
         error = capsys.readouterr().err.splitlines()
         assert stop.value.code == 2 and message in error[-1]
+
+
+def test_padding_is_never_attended_to():
+    """A short input gives the same, alone or padded to any length; and its gradient too."""
+    torch.manual_seed(0)
+    for model in (Generator(SHAPE), Judge(SHAPE)):
+        torch.nn.init.normal_(model.head.weight)
+        alone = model(TOKENS[:, :7])
+        model.trunk.padded = True
+        padded = torch.full((3, 12), -1)
+        padded[:, :7] = TOKENS[:, :7]
+        torch.testing.assert_close(model(padded)[:, :7], alone, rtol=1e-5, atol=1e-6)
+        assert torch.equal(model(TOKENS).isnan().any(), torch.tensor(False))
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    torch.manual_seed(0)
+    model, gradients, calls = Generator(SHAPE), [], []
+    model.trunk.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    for model.trunk.checkpointing in (False, True):
+        model.zero_grad()
+        model(TOKENS)[..., :8].square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+    assert len(calls) == 3                                                                # once, and twice: computed again

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.config import load_config
+from grpo.config import FIELDS, convert, load_config
 
 README = Path("README.md").read_text()
 COMMANDS = sorted(set(re.findall(r"python train_grpo\.py ([^`\n]+)", README)))
@@ -29,3 +29,20 @@ def test_every_training_command_is_understood(command):
 def test_every_file_named_exists():
     for name in re.findall(r"`((?:grpo|model|data|config|tests)/[\w/]+\.py)`", README):
         assert Path(name).is_file(), name
+
+
+def test_every_flag_of_the_variants_exists():
+    """The table's flags are settings, its values are allowed, its functions are there."""
+    rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \| `(\w+)\.(\w+)`.* \|$", README[README.index("## Variants"):], re.MULTILINE)
+    assert len(rows) > 20
+    seen = set()
+    for _, _, flags, module, function in rows:
+        assert hasattr(importlib.import_module(f"grpo.{module}"), function), (module, function)
+        for flag in re.findall(r"`--([^`]+)`", flags):
+            name, _, value = flag.partition("=")
+            assert name in FIELDS, flag
+            if value:
+                convert(name, value, flag)
+            seen.add(name)
+    assert {"loss_type", "clip_delta", "minibatch_size", "importance_sampling_level", "baseline", "scale_rewards", "kl_estimator", "entropy_coef", "top_entropy_quantile",
+            "reference_mode", "xtc_probability", "repetition_penalty", "reward", "prompts_file", "gradient_checkpointing", "dtype"} <= seen

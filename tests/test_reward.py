@@ -1,6 +1,6 @@
 import torch
 
-from grpo.reward import credit, judge_scores
+from grpo.reward import Rewards, credit, judge_scores, parse_reward, valid_words
 
 
 def test_scores_are_the_judges_probabilities_whatever_the_batching():
@@ -14,3 +14,43 @@ def test_credit():
     torch.testing.assert_close(credit(scores, 0), torch.tensor([[[0.375]]]))
     torch.testing.assert_close(credit(scores, 1), torch.tensor([[[0.1, 0.2, 0.5, 0.65]]]))  # the ends average over what is there
     torch.testing.assert_close(credit(scores, 9), torch.full((1, 1, 4), 0.375))
+
+
+def test_padding_counts_for_nothing():
+    """A prompt padded to any length is credited as it is alone."""
+    scores, real = torch.rand(2, 3, 9), torch.ones(2, 1, 9, dtype=torch.bool)
+    real[1, :, 5:] = False
+    for window in (0, 1, 3):
+        have, alone = credit(scores, window, real), credit(scores[1:, :, :5], window)
+        torch.testing.assert_close(have[:1], credit(scores[:1], window))
+        torch.testing.assert_close(have[1:, :, : alone.shape[2]], alone)
+        assert have.isfinite().all()
+
+
+def test_parts_and_weights():
+    assert parse_reward("judge") == {"judge": 1.0}
+    assert parse_reward("judge:1.0, valid_words:0.5,a/my.py:f:-0.1,b.py:g,judge:0") == {"valid_words": 0.5, "a/my.py:f": -0.1, "b.py:g": 1.0}
+
+
+def test_valid_words_by_hand():
+    decode = lambda tokens: ["".join(" abcdefghijklmnopqrstuvwxyz_"[t] for t in row) for row in tokens.reshape(-1, tokens.shape[-1]).tolist()]  # noqa: E731
+    encode = lambda *texts: torch.tensor([[" abcdefghijklmnopqrstuvwxyz_".index(c) for c in text] for text in texts])  # noqa: E731
+    masked = encode("a c_t __ so")
+    completions = encode("a cat on so", "a cxt on so", "a cxt xx so", "a c t on so")[None]
+    assert valid_words({"cat", "on", "a"})(completions, masked, masked == 27, decode).tolist() == [[1.0, 0.5, 0.0, 0.5]]
+    padded = torch.tensor([encode("a c_t")[0].tolist() + [-1, -1]])
+    fills = torch.tensor([[encode(text)[0].tolist() + [-1, -1] for text in ("a cat", "a cut")]])
+    assert valid_words({"cat"})(fills, padded, padded == 27, decode).tolist() == [[1.0, 0.0]]  # the end of a prompt ends its last word
+
+
+def test_the_sum_is_credited_and_the_parts_are_told():
+    """The judge's part per blank, another's on every blank of its completion."""
+    rewards = Rewards(lambda rows: rows.float() - 2, "judge:2.0")
+    rewards.functions.append(lambda completions, masked, mask, decode: completions.sum(dim=-1))
+    rewards.weights.append(0.5), rewards.names.append("total")
+    completions, masked = torch.randint(5, (2, 3, 4), generator=torch.Generator().manual_seed(0)), torch.zeros(2, 4, dtype=torch.long)
+    credits, parts = rewards(completions, masked, masked > 0, window=1)
+    scores, total = (completions.float() - 2).sigmoid(), completions.sum(dim=-1).float()
+    torch.testing.assert_close(credits, 2 * credit(scores, 1) + 0.5 * total[..., None])
+    torch.testing.assert_close(parts, torch.stack([scores.mean(dim=-1), total], dim=-1))
+    torch.testing.assert_close(rewards.total(parts), 2 * scores.mean(dim=-1) + 0.5 * total)

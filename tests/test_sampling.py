@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from grpo.sampling import draw, integer_weights, keep, sample_completions
+from grpo.sampling import draw, exclude_top_choices, integer_weights, keep, penalise, sample_completions
+from grpo.stats import log_softmax, restrict
 
 
 def slow_keep(logits, temperature, top_k, top_p, min_p):
@@ -57,6 +58,62 @@ def test_draws_follow_the_differentiated_distribution(options, temperature):
     chi_square = ((count[drawable] - expected) ** 2 / expected).sum().item()
     freedom = len(drawable) - 1
     assert chi_square < freedom + 5 * math.sqrt(2 * freedom) + 10
+
+
+def slow_xtc(q, threshold):
+    """XTC in plain words on one blank's probabilities (no ties): what stays."""
+    top = [v for v in range(len(q)) if q[v] >= threshold]
+    return {v for v in range(len(q)) if q[v] > 0} - (set(top) - {min(top, key=lambda v: q[v])} if top else set())
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.1, 0.3])
+def test_xtc_equals_the_rule(threshold):
+    logits = torch.randn(200, 9, generator=torch.Generator().manual_seed(1)) * 2
+    weights = integer_weights(logits, 0.8)
+    kept = keep(weights, top_p=0.9)
+    have = exclude_top_choices(weights, kept, torch.rand(200, 4), threshold, 1.0)
+    q = (weights * kept).double() / (weights * kept).sum(dim=-1, keepdim=True)
+    assert [set(row.nonzero().flatten().tolist()) for row in have] == [slow_xtc(row, threshold) for row in q.tolist()]
+    assert (have != kept).any() and torch.equal(exclude_top_choices(weights, kept, torch.rand(200, 4), threshold, 0.0), kept)
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.9, "min_p": 0.03}])
+def test_xtc_draws_follow_the_exact_mixture(options):
+    """Half a million inputs of one blank, two fills each: P(v) = (1 − probability) · q(v) + probability · q'(v), exactly, also of the second fill given the first."""
+    V, N, probability, threshold = 8, 500_000, 0.4, 0.15
+    logits = torch.tensor([1.2, 0.9, 0.5, 0.1, -0.2, -0.8, -1.5, float("-inf")])
+    q = restrict(log_softmax(logits, 0.8), keep(integer_weights(logits, 0.8), **options)).exp().double()
+    dropped = torch.tensor([v in slow_xtc(q.tolist(), threshold) for v in range(V)]) * q
+    joint = (1 - probability) * q[:, None] * q + probability * dropped[:, None] * dropped / dropped.sum() ** 2  # (V,V) one coin for both fills
+    uniforms = torch.rand(N, 2, 1, generator=torch.Generator().manual_seed(4))
+    completions, kept = sample_completions(logits.expand(N, 1, V), torch.full((N, 1), V - 1), torch.ones(N, 1, dtype=torch.bool), uniforms, 0.8,
+                                           xtc_threshold=threshold, xtc_probability=probability, **options)
+    assert kept.gather(-1, completions.transpose(1, 2)).all()  # what was drawn was kept: its log-probability is finite
+    count = torch.bincount(completions[:, 0, 0] * V + completions[:, 1, 0], minlength=V * V).double()
+    expected = joint.flatten() * N
+    assert count[expected == 0].sum() == 0
+    chi_square = ((count - expected) ** 2 / expected)[expected > 0].sum().item()
+    freedom = int((expected > 0).sum()) - 1
+    assert chi_square < freedom + 5 * math.sqrt(2 * freedom) + 10
+
+
+def test_penalty_falls_on_visible_characters_alone():
+    logits = torch.tensor([[[2.0, -2.0, 1.0, -1.0, float("-inf")]] * 4], dtype=torch.float64, requires_grad=True)
+    masked = torch.tensor([[0, 4, 1, -1]])                                                # 4 is the blank, -1 no character
+    have = penalise(logits, masked, 1.25)
+    assert have[0, 1].tolist() == [2 / 1.25, -2 * 1.25, 1.0, -1.0, float("-inf")]
+    have[..., :4].sum().backward()
+    assert logits.grad[0, 1].tolist() == [1 / 1.25, 1.25, 1.0, 1.0, 0.0]
+
+
+def test_penalised_draws_follow_the_penalised_distribution():
+    """Chi-square of a million draws against softmax of the rescaled logits, written out."""
+    logits, masked, N = torch.tensor([[[1.0, -0.5, 0.3, -1.0, float("-inf")]] * 3]), torch.tensor([[4, 0, 1]]), 1_000_000
+    draws, _ = sample_completions(penalise(logits, masked, 1.5)[:, :1], masked[:, :1], masked[:, :1] == 4, torch.rand(1, N, 1, generator=torch.Generator().manual_seed(0)), 0.7)
+    weights = [math.exp(z / 0.7) for z in (1.0 / 1.5, -0.5 * 1.5, 0.3, -1.0)]
+    expected = torch.tensor(weights, dtype=torch.float64) / sum(weights) * N
+    chi_square = ((torch.bincount(draws.flatten(), minlength=4) - expected) ** 2 / expected).sum()
+    assert chi_square < 3 + 5 * math.sqrt(6) + 10
 
 
 def test_draw_is_the_inverse_of_the_cumulative_weights():

@@ -1,7 +1,9 @@
 """The whole program, as a user runs it, on tiny models."""
 import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ from grpo.checkpoint import read
 from grpo.config import Config, load_config
 from grpo.evaluate import ROWS, main as evaluate_main
 from grpo.log import Clock
+from grpo.reward import Rewards
 from grpo.setup import make_optimizer
-from grpo.step import draw_uniforms, grpo_step
+from grpo.stats import log_softmax, restrict
+from grpo.step import draw_uniforms, grpo_step, probability_of_equal_fills
 from model.transformer import Generator, TransformerConfig
 from tests.conftest import command_line
 
@@ -36,7 +40,7 @@ def same(a, b):
 def test_a_run_leaves_what_it_promises(flags, capsys):
     checkpoint, metrics = run(flags)
     out = Path(flags["out_dir"])
-    assert sorted(p.name for p in out.iterdir()) == ["checkpoint.pt", "config.json", "evaluation.json", "metrics.jsonl"]
+    assert sorted(p.name for p in out.iterdir()) == ["checkpoint.pt", "completions.jsonl", "config.json", "evaluation.json", "metrics.jsonl"]
     assert json.loads((out / "config.json").read_text())["group_size"] == 4 and checkpoint["training"]["iteration"] == 4
     assert [line["iteration"] for line in metrics] == [0, 1, 2, 3]
     for name in ("loss pg_loss kl_penalty mean_reward std_reward mean_advantage mean_kl mean_log_prob entropy grad_norm frac_reward_zero_std clip_ratio approx_kl lr valid_words").split():
@@ -52,7 +56,9 @@ def test_a_run_leaves_what_it_promises(flags, capsys):
     assert json.loads((out / "evaluation.json").read_text()) == result
 
 
-@pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo", "log_interval": 2}])
+@pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo", "log_interval": 2},
+                                     {"reference_mode": "ema", "ema_alpha": 0.3, "minibatch_size": 2, "num_iterations": 2, "top_entropy_quantile": 0.5},
+                                     {"reference_mode": "periodic", "reference_update_freq": 2, "xtc_probability": 0.5, "repetition_penalty": 1.2}])
 def test_resume_is_bit_for_bit(flags, tmp_path, changes):
     """n steps, resume, n more = 2n steps never stopped: weights, optimizer, and every figure but the times."""
     want, metrics = run(flags, out_dir=tmp_path / "whole", max_iters=6, **changes)
@@ -63,6 +69,7 @@ def test_resume_is_bit_for_bit(flags, tmp_path, changes):
     have, resumed = run(flags, max_iters=6, init_from="resume", **half)
     assert metrics == resumed
     assert same(want["weights"], have["weights"]) and same(want["training"]["optimizer"], have["training"]["optimizer"])
+    assert same(want["training"].get("reference"), have["training"].get("reference")) and ("reference" in have["training"]) == ("reference_mode" in changes)
 
 
 def test_the_same_command_gives_the_same_run_and_another_seed_another(flags, tmp_path):
@@ -75,7 +82,7 @@ def tiny_generator(seed=0):
     return Generator(TransformerConfig(vocab_size=6, block_size=8, n_layer=2, n_head=2, n_embd=32))
 
 
-def one_step(config, generator, judge, batches, calls=None):
+def one_step(config, generator, judge, batches, calls=None, G=None):
     def counted(tokens):
         if calls is not None:
             calls.append(len(tokens))
@@ -85,9 +92,9 @@ def one_step(config, generator, judge, batches, calls=None):
     tokens = torch.randint(5, (batches, 8), generator=torch.Generator().manual_seed(1))
     mask = torch.rand(batches, 8, generator=torch.Generator().manual_seed(2)) < 0.5
     mask[:, 0] = True
-    uniforms = draw_uniforms(batches, config.group_size, 8, (0,))
+    uniforms = draw_uniforms(batches, G or config.group_size, 8, (0,))
     reference = tiny_generator(7)
-    return grpo_step(counted, reference, judge, optimizer, tokens, mask, 5, uniforms, config, Clock(torch.device("cpu")))
+    return grpo_step(counted, reference, Rewards(judge), optimizer, tokens, mask, 5, uniforms, config, Clock(torch.device("cpu")))
 
 
 def rule(tokens):
@@ -102,19 +109,55 @@ def test_inputs_are_never_repeated_through_the_generator():
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "sum"])
-@pytest.mark.parametrize("scale", ["group", "batch"])
-def test_accumulated_micro_batches_equal_one_batch(loss_type, scale):
+@pytest.mark.parametrize("scale, quantile", [("group", 1.0), ("batch", 0.4)])
+def test_accumulated_micro_batches_equal_one_batch(loss_type, scale, quantile):
     """The same update and the same figures, though the micro-batches hold different numbers of blanks."""
     results = []
     for A in (1, 3):
         generator = tiny_generator().double()
-        config = Config(batch_size=6 // A, gradient_accumulation_steps=A, loss_type=loss_type, scale_rewards=scale, learning_rate=1e-2, num_iterations=2)
+        config = Config(batch_size=6 // A, gradient_accumulation_steps=A, loss_type=loss_type, scale_rewards=scale, learning_rate=1e-2, num_iterations=2,
+                        top_entropy_quantile=quantile)
         _, metrics = one_step(config, generator, rule, 6)
         results.append((generator.state_dict(), metrics))
     for name, value in results[0][0].items():
         torch.testing.assert_close(value, results[1][0][name], rtol=1e-9, atol=1e-9)
     for name, value in results[0][1].items():
         torch.testing.assert_close(value.double(), results[1][1][name].double(), rtol=1e-6, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("M", [1, 4])
+def test_mini_batches_are_updates_of_their_own(M):
+    """Every input once per inner iteration, in an order that the seed decides; where nothing moves, their figures add up to the whole step's."""
+    config = Config(batch_size=2, gradient_accumulation_steps=6, num_iterations=2, minibatch_size=M, learning_rate=0.0)
+    generator = tiny_generator()
+    before = [p.clone() for p in generator.parameters()]
+    whole = one_step(replace(config, minibatch_size=0), generator, rule, 12)[1]
+    sizes = []
+    _, mini = one_step(config, generator, rule, 12, sizes)
+    assert sizes == [2] * 6 + [min(M, 2)] * (2 * 12 // min(M, 2))                         # the rollout, then the updates, in micro-batches
+    assert all(torch.equal(a, b) for a, b in zip(before, generator.parameters()))
+    for name in ("pg_loss", "kl_penalty", "mean_reward"):
+        torch.testing.assert_close(mini[name], whole[name], rtol=1e-5, atol=1e-6)
+    config = replace(config, learning_rate=1e-2)
+    a, b = (one_step(config, g, rule, 12)[1]["approx_kl"] for g in (tiny_generator(), tiny_generator()))
+    assert a == b > 0                                                                     # measured against the rollout, not against the update before
+
+
+def test_another_group_size_than_the_setting_says():
+    rollout, metrics = one_step(Config(group_size=8, batch_size=4), tiny_generator(), rule, 4, G=3)
+    assert rollout.completions.shape[1] == 3
+    torch.testing.assert_close(metrics["loss"], one_step(Config(group_size=3, batch_size=4), tiny_generator(), rule, 4)[1]["loss"])
+
+
+def test_equal_fills_are_foretold():
+    """Π over blanks of Σ_v q(v)^G against the enumeration of all groups."""
+    logits, mask, G = torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0)), torch.ones(1, 2, dtype=torch.bool), 3
+    kept = torch.tensor([[[True, True, True], [True, False, True]]])
+    q = restrict(log_softmax(logits, 0.7), kept).exp()[0]
+    fills = [(a, b) for a in range(3) for b in range(3)]
+    want = sum((q[0, a] * q[1, b]) ** G for a, b in fills)
+    torch.testing.assert_close(probability_of_equal_fills(logits, kept, mask, 0.7, G), want[None])
+    assert probability_of_equal_fills(logits, kept, torch.tensor([[True, False]]), 0.7, G).item() == pytest.approx((q[0] ** G).sum().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{}, {"loss_type": "dr_grpo", "scale_rewards": "none", "baseline": "leave_one_out"},
@@ -130,7 +173,7 @@ def test_it_learns(changes):
         rewards = []
         for step in range(60):
             tokens = torch.randint(5, (8, 8), generator=torch.Generator().manual_seed(1000 * seed + step))
-            _, metrics = grpo_step(generator, reference, rule, optimizer, tokens, mask, 5, draw_uniforms(8, 8, 8, (seed, step)), config, clock)
+            _, metrics = grpo_step(generator, reference, Rewards(rule), optimizer, tokens, mask, 5, draw_uniforms(8, 8, 8, (seed, step)), config, clock)
             rewards.append(metrics["mean_reward"].item())
         assert rewards[0] < 0.4 and sum(rewards[-5:]) / 5 > 0.7, (seed, rewards[::10])
 
@@ -201,3 +244,94 @@ def test_wandb_offline(flags, monkeypatch):
     run(flags, wandb_log="true", max_iters=2)
     logs = list(Path(flags["out_dir"]).glob("wandb/offline-run-*/*.wandb"))
     assert len(logs) == 1 and b"mean_reward" in logs[0].read_bytes()
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in Path("config").glob("*.py")))
+def test_every_config_runs(flags, name):
+    files = ["config/grpo_config.py"] + (["config/" + name] if name != "grpo_config.py" else [])
+    train_grpo.main(files + command_line(flags, batch_size=32, max_iters=2, warmup_iters=0, eval_inputs=2))
+    assert len((Path(flags["out_dir"]) / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(flags, dtype):
+    """Forward passes in half precision; what is summed stays float32, and the figures of the first step are those of float32 to its precision."""
+    _, half = run(flags, dtype=dtype, max_iters=2, gradient_checkpointing="true")
+    _, full = run(flags, out_dir=flags["out_dir"] + "-full", max_iters=2)
+    for name in ("entropy", "mean_log_prob", "mean_reward", "grad_norm"):
+        assert half[0][name] == pytest.approx(full[0][name], rel=0.1), name
+    assert full[0]["mean_kl"] == half[0]["mean_kl"] == 0 and half[0]["approx_kl"] == 0 and half[1]["mean_kl"] > 0
+
+
+def test_prompts_of_the_users_own(flags, tmp_path):
+    (tmp_path / "p.json").write_text(json.dumps({"prompts": ["th_ c_t", "the ___ cat sat", "_"]}))
+    checkpoint, metrics = run(flags, prompts_file=tmp_path / "p.json", max_iters=2, credit_window=2, reward="judge,valid_words:0.5")
+    assert all(0 <= line["mean_reward"] <= 1.5 and line["mean_kl"] >= 0 for line in metrics)
+    assert json.loads((Path(flags["out_dir"]) / "evaluation.json").read_text())["original"]["exact_chars"] == 1
+
+
+def test_a_reward_of_the_users_own(flags, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("""
+import torch
+
+def few_spaces(completions, masked, mask, decode):
+    return [[1 - text.count(" ") / len(text) for text in decode(group)] for group in completions]
+
+def wrong_shape(completions, masked, mask, decode):
+    return completions
+
+def not_finite(completions, masked, mask, decode):
+    return torch.full(completions.shape[:2], float("nan"))
+
+def broken(completions, masked, mask, decode):
+    return nowhere
+""")
+    _, metrics = run(flags, max_iters=2, reward=f"judge:0.5,{tmp_path}/mine.py:few_spaces:2")
+    for line in metrics:
+        assert line["mean_reward"] == pytest.approx(0.5 * line["reward_judge"] + 2 * line["reward_few_spaces"], rel=1e-5)
+    completions = [json.loads(line) for line in (Path(flags["out_dir"]) / "completions.jsonl").read_text().splitlines()]
+    assert len(completions) == 8 * 16 and completions[0].keys() == {"input", "completion", "judge", "few_spaces"}
+    for line in completions:
+        assert line["few_spaces"] == pytest.approx(1 - line["completion"].count(" ") / 16, abs=1e-5)
+        assert all(a in (b, "_") for a, b in zip(line["input"], line["completion"]))
+    capsys.readouterr()
+    for reward, message in [("mine.py:wrong_shape", "reward wrong_shape returned the shape (2, 3, 16)"), ("mine.py:not_finite", "6 values that are not finite"),
+                            ("mine.py:broken", "reward broken failed: NameError"), ("mine.py:none", "has no function 'none'"), ("none.py:f", "No such file")]:
+        with pytest.raises(SystemExit) as stop:
+            run(flags, out_dir=tmp_path / "no", reward=f"{tmp_path}/{reward}")
+        error = capsys.readouterr().err
+        assert stop.value.code == 2 and message in error and error.count("\n") == 1 and not (tmp_path / "no").exists()
+
+
+def test_a_judge_without_weight_is_not_asked():
+    def judge(tokens):
+        raise AssertionError
+    rewards = Rewards(judge, "valid_words", " abc_", {"ab"})
+    credits, parts = rewards(torch.tensor([[[0, 1, 2, 0], [0, 2, 2, 0]]]), torch.tensor([[0, 4, 4, 0]]), torch.tensor([[False, True, True, False]]))
+    assert rewards.names == ["valid_words"] and credits.tolist() == [[[1.0], [0.0]]] and parts.tolist() == [[[1.0], [0.0]]]
+
+
+LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
+
+
+def test_two_processes_equal_one(flags, tmp_path):
+    """torchrun with 2 ranks x B inputs = one process with 2 micro-batches of B, and, but for bnpo, with one batch of 2B: weights and metrics."""
+    extras = {"max_iters": 2, "eval_inputs": 2, "scale_rewards": "batch", "top_entropy_quantile": 0.5, "num_iterations": 2, "credit_window": 2, "reward": "judge,valid_words",
+              "reference_mode": "periodic", "reference_update_freq": 1}
+    (tmp_path / "all.py").write_text("import json, sys, train_grpo\nfor arguments in json.load(open(sys.argv[1])): train_grpo.main(arguments)")
+    (tmp_path / "all.json").write_text(json.dumps([command_line(flags, **extras, loss_type=t, out_dir=str(tmp_path / t)) for t in LOSS_TYPES]))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
+    shown = subprocess.run([*torchrun, tmp_path / "all.py", tmp_path / "all.json"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"})
+    assert shown.returncode == 0, shown.stderr
+    start = read(flags["generator_checkpoint"])["weights"]
+    assert shown.stdout.count("gap closed") == len(LOSS_TYPES)                            # one process speaks
+    for t in LOSS_TYPES:
+        have, lines = read(tmp_path / t / "checkpoint.pt"), [json.loads(line) for line in (tmp_path / t / "metrics.jsonl").read_text().splitlines()]
+        for name, batch in (("micro-batches", {"gradient_accumulation_steps": 2}), ("one batch", {"batch_size": 8})):
+            want, metrics = run(flags, **extras, **batch, loss_type=t, out_dir=tmp_path / (t + name))
+            if (t, name) == ("bnpo", "one batch"):
+                continue
+            apart, moved = (sum((want["weights"][key] - other[key]).square().sum() for key in other).sqrt() for other in (have["weights"], start))
+            assert apart < 1e-4 * moved, (t, name)
+            for a, b in zip(lines, metrics):
+                assert {k: a[k] for k in b} == pytest.approx(b, rel=1e-3, abs=1e-5), (t, name)

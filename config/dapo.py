@@ -1,0 +1,9 @@
+# DAPO (2503.14476): all blanks of the step weigh the same, the upper clip is wider, and there is no KL: see config/fooled.py for what that
+# does to a small judge. Its dynamic sampling and its length penalty have no counterpart here.
+#     python train_grpo.py config/grpo_config.py config/dapo.py
+
+out_dir = "out-dapo"
+loss_type = "dapo"
+clip_eps_high = 0.28
+minibatch_size = 32             # clipping needs more than one update per rollout
+kl_beta = 0.0

@@ -1,0 +1,8 @@
+# GSPO (2507.18071): one ratio for a whole completion, clipped far tighter since its logarithm is a mean; four updates per rollout.
+#     python train_grpo.py config/grpo_config.py config/gspo.py
+
+out_dir = "out-gspo"
+importance_sampling_level = "sequence"
+clip_eps = 3e-4
+clip_eps_high = 4e-4
+minibatch_size = 16

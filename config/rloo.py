@@ -1,0 +1,8 @@
+# RLOO (2402.14740): REINFORCE with the mean of the others as baseline. The unbiased policy gradient, as the theorem writes it.
+#     python train_grpo.py config/grpo_config.py config/rloo.py
+
+out_dir = "out-rloo"
+loss_type = "sum"
+baseline = "leave_one_out"
+scale_rewards = "none"
+importance_sampling_level = "none"
