@@ -1,26 +1,23 @@
 """
 How long the two operations and the whole GRPO step take, on this machine.
 
-    python -m grpo.bench                                  # on 2 CPU cores about three minutes
-    python -m grpo.bench --only step --json bench.json
+    python -m grpo.bench [--only step --dtype bfloat16 --json bench.json]      # all of it takes about three minutes on 2 CPU cores
 
 Letters: B masked inputs, T characters, G group size, V vocabulary; rows = B·T.
 
-What is compared is timed in one process: after a round that does not count, one call of each variant per round. [a b c] are the first quartile, the
-median and the third quartile over the rounds; a ratio is taken within each round first. The variant `again` is the first one timed
-twice: what its ratio differs from 1 is noise. Wall clock on a CPU, the time between two events on CUDA.
+Variants take turns in one process, after a round that does not count. [a b c] are the quartiles over the rounds; a ratio is taken within each round first.
+The variant `again` is the first one timed twice: what its ratio differs from 1 is noise. Wall clock on a CPU, the time between two events on CUDA.
 
-operations  `sample_completions`, `stats`, and `stats` with its gradient, every row a blank, temperature 0.8, top_p 0.95. GB/s counts each input read once and each
-            output written once (for the gradient: its incoming gradients and all inputs of `stats` read, the gradient of the logits written),
-            whatever an implementation really moves; `of_copy` is its share of the GB/s of a large copy, read and write counted. On CUDA the L2
-            cache is overwritten before each call, which takes so long that the call is launched meanwhile: Python's time is not in these figures.
-            compiled_ad: `torch.compile` of the forward pass alone, its gradient derived by PyTorch.
-step        one turn of train_grpo.py's loop with the shipped models, B 16, T 64, split into its phases:
+operations  `sample_completions`, `stats`, and `stats` with its gradient, every row a blank, temperature 0.8, top_p 0.95. GB/s counts each input read once
+            and each output written once (for the gradient all inputs a second time), whatever an implementation really moves; `of_copy` is its share of
+            the GB/s of a large copy, read and write counted. On CUDA the L2 cache is overwritten before each call, which takes so long that the call is
+            launched meanwhile: Python's time is not in these figures. compiled_ad: the forward pass alone compiled, its gradient derived by PyTorch.
+step        one turn of train_grpo.py's loop with the shipped models, B 16, T 64, split into its phases; the learning rate is 0: all rounds do the same.
               shared       grpo_step: each input once through generator and reference
-              plain_judge  the same, all B·G completions judged in one batch with nothing clever
+              plain_judge  the same, all B·G completions judged in one batch, on a CPU too
               repeated     the same update by the usual way, each input G times through generator and reference
-              judge_alone  that one batch through the judge, eager, float32, and nothing else
-            over_shared, over_judge: the step's time divided by that of `shared`, of `judge_alone`. The learning rate is 0, so that all rounds do the same.
+              judge_alone  that one batch through the judge, eager, in the dtype of `shared`, and nothing else
+            over_shared, over_judge: the step's time divided by that of `shared`, of `judge_alone`.
 models      on CUDA, the step with untrained models of 1, 10 and 100 M parameters, the judge as large as the generator: bfloat16, B 64, T 256, G 16.
 startup     seconds from the command to the first update of the default experiment with compile=false, each line in a process of its own.
 
@@ -48,9 +45,10 @@ from grpo.advantage import advantages
 from grpo.checkpoint import write
 from grpo.config import exit_on_mistake, load_config
 from grpo.log import Clock
-from grpo.reward import credit
+from grpo.reward import Rewards
 from grpo.setup import forward, load_data, load_models, make_optimizer, pick_device
-from grpo.step import differentiate, draw_uniforms, grpo_step, rollout
+from grpo.step import differentiate, draw_uniforms, grpo_step, rollout, update
+from grpo.words import lexicon
 from model.transformer import Generator, Judge, TransformerConfig
 
 WHOLE = {"dtype": ["float32", "bfloat16"], "V": [28, 96, 256, 1024], "rows": [4096, 65536], "G": [8, 16, 32]}
@@ -58,37 +56,26 @@ SHORT = {"cpu": {"dtype": ["float32"], "V": [28, 96], "rows": [4096], "G": [16]}
 SIZES = {"1 M": (6, 128), "10 M": (6, 384), "100 M": (14, 768)}  # layers, width
 
 
-def quartiles(values):
-    return np.percentile(values, (25, 50, 75)).tolist()
-
-
-def over(times, others):
-    """Ratio within each round -> its quartiles."""
-    return quartiles(np.divide(times, others))
+def quartiles(times, others=1):
+    """Of the times, or of their ratio within each round."""
+    return np.percentile(np.divide(times, others), (25, 50, 75)).tolist()
 
 
 def interleave(measures, rounds):
     """{name: function} -> {name: what it returned in each round}."""
-    for measure in measures.values():
-        measure()  # warm up, compile
-    each = [{name: measure() for name, measure in measures.items()} for _ in range(rounds)]
+    each = [{name: measure() for name, measure in measures.items()} for _ in range(rounds + 1)][1:]  # the first one warms up, compiles
     return {name: [results[name] for results in each] for name in measures}
 
 
-def seconds(call, device):
-    if device.type == "cpu":
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    cache = torch.empty(1 << 28, dtype=torch.uint8, device=device)
-    for _ in range(16):
-        cache.zero_()
-    start.record()
+def milliseconds(call, device):
+    if device.type == "cuda":
+        cache = torch.empty(1 << 28, dtype=torch.uint8, device=device)
+        for _ in range(16):
+            cache.zero_()
+    clock = Clock(device)
     call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1000
+    clock.mark("call")
+    return clock.read()["step_ms"]
 
 
 def peak_memory(call, device):
@@ -104,12 +91,10 @@ def limits(device):
     """-> bytes/s of a large copy, {dtype: FLOP/s of a large matrix product}."""
     size, n = (1 << 30, 8192) if device.type == "cuda" else (1 << 28, 1024)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
-    calls = {"copy": partial(torch.empty_like(source).copy_, source)}
-    for dtype in WHOLE["dtype"]:
-        matrix = torch.ones(n, n, dtype=getattr(torch, dtype), device=device)
-        calls[dtype] = partial(torch.matmul, matrix, matrix)
-    speed = {name: 1 / np.median(t) for name, t in interleave({name: partial(seconds, call, device) for name, call in calls.items()}, 9).items()}
-    return 2 * size * speed.pop("copy"), {dtype: 2 * n**3 * each for dtype, each in speed.items()}
+    matrices = {dtype: torch.ones(n, n, dtype=getattr(torch, dtype), device=device) for dtype in WHOLE["dtype"]}
+    calls = {"copy": partial(torch.empty_like(source).copy_, source)} | {dtype: partial(torch.matmul, each, each) for dtype, each in matrices.items()}
+    per_second = {name: 1000 / np.median(t) for name, t in interleave({name: partial(milliseconds, call, device) for name, call in calls.items()}, 9).items()}
+    return 2 * size * per_second.pop("copy"), {dtype: 2 * n**3 * each for dtype, each in per_second.items()}
 
 
 def operation_calls(dtype, V, rows, G, device, T=64):
@@ -131,8 +116,7 @@ def operation_calls(dtype, V, rows, G, device, T=64):
         return torch.autograd.grad((logp, kl, entropy), z, incoming)
 
     compiled = partial(torch.compile, dynamic=False)
-    sample = {"eager": sampling.sample_completions, "again": sampling.sample_completions, "compiled": compiled(sampling.sample_completions)}
-    compute = {"eager": stats.stats, "again": stats.stats, "compiled": compiled(stats.stats)}
+    sample, compute = ({"eager": f, "again": f, "compiled": compiled(f)} for f in (sampling.sample_completions, stats.stats))
     if device.type == "cuda":
         compute["compiled_ad"] = compiled(stats.stats_forward)
         if kernel.choose("auto", device, V, G) == "cuda":
@@ -146,50 +130,40 @@ def operation_calls(dtype, V, rows, G, device, T=64):
 def bench_operations(sweep, device, rounds, copy):
     for sizes in itertools.product(*(sweep[name] for name in WHOLE)):
         for operation, (size, calls) in operation_calls(*sizes, device).items():
-            times = interleave({name: partial(seconds, call, device) for name, call in calls.items()}, rounds)
+            times = interleave({name: partial(milliseconds, call, device) for name, call in calls.items()}, rounds)
             for name, t in times.items():
-                speed = size / np.median(t)
-                yield {"operation": operation, **dict(zip(WHOLE, sizes)), "variant": name, "ms": quartiles(np.multiply(t, 1000)),
-                       "eager_over_this": over(times["eager"], t), "GB/s": speed / 1e9, "of_copy": speed / copy} | peak_memory(calls[name], device)
+                speed = 1000 * size / np.median(t)
+                yield {"operation": operation, **dict(zip(WHOLE, sizes)), "variant": name, "ms": quartiles(t), "eager_over_this": quartiles(times["eager"], t),
+                       "GB/s": speed / 1e9, "of_copy": speed / copy} | peak_memory(calls[name], device)
 
 
-def repeated_step(generator, reference, judge, optimizer, tokens, mask, mask_id, uniforms, config, clock):
+def repeated_step(generator, reference, rewards, optimizer, tokens, mask, mask_id, uniforms, config, clock):
     """`grpo_step`'s update by the usual way: each completion is an input of its own, with a group of one."""
-    B, G, T = uniforms.shape
-    alone, rows, blanks = replace(config, group_size=1), tokens.repeat_interleave(G, dim=0), mask.repeat_interleave(G, dim=0)  # (B·G,T)
-    r = rollout(generator, reference, judge, rows.masked_fill(blanks, mask_id), blanks, uniforms.view(B * G, 1, T), alone, clock, keep_graph=True)
-    credits = credit(r.scores.view(B, G, T), config.credit_window)                        # (B,G,1) or (B,G,T)
-    advantage = advantages(credits, config.baseline, config.scale_rewards, mask[:, None] if config.credit_window else None)
-    metrics = differentiate(generator, r, advantage.view(B * G, 1, -1), {"inputs": B * G, "blanks": blanks.sum(), "micro_batches": 1}, alone)
-    torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], config.grad_clip or float("inf"))
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    (B, G, T), scaler = uniforms.shape, torch.amp.GradScaler(enabled=False)
+    rows, blanks = (x.repeat_interleave(G, dim=0) for x in (tokens, mask))                # (B·G,T)
+    r = rollout(generator, reference, rewards, rows.masked_fill(blanks, mask_id), blanks, uniforms.view(B * G, 1, T), config, clock, keep_graph=True)
+    grouped, counted = r.credits.view(B, G, -1), mask[:, None] if config.credit_window else None  # (B,G,1) or (B,G,T)
+    r.advantages = advantages(grouped, config.baseline, config.scale_rewards, counted).view_as(r.credits)
+    differentiate(generator, r, {"inputs": B * G, "blanks": blanks.sum(), "micro_batches": 1}, config, scaler)
+    update(optimizer, scaler, config.grad_clip)
     clock.mark("update")
-    return [r], metrics
+    return r, {}
 
 
-@torch.no_grad()
-def judge_all(judge, completions):
-    """`judge_scores` with nothing clever."""
-    return judge(completions.flatten(0, 1)).float().sigmoid().view(completions.shape)     # (B,G,T)
+plain_judge_step = mock.patch("grpo.reward.ROWS", 1 << 30)(grpo_step)
 
 
-def plain_judge_step(*arguments):
-    with mock.patch("grpo.step.judge_scores", judge_all):
-        return grpo_step(*arguments)
-
-
-def loop_turn(step, models, train, config, device):
+def loop_turn(step, config, train, models, device):
     """-> a function: one turn of train_grpo.py's loop -> {phase_ms: ..., "step_ms": ..., "distinct": ...}."""
-    calls, optimizer = [forward(model.to(device), device, config) for model in models], make_optimizer(models[0], config)
+    (generate, refer, judge), optimizer = (forward(model.to(device), device, config) for model in models), make_optimizer(models[0], config)
+    rewards = Rewards(judge, config.reward, train.vocabulary, lexicon(train.decode(train.tokens)))
     B, G, T = config.batch_size, config.group_size, config.block_size
-
     def turn():
         clock = Clock(device)
         batch = train.batch(B, T, parse_masking(config.masking), config.mask_ratio, config.hidden_words, (config.seed, 0, 0))
         tokens, mask, uniforms = (x.to(device, non_blocking=True) for x in (*batch, draw_uniforms(B, G, T, (config.seed, 0, 1))))
         clock.mark("data")
-        (r,), _ = step(*calls, optimizer, tokens, mask, train.mask_id, uniforms, config, clock)
+        r, _ = step(generate, refer, rewards, optimizer, tokens, mask, train.mask_id, uniforms, config, clock)
         return clock.read() | {"distinct": len(r.completions.cpu().flatten(0, 1).unique(dim=0)) / (B * G)}
     return turn
 
@@ -209,21 +183,25 @@ def gpu_work(turn, step_ms):
     return {"kernels": len(work), "idle": 1 - sum(work) / step_ms}
 
 
-def compare_steps(title, variants, models, train, config, device, rounds, peak):
-    """`variants`: {name: (step, {setting: value})}, among them `shared`."""
+VARIANTS = {"shared": (grpo_step, {}), "again": (grpo_step, {}), "plain_judge": (plain_judge_step, {}), "repeated": (repeated_step, {}),
+            "compiled": (grpo_step, {"compile": "true"}), "bfloat16": (grpo_step, {"dtype": "bfloat16"}), "both": (grpo_step, {"compile": "true", "dtype": "bfloat16"})}
+
+
+def compare_steps(title, names, config, train, models, device, rounds, peak):
     torch.compiler.reset()
-    configs = {name: replace(config, **changes) for name, (_, changes) in variants.items()}
-    turns = {name: loop_turn(step, models, train, configs[name], device) for name, (step, _) in variants.items()}
-    judge = torch.no_grad()(partial(models[2], torch.zeros(config.batch_size * config.group_size, config.block_size, dtype=torch.long, device=device)))
-    results = interleave(turns | {"judge_alone": lambda: {"step_ms": 1000 * seconds(judge, device)}}, rounds)
+    configs = {name: replace(config, **VARIANTS[name][1]) for name in names}
+    turns = {name: loop_turn(VARIANTS[name][0], configs[name], train, models, device) for name in names}
+    rows = torch.zeros(config.batch_size * config.group_size, config.block_size, dtype=torch.long, device=device)  # (B·G,T)
+    judge = torch.no_grad()(partial(forward(models[2], device, config), rows))
+    results = interleave(turns | {"judge_alone": lambda: {"step_ms": milliseconds(judge, device)}}, rounds)
     times = {name: [result["step_ms"] for result in each] for name, each in results.items()}
     for name, each in results.items():
         row = {key: float(np.median([result[key] for result in each])) for key in each[0]}
         if name in turns:
             row["mfu"] = needed_flops(*models, config, row["distinct"]) / (row["step_ms"] / 1000) / peak[configs[name].dtype]
             row |= (gpu_work(turns[name], row["step_ms"]) if device.type == "cuda" else {}) | peak_memory(turns[name], device)
-        row |= {"step_ms": quartiles(times[name]), "over_shared": over(times[name], times["shared"]), "over_judge": over(times[name], times["judge_alone"])}
-        yield {"models": title, "G": config.group_size, "variant": name} | row
+        row |= {"step_ms": quartiles(times[name]), "over_shared": quartiles(times[name], times["shared"]), "over_judge": quartiles(times[name], times["judge_alone"])}
+        yield {"models": title, "dtype": configs.get(name, config).dtype, "G": config.group_size, "variant": name} | row
 
 
 def prepare(device, clock, **changes):
@@ -237,23 +215,18 @@ def prepare(device, clock, **changes):
     return config, train, models
 
 
-def bench_step(groups, device, rounds, peak):
-    variants = {"shared": (grpo_step, {}), "again": (grpo_step, {}), "plain_judge": (plain_judge_step, {}), "repeated": (repeated_step, {})}
-    if device.type == "cuda":
-        variants |= {"compiled": (grpo_step, {"compile": "true"}), "bfloat16": (grpo_step, {"dtype": "bfloat16"}),
-                     "both": (grpo_step, {"compile": "true", "dtype": "bfloat16"})}
-    for G in groups:
-        config, train, models = prepare(device, Clock(device), batch_size=16, group_size=G)
-        yield from compare_steps("shipped", variants, models, train, config, device, rounds, peak)
+def bench_step(groups, dtypes, device, rounds, peak):
+    names = list(VARIANTS)[: 4 if device.type == "cpu" else None]
+    for G, dtype in itertools.product(groups, dtypes):
+        yield from compare_steps("shipped", names, *prepare(device, Clock(device), batch_size=16, group_size=G, dtype=dtype), device, rounds, peak)
 
 
 def bench_models(device, rounds, peak):
-    variants = {"shared": (grpo_step, {}), "again": (grpo_step, {}), "compiled": (grpo_step, {"compile": "true"})}
     for title, (layers, width) in SIZES.items():
         config, train, _ = prepare(device, Clock(device), batch_size=64, dtype="bfloat16")
         shape = TransformerConfig(len(train.vocabulary), 256, layers, width // 64, width)
-        models = Generator(shape), Generator(shape).requires_grad_(False), Judge(shape).requires_grad_(False)
-        yield from compare_steps(title, variants, models, train, replace(config, block_size=256), device, rounds, peak)
+        models, names = (Generator(shape), Generator(shape), Judge(shape)), ("shared", "again", "compiled")
+        yield from compare_steps(title, names, replace(config, block_size=256), train, models, device, rounds, peak)
 
 
 def first_update(begin, device):
@@ -261,8 +234,7 @@ def first_update(begin, device):
     clock = Clock(torch.device("cpu"))
     clock.marks = [("start", begin)]
     clock.mark("imports")
-    config, train, models = prepare(device, clock)
-    loop_turn(grpo_step, models, train, config, pick_device(device))()
+    loop_turn(grpo_step, *prepare(pick_device(device), clock), pick_device(device))()
     clock.mark("update")
     print(json.dumps({name.removesuffix("_ms").replace("step", "all") + "_s": ms / 1000 for name, ms in clock.read().items()}))
 
@@ -270,8 +242,7 @@ def first_update(begin, device):
 def bench_startup(device):
     code = "import sys, train_grpo; from grpo.bench import first_update; first_update(float(sys.argv[1]), sys.argv[2])"
     for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", code, str(time.perf_counter()), str(device)], capture_output=True, text=True, check=True)
-        yield json.loads(done.stdout.splitlines()[-1])
+        yield json.loads(subprocess.check_output([sys.executable, "-c", code, str(time.perf_counter()), str(device)], text=True).splitlines()[-1])
 
 
 def text(value):
@@ -292,24 +263,18 @@ def show(title, rows):
     return shown
 
 
-def parse(argv):
+def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m grpo.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("operations", "step", "models", "startup"), help="these parts; by default all that the device can run")
-    parser.add_argument("--full", action="store_true", help="operations at every size, also those that take a CPU hours")
     for name, values in WHOLE.items():
-        parser.add_argument(f"--{name}", nargs="+", choices=values, type=type(values[0]), help=f"operations{' and step' if name == 'G' else ''} at these")
+        parser.add_argument(f"--{name}", nargs="+", choices=values, type=type(values[0]), help=f"operations{' and step' if name in ('dtype', 'G') else ''} at these")
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     parser.add_argument("--json", help="write all figures to this file too")
     args = parser.parse_args(argv)
-    if args.rounds < 1:
-        parser.error(f"argument --rounds: {args.rounds} measures nothing, take 1 or more")
-    return args
-
-
-def main(argv=None):
-    args = parse(argv)
     with exit_on_mistake("bench"):
+        if args.rounds < 1:
+            raise ValueError(f"--rounds={args.rounds} measures nothing; take 1 or more")
         device = pick_device(args.device)
         if "models" in (args.only or ()) and device.type == "cpu":
             raise ValueError(f"--only models needs a CUDA device, --device={args.device} is a CPU; leave it out")
@@ -318,12 +283,12 @@ def main(argv=None):
                   "torch": torch.__version__, "threads": torch.get_num_threads(), "kernel": config.kernel, "rounds": args.rounds}
         if args.json:
             write(args.json, json.dumps(result).encode())
-    sweep = (WHOLE if args.full else SHORT[device.type]) | {name: values for name in WHOLE if (values := getattr(args, name))}
+    sweep = SHORT[device.type] | {name: values for name in WHOLE if (values := getattr(args, name))}
     copy, peak = limits(device)
     result |= {"copy_GB/s": copy / 1e9} | {f"{dtype}_TFLOP/s": each / 1e12 for dtype, each in peak.items()}
     print(", ".join(f"{name} {text(value)}" for name, value in result.items()))
-    parts = {"operations": bench_operations(sweep, device, args.rounds, copy), "step": bench_step(args.G or [16, 32], device, args.rounds, peak),
-             "models": bench_models(device, args.rounds, peak), "startup": bench_startup(device)}
+    parts = {"operations": bench_operations(sweep, device, args.rounds, copy), "models": bench_models(device, args.rounds, peak),
+             "step": bench_step(args.G or [16, 32], args.dtype or ["float32"], device, args.rounds, peak), "startup": bench_startup(device)}
     for name in args.only or [name for name in parts if name != "models" or device.type == "cuda"]:
         result[name] = show(name, parts[name])
         if args.json:

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from grpo import bench
 from grpo.config import load_config
 from grpo.log import Clock
+from grpo.reward import Rewards
 from grpo.setup import load_data, load_models, make_optimizer
 from grpo.step import draw_uniforms, grpo_step
 from tests.conftest import command_line
@@ -22,7 +23,7 @@ def test_variants_take_turns_and_a_ratio_is_taken_within_a_round():
     assert bench.interleave(measures, 3) == {"a": [3, 5, 7], "b": [4, 6, 8]}              # 1 and 2 warmed up
     assert calls == ["a", "b"] * 4
     assert bench.quartiles([5, 1, 2, 4, 3]) == [2, 3, 4]
-    assert bench.over([2, 40, 6], [1, 10, 2]) == [2.5, 3, 3.5]                            # of 2, 4, 3
+    assert bench.quartiles([2, 40, 6], [1, 10, 2]) == [2.5, 3, 3.5]                       # of 2, 4, 3
 
 
 @pytest.mark.parametrize("changes", [{}, {"loss_type": "dapo", "credit_window": 2, "entropy_coef": 0.1},
@@ -39,7 +40,7 @@ def test_what_is_compared_makes_the_same_update(flags, changes, step):
         generator, reference, judge = copy.deepcopy(models)
         torch.nn.init.normal_(reference.head.weight, generator=torch.Generator().manual_seed(1))  # else the KL is 0
         optimizer = torch.optim.SGD(generator.parameters(), lr=0.1)                       # not AdamW, whose first update hides the gradient's size
-        compared(generator, reference, judge, optimizer, tokens, mask, train.mask_id, draw_uniforms(4, 4, 16, (2,)), config, Clock(CPU))
+        compared(generator, reference, Rewards(judge), optimizer, tokens, mask, train.mask_id, draw_uniforms(4, 4, 16, (2,)), config, Clock(CPU))
         updated.append(torch.cat([p.detach().flatten() for p in generator.parameters()]))
     start = torch.cat([p.detach().flatten() for p in models[0].parameters()])
     assert (updated[0] - start).abs().max() > 1e-4
@@ -60,7 +61,7 @@ def test_flops_needed_are_those_that_run(flags):
     config = load_config(command_line(flags, kernel="torch"))
     train, _ = load_data(config.dataset, config.block_size)
     models = load_models(config, train.vocabulary)[:3]
-    turn = bench.loop_turn(grpo_step, models, train, config, CPU)
+    turn = bench.loop_turn(grpo_step, config, train, models, CPU)
     with FlopCounterMode(display=False) as counter:
         distinct = turn()["distinct"]
     assert 0 < distinct <= 1
@@ -72,7 +73,7 @@ def test_the_command_prints_and_writes_its_figures(flags, monkeypatch, tmp_path,
     monkeypatch.setattr(bench, "limits", lambda device: (1e9, {"float32": 1e9, "bfloat16": 1e9}))
     monkeypatch.setattr(bench, "load_config", lambda arguments: load_config([*arguments, *command_line(flags, learning_rate=0.0, warmup_iters=0)]))
     path = tmp_path / "bench.json"
-    bench.main(["--device=cpu", "--only", "operations", "step", "--V=28", "--rows=4096", "--G=8", "--rounds=1", f"--json={path}"])
+    bench.main(["--device=cpu", "--only", "operations", "step", "--dtype=bfloat16", "--V=28", "--rows=4096", "--G=8", "--rounds=1", f"--json={path}"])
     result, shown = json.loads(path.read_text()), capsys.readouterr().out
     assert {"device", "torch", "threads", "kernel", "rounds", "copy_GB/s", "float32_TFLOP/s"} <= result.keys()
     variants = itertools.product(("sample", "stats", "stats+grad"), ("eager", "again", "compiled"))
@@ -81,6 +82,7 @@ def test_the_command_prints_and_writes_its_figures(flags, monkeypatch, tmp_path,
         assert {"V", "rows", "G", "dtype", "eager_over_this", "GB/s", "of_copy"} <= row.keys() and len(row["ms"]) == 3
     steps = {row["variant"]: row for row in result["step"]}
     assert list(steps) == ["shared", "again", "plain_judge", "repeated", "judge_alone"]
+    assert {row["dtype"] for row in result["operations"] + result["step"]} == {"bfloat16"}
     assert {"data_ms", "fill_ms", "reference_ms", "judge_ms", "update_ms", "distinct", "mfu"} <= steps["shared"].keys()
     assert steps["shared"]["over_shared"] == steps["judge_alone"]["over_judge"] == [1, 1, 1]
     assert "over_judge" in shown and "\noperations\n" in shown and "plain_judge" in shown
