@@ -88,9 +88,14 @@ class Log:
             self.wandb.finish()
 
 
+def colours():
+    """Does the reader's terminal show them? See no-color.org."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
 def highlight(text, mask):
     """Blanks in colour on a terminal, in [brackets] elsewhere: text of T characters, mask (T,) -> str."""
-    on, off = ("\033[1;32m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("[", "]")
+    on, off = ("\033[1;32m", "\033[0m") if colours() else ("[", "]")
     parts, inside = [], False
     for character, blank in zip(text, mask):
         parts.append((on if blank else off) if blank != inside else "")
