@@ -16,7 +16,7 @@ One iteration, in the words of Algorithm 1 of DeepSeekMath (2402.03300):
     the reference follows, or stays                                            grpo/reference.py  update_reference
 
 Where this departs from the paper: the logits are computed once per input, not once per completion (a parallel fill depends on
-nothing else); the KL is the sum over the vocabulary, not a sample's estimate; with credit_window a blank is rewarded by the judge's view of
+nothing else); the KL is the sum over the vocabulary, not a sample's estimate; with credit=run a blank is rewarded by the judge's view of
 its neighbourhood, not of the whole completion; the reference is replaced only on request (reference_mode).
 """
 import json
@@ -35,7 +35,7 @@ from grpo.evaluate import Evaluation, word_figures
 from grpo.kernel import choose
 from grpo.log import Clock, Log
 from grpo.reference import make_reference, update_reference
-from grpo.setup import estimate_minutes, forward, is_compiled, load_data, load_models, make_optimizer, pick_device
+from grpo.setup import estimate_minutes, forward, is_compiled, load_data, load_models, make_optimizer, pick_device, pick_dtype
 from grpo.step import draw_uniforms, grpo_step
 
 
@@ -52,6 +52,7 @@ def setup(arguments):
     config = load_config(arguments)
     config.gradient_accumulation_steps *= world()[0]  # counts the micro-batches of all processes
     config.reference_device, device = str(pick_device(config.reference_device or config.device, "reference_device")), pick_device(config.device)
+    config.dtype = pick_dtype(config.dtype, device)
     join(device)
     train, val = load_data(config.dataset, config.block_size, config.prompts_file)
     generator, reference, judge, state = load_models(config, train.vocabulary)

@@ -14,6 +14,6 @@ max_iters = 100
 learning_rate = 3e-4            # 30 times an LLM's: a million parameters, a fresh reward
 warmup_iters = 5
 kl_beta = 0.2
-credit_window = 3               # a word has two neighbours that it need not answer for
+credit = "run"                  # a word need not answer for the other one
 eval_inputs = 256
 eval_interval = 25

@@ -142,7 +142,7 @@ def repeated_step(generator, reference, rewards, optimizer, tokens, mask, mask_i
     (B, G, T), scaler = uniforms.shape, torch.amp.GradScaler(enabled=False)
     rows, blanks = (x.repeat_interleave(G, dim=0) for x in (tokens, mask))                # (B·G,T)
     r = rollout(generator, reference, rewards, rows.masked_fill(blanks, mask_id), blanks, uniforms.view(B * G, 1, T), config, clock, keep_graph=True)
-    grouped, counted = r.credits.view(B, G, -1), mask[:, None] if config.credit_window else None  # (B,G,1) or (B,G,T)
+    grouped, counted = r.credits.view(B, G, -1), mask[:, None] if config.credit == "run" else None  # (B,G,1) or (B,G,T)
     r.advantages = advantages(grouped, config.baseline, config.scale_rewards, counted).view_as(r.credits)
     differentiate(generator, r, {"inputs": B * G, "blanks": blanks.sum(), "micro_batches": 1}, config, scaler)
     update(optimizer, scaler, config.grad_clip)

@@ -70,7 +70,7 @@ class Config:
     loss_type: str = setting("grpo", "how blanks are averaged", choices=("grpo", "dapo", "bnpo", "dr_grpo", "sum"))
     baseline: str = setting("mean", "what a reward is compared with", choices=("mean", "leave_one_out"))
     scale_rewards: str = setting("group", "what advantages are divided by", choices=("group", "batch", "none"))
-    credit_window: int = setting(0, "credit a blank by the judge's view of the characters this near; 0: of the whole input", 0)
+    credit: str = setting("input", "credit a blank by the judge's view of the whole input, or of its run of adjacent blanks", choices=("input", "run"))
     importance_sampling_level: str = setting("token", "what the ratio belongs to", choices=("token", "sequence", "none"))
     clip_eps: float = setting(0.2, "the ratio is clipped below at 1 - clip_eps", 0.0, 1.0)
     clip_eps_high: float = setting(0.2, "and above at 1 + clip_eps_high", 0.0)
@@ -89,7 +89,7 @@ class Config:
     grad_clip: float = setting(1.0, "largest norm of the gradient; 0: any", 0.0)
     # the machine
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one")
-    dtype: str = setting("float32", "of the forward passes", choices=("float32", "bfloat16", "float16"))
+    dtype: str = setting("float32", "of the forward passes; auto: bfloat16 where the machine multiplies it", choices=("auto", "float32", "bfloat16", "float16"))
     gradient_checkpointing: bool = setting(False, "forget each block's activations and compute them again in the backward pass: less memory, one more forward pass")
     compile: str = setting("auto", "torch.compile; auto: on cuda, where it pays within minutes", choices=("auto", "true", "false"))
     kernel: str = setting("auto", "sampling and stats: fused for CUDA, or their PyTorch definitions; auto: fused where it can run", choices=("auto", "cuda", "torch"))
@@ -204,7 +204,7 @@ NEEDS = [
     ("ema_alpha", "reference_mode=ema", lambda c: c.reference_mode == "ema"),
     ("reference_update_freq", "reference_mode=periodic", lambda c: c.reference_mode == "periodic"),
     ("xtc_threshold", "xtc_probability above 0", lambda c: c.xtc_probability > 0),
-    ("credit_window", "the judge in reward", lambda c: "judge" in parse_reward(c.reward)),
+    ("credit", "the judge in reward", lambda c: "judge" in parse_reward(c.reward)),
     *((name, "the ratio, importance_sampling_level=token or sequence", lambda c: c.importance_sampling_level != "none")
       for name in ("num_iterations", "minibatch_size", "clip_eps", "clip_eps_high", "clip_delta"))]
 

@@ -29,19 +29,20 @@ def judge_scores(judge, completions):
     return torch.cat([judge(part).float().sigmoid() for part in parts]).view(completions.shape)
 
 
-def credit(scores, window, real=None):
-    """What each blank is rewarded by: judge scores (B,G,T) -> (B,G,1), or (B,G,T) where blanks are credited one by one.
+def credit(scores, mask, by="input", real=1.0):
+    """What each blank is rewarded by: judge scores (B,G,T), mask (B,T) -> (B,G,1), or (B,G,T) where blanks are credited one by one.
 
-    window 0: the mean over the whole input, the reward of GRPO. window w > 0: the mean over the characters at most w places
-    away. In one parallel step a blank's draw changes the judge's view mostly of its own word; what happens to
-    another word is noise in its gradient. The price is a bias: effects further away than w are not credited.
-    `real` (B,1,T) bool leaves out what is no character but padding.
+    input  the mean over the whole input, the reward of GRPO; `real` (B,1,T) leaves out what is no character but padding
+    run    the mean over the run of adjacent blanks that the blank stands in: with whole words hidden, its word. What happens to another
+           word is noise in its gradient. The price is a bias: what it does to the judge's view of the rest is not credited.
     """
-    real = torch.ones_like(scores[:, :1]) if real is None else real.to(scores.dtype)      # (B,1,T)
-    if window == 0:
+    if by == "input":
+        real = real * torch.ones_like(scores[:, :1])                                      # (B,1,T)
         return (scores * real).sum(dim=-1, keepdim=True) / real.sum(dim=-1, keepdim=True)
-    mean = lambda x: F.avg_pool1d(x, 2 * window + 1, stride=1, padding=window, count_include_pad=False)  # noqa: E731
-    return mean(scores * real) / mean(real).clamp(min=1 / (2 * window + 1))               # padding itself has no neighbour, perhaps
+    starts = mask & ~F.pad(mask, (1, 0))[:, :-1]                                          # (B,T)
+    run = (starts.cumsum(dim=1) * mask)[:, None].expand_as(scores)                        # (B,G,T) number of the run, 0: no blank
+    total, count = (torch.zeros_like(scores).scatter_add_(2, run, x) for x in (scores, torch.ones_like(scores)))
+    return total.gather(2, run) / count.gather(2, run)
 
 
 def valid_words(lexicon):
@@ -114,16 +115,16 @@ class Rewards:
         """What every part but the judge says: {name: (B,G)}."""
         return {self.names[i]: self.ask(i, completions, masked, mask) for i, function in enumerate(self.functions) if function}
 
-    def __call__(self, completions, masked, mask, window=0):
+    def __call__(self, completions, masked, mask, by="input"):
         """-> what each blank is credited with, the weighted sum, (B,G,1) or (B,G,T); and the parts, what each says of the whole completion, (B,G,R).
 
-        Only the judge's part can be credited per blank, within `window` characters.
+        Only the judge's part can be credited per blank, where `by` is "run".
         """
         real, parts, credits = (masked >= 0)[:, None], [], 0
         for i, weight in enumerate(self.weights):
             if self.functions[i] is None:
                 scores = judge_scores(self.judge, completions)                            # (B,G,T)
-                part, own = credit(scores, 0, real), credit(scores, window, real)         # (B,G,1), (B,G,1) or (B,G,T)
+                part, own = credit(scores, mask, real=real), credit(scores, mask, by, real)  # (B,G,1), (B,G,1) or (B,G,T)
             else:
                 part = own = self.ask(i, completions, masked, mask)[..., None]            # (B,G,1)
             parts.append(part)

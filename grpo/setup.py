@@ -4,6 +4,7 @@ From settings to what a run works with: the device, the data, the three models, 
 import os
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,6 +28,14 @@ def pick_device(name, setting="device"):
     if name != "cpu":
         torch.cuda.set_device(name)
     return torch.device(name)
+
+
+def pick_dtype(name, device):
+    """`auto`: bfloat16 where the device multiplies it (on such a CPU the judge takes half the time), else float32."""
+    if name != "auto":
+        return name
+    native = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16")
+    return "bfloat16" if native else "float32"
 
 
 def load_data(dataset, block_size, prompts_file=""):
@@ -105,10 +114,10 @@ def estimate_minutes(generator, judge, config, steps):
     """How long `steps` steps and the final table will take, from one timed forward pass of each model (eager, CPU only)."""
     seconds = []
     for model in (generator, judge):
-        rows = torch.zeros(64, config.block_size, dtype=torch.long)
-        model(rows)
+        call, rows = forward(model, torch.device("cpu"), replace(config, compile="false")), torch.zeros(64, config.block_size, dtype=torch.long)
+        call(rows)
         start = time.perf_counter()
-        model(rows)
+        call(rows)
         seconds.append((time.perf_counter() - start) / 64)                                # per row
     row, judged = seconds
     step = config.batch_size * config.gradient_accumulation_steps * (config.group_size * judged + (1 + 3 * config.num_iterations) * row)

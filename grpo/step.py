@@ -83,7 +83,7 @@ def rollout(generator, reference, rewards, masked, mask, uniforms, config, clock
         clock.mark("fill")
         ref_logits = reference(masked)                                                    # (B,T,V)
         clock.mark("reference")
-        credits, parts = rewards(completions, masked, mask, config.credit_window)
+        credits, parts = rewards(completions, masked, mask, config.credit)
         clock.mark("judge")
         old_logp = entropy = None
         if config.num_iterations > 1 or config.minibatch_size or config.top_entropy_quantile < 1:
@@ -121,7 +121,7 @@ def update(optimizer, scaler, grad_clip):
 def compare(r, rewards, config):
     """What takes the whole step, all micro-batches and processes: sets `advantages` and `learning` -> figures."""
     mask, credits, parts = gather(r.mask), gather(r.credits), gather(r.parts)             # (N,T), (N,G,1) or (N,G,T), (N,G,R) of all N inputs
-    advantage = advantages(credits, config.baseline, config.scale_rewards, mask[:, None] if config.credit_window else None)  # as `credits`
+    advantage = advantages(credits, config.baseline, config.scale_rewards, mask[:, None] if config.credit == "run" else None)  # as `credits`
     r.advantages = share(advantage)
     if config.top_entropy_quantile < 1:
         r.learning = share(most_uncertain(gather(r.entropy), mask, config.top_entropy_quantile))

@@ -29,6 +29,9 @@ from model.transformer import Generator, Judge, TransformerConfig
 
 MASKING = parse_masking("word:0.5,random:0.25,span:0.1,sticky:0.15")
 SAVE_INTERVAL = 500
+# Training showed the judge about as many real words as wrong ones. Of what a policy draws most is wrong: the prior odds of "real" are lowered by this
+# factor e^-DOUBT (Bayes' rule, in the logit). Else any common word scores half of the right one, and GRPO settles for it.
+DOUBT = 3.0
 
 
 def masked_batch(dataset, size, block_size, seed):
@@ -67,14 +70,20 @@ def wrong_fills(generator, dataset, tokens, mask, seed):
 
 
 def words_by_length(dataset):
-    """The words of the text, as often as they stand in it: {length: (n,length) tokens}."""
+    """The different words of the text: {length: ((n,length) tokens, (n,) shares)}; the share goes with the square root of how often a word occurs.
+
+    Were it the frequency itself, the judge would learn to doubt common words; were it equal for all, to doubt rare ones.
+    """
     spaces = np.flatnonzero(np.isin(dataset.tokens, dataset.spaces))
-    lengths = np.diff(spaces) - 1
-    return {length: dataset.tokens[spaces[:-1][lengths == length][:, None] + 1 + np.arange(length)] for length in np.unique(lengths[lengths > 0])}
+    lengths, words = np.diff(spaces) - 1, {}
+    for length in np.unique(lengths[lengths > 0]):
+        different, counts = np.unique(dataset.tokens[spaces[:-1][lengths == length][:, None] + 1 + np.arange(length)], axis=0, return_counts=True)
+        words[length] = different, counts**0.5 / (counts**0.5).sum()
+    return words
 
 
 def swap_words(dataset, words, tokens, seed, share=0.25):
-    """Put another word of the same length, drawn from the text, in the place of a `share` of the words: (B,T) -> completions (B,T).
+    """Put another word of the same length in the place of a `share` of the words: (B,T) -> completions (B,T).
 
     Spelling gives these away nowhere: only a judge that reads the words around can tell. Without them it takes any common word for
     real, and GRPO fills `the` and `function` everywhere.
@@ -85,7 +94,8 @@ def swap_words(dataset, words, tokens, seed, share=0.25):
         spaces = np.flatnonzero(is_space)
         whole = [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1 and b - a - 1 in words]
         for start, end in (span for span in whole if rng.random() < share):
-            row[start:end] = rng.choice(words[end - start])
+            different, shares = words[end - start]
+            row[start:end] = different[rng.choice(len(different), p=shares)]
     return torch.from_numpy(completions)
 
 
@@ -237,6 +247,8 @@ def pretrain(args, train, val):
             return judge_loss(judge, generator, train, words, args.batch_size, args.block_size, (args.seed, 1, step))
 
     fit("judge", judge, judge_step, args.judge_steps, 4e-3, args.out_dir, args)
+    with torch.no_grad():
+        judge.head.bias -= DOUBT
     write(Path(args.out_dir) / "judge.pt", model_file(judge, train.vocabulary, torch.float16))
     for name, row in report(generator, judge, val, words).items():
         print(f"{name:26s}" + "".join(f"  {key} {value:.3f}" for key, value in row.items()))

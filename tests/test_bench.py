@@ -26,7 +26,7 @@ def test_variants_take_turns_and_a_ratio_is_taken_within_a_round():
     assert bench.quartiles([2, 40, 6], [1, 10, 2]) == [2.5, 3, 3.5]                       # of 2, 4, 3
 
 
-@pytest.mark.parametrize("changes", [{}, {"loss_type": "dapo", "credit_window": 2, "entropy_coef": 0.1},
+@pytest.mark.parametrize("changes", [{}, {"loss_type": "dapo", "credit": "run", "entropy_coef": 0.1},
                                      {"loss_type": "sum", "scale_rewards": "batch", "kl_estimator": "k3"}])
 @pytest.mark.parametrize("step", [bench.repeated_step, bench.plain_judge_step])
 def test_what_is_compared_makes_the_same_update(flags, changes, step):

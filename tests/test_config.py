@@ -63,7 +63,7 @@ def test_importance_sampling_level_none_needs_one_update_per_rollout():
 
 @pytest.mark.parametrize("arguments, message", [
     (["--importance_sampling_level=none", "--minibatch_size=8"], "leave minibatch_size at 0"), (["--importance_sampling_level=none", "--clip_eps=0.1"], "the ratio"),
-    (["--importance_sampling_level=none", "--clip_delta=4"], "the ratio"), (["--reward=valid_words", "--credit_window=3"], "the judge in reward"),
+    (["--importance_sampling_level=none", "--clip_delta=4"], "the ratio"), (["--reward=valid_words", "--credit=run"], "the judge in reward"),
     (["--batch_size=4", "--gradient_accumulation_steps=3", "--minibatch_size=6"], "a multiple of it")])
 def test_combinations_that_mean_nothing(arguments, message):
     with pytest.raises(ValueError, match=message) as error:

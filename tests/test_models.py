@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -70,7 +71,8 @@ def test_swapped_words_are_words_of_the_text_in_the_wrong_place(world):
     train = Dataset(world / "text", "train")
     words, tokens = words_by_length(train), train.batch(400, 16, {"word": 1.0}, 0, 1, (0,))[0]
     lexicon = set(train.decode(train.tokens).split(" "))
-    assert all(train.decode(word) in lexicon and len(word) == length for length, rows in words.items() for word in rows[:20])
+    assert all(train.decode(word) in lexicon and len(word) == length for length, (rows, _) in words.items() for word in rows)
+    assert all(shares.sum() == pytest.approx(1) and len(shares) == len(np.unique(rows, axis=0)) for rows, shares in words.values())
     swapped = swap_words(train, words, tokens, (1,), share=0.5)
     changed = 0
     for before, after in zip(map(train.decode, tokens), map(train.decode, swapped)):

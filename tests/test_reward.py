@@ -10,20 +10,21 @@ def test_scores_are_the_judges_probabilities_whatever_the_batching():
 
 
 def test_credit():
-    scores = torch.tensor([[[0.0, 0.2, 0.4, 0.9]]])
-    torch.testing.assert_close(credit(scores, 0), torch.tensor([[[0.375]]]))
-    torch.testing.assert_close(credit(scores, 1), torch.tensor([[[0.1, 0.2, 0.5, 0.65]]]))  # the ends average over what is there
-    torch.testing.assert_close(credit(scores, 9), torch.full((1, 1, 4), 0.375))
+    scores, mask = torch.tensor([[[0.0, 0.2, 0.4, 0.9, 0.5]]]), torch.tensor([[True, True, False, True, False]])
+    torch.testing.assert_close(credit(scores, mask), torch.tensor([[[0.4]]]))
+    torch.testing.assert_close(credit(scores, mask, "run")[..., mask[0]], torch.tensor([[[0.1, 0.1, 0.9]]]))
 
 
 def test_padding_counts_for_nothing():
     """A prompt padded to any length is credited as it is alone."""
     scores, real = torch.rand(2, 3, 9), torch.ones(2, 1, 9, dtype=torch.bool)
     real[1, :, 5:] = False
-    for window in (0, 1, 3):
-        have, alone = credit(scores, window, real), credit(scores[1:, :, :5], window)
-        torch.testing.assert_close(have[:1], credit(scores[:1], window))
-        torch.testing.assert_close(have[1:, :, : alone.shape[2]], alone)
+    mask = (torch.rand(2, 9) < 0.6) & real[:, 0]
+    for by in ("input", "run"):
+        have, alone = credit(scores, mask, by, real), credit(scores[1:, :, :5], mask[1:, :5], by)
+        torch.testing.assert_close(have[:1], credit(scores[:1], mask[:1], by))
+        at = mask[1, :5] if by == "run" else [True]
+        torch.testing.assert_close(have[1:, :, : alone.shape[2]][..., at], alone[..., at])
         assert have.isfinite().all()
 
 
@@ -49,8 +50,8 @@ def test_the_sum_is_credited_and_the_parts_are_told():
     rewards.functions.append(lambda completions, masked, mask, decode: completions.sum(dim=-1))
     rewards.weights.append(0.5), rewards.names.append("total")
     completions, masked = torch.randint(5, (2, 3, 4), generator=torch.Generator().manual_seed(0)), torch.zeros(2, 4, dtype=torch.long)
-    credits, parts = rewards(completions, masked, masked > 0, window=1)
+    credits, parts = rewards(completions, masked, masked > 0, "run")
     scores, total = (completions.float() - 2).sigmoid(), completions.sum(dim=-1).float()
-    torch.testing.assert_close(credits, 2 * credit(scores, 1) + 0.5 * total[..., None])
+    torch.testing.assert_close(credits, 2 * credit(scores, masked > 0, "run") + 0.5 * total[..., None])
     torch.testing.assert_close(parts, torch.stack([scores.mean(dim=-1), total], dim=-1))
     torch.testing.assert_close(rewards.total(parts), 2 * scores.mean(dim=-1) + 0.5 * total)

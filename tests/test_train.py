@@ -265,7 +265,7 @@ def test_half_precision(flags, dtype):
 
 def test_prompts_of_the_users_own(flags, tmp_path):
     (tmp_path / "p.json").write_text(json.dumps({"prompts": ["th_ c_t", "the ___ cat sat", "_"]}))
-    checkpoint, metrics = run(flags, prompts_file=tmp_path / "p.json", max_iters=2, credit_window=2, reward="judge,valid_words:0.5")
+    checkpoint, metrics = run(flags, prompts_file=tmp_path / "p.json", max_iters=2, credit="run", reward="judge,valid_words:0.5")
     assert all(0 <= line["mean_reward"] <= 1.5 and line["mean_kl"] >= 0 for line in metrics)
     assert json.loads((Path(flags["out_dir"]) / "evaluation.json").read_text())["original"]["exact_chars"] == 1
 
@@ -316,7 +316,7 @@ LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
 
 def test_two_processes_equal_one(flags, tmp_path):
     """torchrun with 2 ranks x B inputs = one process with 2 micro-batches of B, and, but for bnpo, with one batch of 2B: weights and metrics."""
-    extras = {"max_iters": 2, "eval_inputs": 2, "scale_rewards": "batch", "top_entropy_quantile": 0.5, "num_iterations": 2, "credit_window": 2, "reward": "judge,valid_words",
+    extras = {"max_iters": 2, "eval_inputs": 2, "scale_rewards": "batch", "top_entropy_quantile": 0.5, "num_iterations": 2, "credit": "run", "reward": "judge,valid_words",
               "reference_mode": "periodic", "reference_update_freq": 1}
     (tmp_path / "all.py").write_text("import json, sys, train_grpo\nfor arguments in json.load(open(sys.argv[1])): train_grpo.main(arguments)")
     (tmp_path / "all.json").write_text(json.dumps([command_line(flags, **extras, loss_type=t, out_dir=str(tmp_path / t)) for t in LOSS_TYPES]))
