@@ -10,10 +10,13 @@ top_p = 1.0
 
 group_size = 16
 batch_size = 64                 # many inputs per step: the gradient's noise is mostly that of the inputs
-max_iters = 100
-learning_rate = 3e-4            # 30 times an LLM's: a million parameters, a fresh reward
+num_iterations = 2              # the judge is most of a step's time, and need not be asked again
+max_iters = 110
+learning_rate = 1e-3            # 100 times an LLM's: a million parameters, a fresh reward
 warmup_iters = 5
-kl_beta = 0.2
+kl_beta = 0.03
 credit = "run"                  # a word need not answer for the other one
+scale_rewards = "batch"         # where all fills are hopeless, their noise is not scaled up
+dtype = "auto"                  # the judge in bfloat16 where the CPU multiplies it: half the time
 eval_inputs = 256
 eval_interval = 25

@@ -6,3 +6,4 @@ importance_sampling_level = "sequence"
 clip_eps = 3e-4
 clip_eps_high = 4e-4
 minibatch_size = 16
+num_iterations = 1

@@ -6,3 +6,4 @@ loss_type = "sum"
 baseline = "leave_one_out"
 scale_rewards = "none"
 importance_sampling_level = "none"
+num_iterations = 1
