@@ -5,6 +5,5 @@ out_dir = "out-quick"
 batch_size = 16
 group_size = 8
 max_iters = 10
-learning_rate = 1e-3
 eval_interval = 5
 eval_inputs = 32

@@ -167,9 +167,9 @@ def fit(name, model, loss_fn, steps, learning_rate, out_dir, args):
 
 
 @torch.no_grad()
-def auc(judge, text, fills):
-    """Share of (original, fill) pairs, every original against every fill, in which the judge prefers the original."""
-    real, fake = (judge.score(rows)[:, None] for rows in (text, fills))                   # (B,1)
+def auc(judge, text, fills, where):
+    """Share of (original, fill) pairs, every original against every fill, in which the judge prefers the original, by its mean over `where` (B,T)."""
+    real, fake = ((judge(rows).sigmoid() * where).sum(dim=1, keepdim=True) / where.sum(dim=1, keepdim=True) for rows in (text, fills))  # (B,1)
     return ((real > fake.T).float() + 0.5 * (real == fake.T).float()).mean().item()
 
 
@@ -195,7 +195,7 @@ def report(generator, judge, dataset, words, size=1024):
         figures[name] = {"characters": 1 - (~right).sum().item() / mask.sum().item(), "whole_inputs": right.all(dim=1).float().mean().item()}
         uniforms = torch.rand(*tokens.shape, 1, generator=torch.Generator().manual_seed(i))
         fills = torch.where(mask, draw(integer_weights(logits, 1.0), uniforms).squeeze(-1), tokens)
-        figures[name]["judge_auc"] = auc(judge, tokens, fills)
+        figures[name] |= {"judge_auc": auc(judge, tokens, fills, torch.ones_like(mask)), "judge_auc_at_blanks": auc(judge, tokens, fills, mask)}
     figures["another word in its place"] = {"judge_prefers_original": prefers_original(judge, tokens, swap_words(dataset, words, tokens, (7, 9), share=0.1))}
     return figures
 
