@@ -32,6 +32,12 @@ def penalise(logits, masked, repetition_penalty):
     return torch.where(seen, torch.where(logits < 0, logits * repetition_penalty, logits / repetition_penalty), logits)
 
 
+def as_sampled(generate, config):
+    """The function from tokens to logits, with the run's repetition penalty."""
+    penalty = config.repetition_penalty
+    return generate if penalty == 1 else lambda tokens: penalise(generate(tokens), tokens, penalty)
+
+
 def integer_weights(logits, temperature):
     """w[v] = round(exp((logits[v] - max) / temperature) * 2^21): (..., V) int64. A logit of -inf gives 0.
 

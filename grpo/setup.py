@@ -14,7 +14,7 @@ from data.dataset import Dataset, Prompts
 from grpo import distributed
 from grpo.checkpoint import load_model, read_training
 from grpo.config import Config, check_resume
-from grpo.sampling import penalise
+from grpo.sampling import as_sampled
 from model.transformer import Generator
 
 
@@ -95,18 +95,16 @@ def is_compiled(device, config):
 
 
 def forward(model, device, config):
-    """The model as a function of tokens, under autocast and torch.compile as the settings say, and wherever it lives; a generator with its
-    repetition penalty. float16 logits come as float32, as the kernel takes them."""
+    """The model as a function of tokens, under autocast and torch.compile as the settings say, and wherever it lives; a generator as it
+    is sampled. float16 logits come as float32, as the kernel takes them."""
     call = torch.compile(model) if is_compiled(device, config) else model
     autocast = nullcontext() if config.dtype == "float32" else torch.autocast(device.type, dtype=getattr(torch, config.dtype))
-    penalty = config.repetition_penalty if isinstance(model, Generator) else 1.0
 
     def run(tokens):
         with autocast:
             logits = call(tokens.to(device)).to(tokens.device)
-        logits = logits.float() if logits.dtype == torch.float16 else logits
-        return logits if penalty == 1 else penalise(logits, tokens, penalty)
-    return run
+        return logits.float() if logits.dtype == torch.float16 else logits
+    return as_sampled(run, config) if isinstance(model, Generator) else run
 
 
 @torch.no_grad()
