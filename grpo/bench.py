@@ -46,7 +46,7 @@ from grpo.checkpoint import write
 from grpo.config import exit_on_mistake, load_config
 from grpo.log import Clock
 from grpo.reward import Rewards
-from grpo.setup import forward, load_data, load_models, make_optimizer, pick_device
+from grpo.setup import forward, load_data, load_models, make_optimizer, pick_device, pick_dtype
 from grpo.step import differentiate, draw_uniforms, grpo_step, rollout, update
 from grpo.words import lexicon
 from model.transformer import Generator, Judge, TransformerConfig
@@ -207,6 +207,7 @@ def compare_steps(title, names, config, train, models, device, rounds, peak):
 def prepare(device, clock, **changes):
     """-> settings of the default experiment with `changes`, training text, shipped models: generator, reference, judge."""
     config = load_config(["config/grpo_config.py", "--learning_rate=0", "--compile=false", *(f"--{name}={value}" for name, value in changes.items())])
+    config.dtype = pick_dtype(config.dtype, device)
     train, _ = load_data(config.dataset, config.block_size)
     clock.mark("data")
     config.kernel = kernel.choose(config.kernel, device, len(train.vocabulary), config.group_size)

@@ -1,6 +1,7 @@
 import copy
 import itertools
 import json
+import time
 
 import pytest
 import torch
@@ -109,3 +110,12 @@ def test_mistakes_exit_2(arguments, told, capsys):
     with pytest.raises(SystemExit) as stopped:
         bench.main(arguments)
     assert stopped.value.code == 2 and told in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_first_update_of_the_default_experiment(capsys, monkeypatch):
+    """What `startup` runs in a process of its own, with the settings and models that ship; the group is made small."""
+    prepare = bench.prepare
+    monkeypatch.setattr(bench, "prepare", lambda device, clock: prepare(device, clock, batch_size=2, group_size=2))
+    bench.first_update(time.perf_counter(), "cpu")
+    seconds = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"imports_s", "data_s", "models_s", "update_s", "all_s"} <= seconds.keys()
