@@ -19,16 +19,13 @@ Where this departs from the paper: the logits are computed once per input, not o
 nothing else); the KL is the sum over the vocabulary, not a sample's estimate; with credit=run a blank is rewarded by the judge's view of
 its neighbourhood, not of the whole completion; the reference is replaced only on request (reference_mode).
 """
-import json
 import math
 import sys
-from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
 from data.masking import parse_masking
-from grpo.checkpoint import save_training, write
+from grpo.checkpoint import restore_training, save_training
 from grpo.config import exit_on_mistake, help_text, load_config
 from grpo.distributed import gather, join, share, world
 from grpo.evaluate import Evaluation, word_figures
@@ -37,6 +34,7 @@ from grpo.log import Clock, Log
 from grpo.reference import make_reference, update_reference
 from grpo.setup import estimate_minutes, forward, is_compiled, load_data, load_models, make_optimizer, pick_device, pick_dtype
 from grpo.step import draw_uniforms, grpo_step
+from grpo.stop import Signals, Stopped, exit_when_stopped, fetch
 
 
 def learning_rate(iteration, config):
@@ -61,60 +59,52 @@ def setup(arguments):
     if start >= config.max_iters:
         raise ValueError(f"resume: {config.out_dir} is at step {start} already; raise max_iters={config.max_iters} to go on, or for its table: python -m grpo.evaluate {config.out_dir}")
     evaluation = Evaluation(config, forward(judge.to(device), device, config), train, val, device)
-    try:
-        write(Path(config.out_dir) / "config.json", json.dumps(asdict(config), indent=1).encode())
-    except OSError as error:
-        raise ValueError(f"out_dir={config.out_dir} cannot be written ({error.strerror}); name a folder that you may write to") from None
-    return config, device, train, evaluation, generator, reference, judge, state, start
+    return config, device, train, evaluation, generator, reference, judge, state, start, Log(config, start)
 
 
-def train_loop(config, device, train, evaluation, generator, untouched, judge, state, start):
+def train_loop(config, device, train, evaluation, generator, untouched, judge, state, start, log):
     reference = make_reference(untouched, config.reference_mode, state and state.get("reference"))
     generate, refer, before = (forward(model.to(at), at, config) for model, at in (
         (generator, device), (reference, torch.device(config.reference_device)), (untouched, torch.device(config.reference_device))))
     optimizer, scaler = make_optimizer(generator, config), torch.amp.GradScaler(device.type, enabled=config.dtype == "float16")
     torch.manual_seed(config.seed)  # inputs and draws have seeds of their own; this is for whatever else may draw
     if state:
-        optimizer.load_state_dict(state["optimizer"])
-        scaler.load_state_dict(state.get("scaler", {}))
-        torch.set_rng_state(state["rng"]["cpu"])
-        torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
-    masking, inputs = parse_masking(config.masking), config.batch_size * config.gradient_accumulation_steps
-    clock, log = Clock(device), Log(config, start)
+        restore_training(state, optimizer, scaler)
+    masking, inputs, clock, steps = parse_masking(config.masking), config.batch_size * config.gradient_accumulation_steps, Clock(device), []
     log.say(f"{config.max_iters - start} GRPO steps of {inputs} inputs x {config.group_size} completions on {device}"
             f"{', compiled' if is_compiled(device, config) else ''}, kernel: {config.kernel}; then the table on {config.eval_inputs} held-out inputs"
             + (f": about {estimate_minutes(generator, judge, config, config.max_iters - start):.1f} minutes" if device.type == "cpu" else ""))
     log.say(evaluation.peek(generate, before, start))
 
-    for iteration in range(start, config.max_iters):
-        clock.start()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(iteration, config)
-        tokens, mask = train.batch(inputs, config.block_size, masking, config.mask_ratio, config.hidden_words, (config.seed, iteration, 0))
-        uniforms = draw_uniforms(inputs, config.group_size, config.block_size, (config.seed, iteration, 1))
-        tokens, mask, uniforms = (share(x).to(device, non_blocking=True) for x in (tokens, mask, uniforms))
-        clock.mark("data")
-        rollout, metrics = grpo_step(generate, refer, evaluation.rewards, optimizer, tokens, mask, train.mask_id, uniforms, config, clock, scaler, (config.seed, iteration))
+    with Signals() as signals:
+        for iteration in range(start, config.max_iters):
+            clock.start()
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(iteration, config)
+            tokens, mask = train.batch(inputs, config.block_size, masking, config.mask_ratio, config.hidden_words, (config.seed, iteration, 0))
+            uniforms = draw_uniforms(inputs, config.group_size, config.block_size, (config.seed, iteration, 1))
+            tokens, mask, uniforms = (share(x).to(device, non_blocking=True) for x in (tokens, mask, uniforms))
+            clock.mark("data")
+            rollout, metrics = grpo_step(generate, refer, evaluation.rewards, optimizer, tokens, mask, train.mask_id, uniforms, config, clock, scaler, (config.seed, iteration))
+            steps.append((iteration, metrics))
 
-        done = iteration + 1
-        update_reference(reference, generator, done, config.reference_mode, config.ema_alpha, config.reference_update_freq)
-        if done % config.log_interval == 0 or done == config.max_iters:
-            metrics = {name: value.item() for name, value in metrics.items()}
-            if not all(map(math.isfinite, metrics.values())):
-                log.close()
-                sys.exit(f"step {iteration}: not finite: {', '.join(n for n, v in metrics.items() if not math.isfinite(v))}; lower learning_rate. The last checkpoint is kept")
-            figures = word_figures(gather(tokens), gather(mask), gather(rollout.completions), train.vocabulary, evaluation.words)
-            metrics["valid_words"] = figures["valid_words"]
-            log.metrics(iteration, metrics | {"lr": learning_rate(iteration, config)} | clock.read())
-        log.advance()
-        if done % config.save_interval == 0 or done == config.max_iters:
-            save_training(config, generator, reference, optimizer, scaler, done, train.vocabulary)
-        if done % config.eval_interval == 0 and done < config.max_iters:
-            log.say(evaluation.peek(generate, before, done))
+            done, stop = iteration + 1, signals.requested()
+            update_reference(reference, generator, done, config.reference_mode, config.ema_alpha, config.reference_update_freq)
+            log_now, save_now = (done % interval == 0 or done == config.max_iters for interval in (config.log_interval, config.save_interval))
+            if log_now or save_now or stop:
+                metrics = fetch(steps)
+            if log_now:
+                metrics["valid_words"] = word_figures(gather(tokens), gather(mask), gather(rollout.completions), train.vocabulary, evaluation.words)["valid_words"]
+                log.metrics(iteration, metrics | {"lr": learning_rate(iteration, config)} | clock.read())
+            log.advance()
+            if save_now or stop:
+                save_training(config, generator, reference, optimizer, scaler, done, train.vocabulary)
+            if stop:
+                raise Stopped(f"stopped by {signals.name(stop)} after step {iteration}", 128 + stop)
+            if done % config.eval_interval == 0 and done < config.max_iters:
+                log.say(evaluation.peek(generate, before, done))
     log.say(evaluation.peek(generate, before, config.max_iters))
-    table = evaluation.finish(generate, before)
-    log.close()
-    log.say(table)
+    return evaluation.finish(generate, before)
 
 
 def main(arguments):
@@ -123,7 +113,10 @@ def main(arguments):
         return
     with exit_on_mistake("train_grpo.py"):
         run = setup(arguments)
-    train_loop(*run)
+    log = run[-1]
+    with exit_when_stopped(run[0].out_dir), log:
+        table = train_loop(*run)
+    log.say(table)
 
 
 if __name__ == "__main__":

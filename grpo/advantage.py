@@ -34,4 +34,4 @@ def advantages(rewards, baseline="mean", scale_rewards="group", mask=None):
         mean = (count * rewards).sum() / count.sum()
         centred = centred / ((count * (rewards - mean) ** 2).sum().div(count.sum()).sqrt() + EPSILON)
     span = rewards.amax(dim=1, keepdim=True) - rewards.amin(dim=1, keepdim=True)
-    return torch.where(span > INDISTINCT, centred, 0)
+    return torch.where(span <= INDISTINCT, 0, centred)                                    # so written, NaN stays NaN, and is found

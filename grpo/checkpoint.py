@@ -4,35 +4,62 @@ Files of weights: written atomically, read strictly.
 Every file is one dict. A model file has `kind`, `architecture`, `vocabulary`, `weights`; a training checkpoint is the
 generator's model file with `training` beside them, so wherever a generator may be named, a checkpoint may be named too.
 """
+import io
 import os
 import pickle
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock, and cannot sync a folder
+    fcntl = None
 import torch
 
 from grpo.distributed import is_first
 from model.transformer import Generator, Judge, TransformerConfig
 
+LATEST, PREVIOUS = "checkpoint.pt", "checkpoint_prev.pt"
 KINDS = {"generator": Generator, "judge": Judge}
 
 
+def lock(folder):
+    """Keep other runs out of `folder` until the returned handle is closed, or this process ends, however it ends. ValueError if one is in there."""
+    if not fcntl:
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ValueError(f"out_dir={folder} is in use by another run; wait for its end, or name another out_dir") from None
+    return handle
+
+
 def write(path, content):
-    """Replace `path` by `content` (bytes, or anything torch.save takes): a reader finds the old file or the new one, whole."""
+    """Replace `path` by `content` (bytes, or anything torch.save takes): a reader finds the old file or the new one, whole, also after a power cut."""
     if not is_first():  # of several processes one writes
         return
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if not isinstance(content, bytes):
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        content = buffer.getbuffer()
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as f:
-            f.write(content) if isinstance(content, bytes) else torch.save(content, f)
+            f.write(content)
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)  # there is one only if something above failed
+    if fcntl:  # the new name is on the disk when its folder is
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
 
 
 def read(path):
@@ -46,7 +73,9 @@ def read(path):
         raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}; name a file that exists") from None
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
         pass
-    raise ValueError(f"checkpoint {path} is damaged or no checkpoint; make it again or name another")
+    previous = Path(path).with_name(PREVIOUS)
+    mend = f"the one saved before it is whole, rename {previous} to it" if Path(path).name == LATEST and previous.exists() else "make it again or name another"
+    raise ValueError(f"checkpoint {path} is damaged or no checkpoint; {mend}")
 
 
 def model_file(model, vocabulary, dtype=torch.float32):
@@ -86,12 +115,23 @@ def load_model(path, kind, vocabulary):
 
 
 def save_training(config, generator, reference, optimizer, scaler, iteration, vocabulary):
-    """Replace out_dir/checkpoint.pt. Inputs and draws are functions of (seed, iteration): the data position is `iteration`."""
+    """Replace out_dir/checkpoint.pt, keep the one before it as checkpoint_prev.pt. Inputs and draws are functions of (seed, iteration): the data position is `iteration`."""
     rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}  # nothing here draws from these; a reward may
     training = {"optimizer": optimizer.state_dict(), "iteration": iteration, "config": asdict(config), "rng": rng, "scaler": scaler.state_dict()}
     if config.reference_mode != "static":
         training["reference"] = reference.state_dict()
-    write(Path(config.out_dir) / "checkpoint.pt", model_file(generator, vocabulary) | {"training": training})
+    latest = Path(config.out_dir) / LATEST
+    if latest.exists():
+        write(latest.with_name(PREVIOUS), latest.read_bytes())
+    write(latest, model_file(generator, vocabulary) | {"training": training})
+
+
+def restore_training(state, optimizer, scaler):
+    """Put `read_training`'s state back."""
+    optimizer.load_state_dict(state["optimizer"])
+    scaler.load_state_dict(state.get("scaler", {}))
+    torch.set_rng_state(state["rng"]["cpu"])
+    torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
 
 
 def read_training(path):

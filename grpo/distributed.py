@@ -34,6 +34,15 @@ def wait():
         dist.barrier()
 
 
+def agree(number):
+    """The largest of the numbers that the processes call this with."""
+    if world()[0] == 1:
+        return number
+    largest = torch.tensor(number, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return largest.item()
+
+
 def share(x):
     """Of something with a row for every input of the step, the rows of this process."""
     size, rank = world()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from grpo.checkpoint import write
+from grpo.checkpoint import lock, write
 from grpo.distributed import is_first
 
 
@@ -53,14 +53,25 @@ def read_metrics(path):
 
 
 class Log:
-    """Progress bar, metrics.jsonl, wandb. On resume metrics.jsonl is cut back to the checkpoint's iteration first."""
+    """What a run writes while it goes: config.json, metrics.jsonl (on resume cut back to the checkpoint's iteration first), progress bar, wandb.
+
+    Raises ValueError, before anything is written, if another run is in out_dir or no folder can be made there.
+    """
 
     def __init__(self, config, start):
-        out = Path(config.out_dir)
+        out, self.first, self.lock = Path(config.out_dir), is_first(), None  # of several processes one is heard
+        if self.first:
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                self.lock = lock(out)
+                for stale in out.glob("*.tmp"):  # of a write that a kill cut short
+                    stale.unlink()
+                write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
+            except OSError as error:
+                raise ValueError(f"out_dir={out} cannot be written ({error.strerror}); name a folder that you may write to") from None
         kept = [line for line in read_metrics(out / "metrics.jsonl") if line["iteration"] < start and (line["iteration"] + 1) % config.log_interval == 0] if start else []
         write(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
-        self.first = is_first()  # of several processes one is heard
-        self.file = open(out / "metrics.jsonl" if self.first else os.devnull, "a", buffering=1)  # a line is written whole
+        self.file = open(out / "metrics.jsonl" if self.first else os.devnull, "ab", buffering=0)
         self.bar = tqdm(total=config.max_iters, initial=start, desc="GRPO", dynamic_ncols=True, mininterval=0.5, disable=not self.first)
         self.wandb = None
         if config.wandb_log and self.first:
@@ -68,7 +79,9 @@ class Log:
             self.wandb = wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, dir=config.out_dir, config=asdict(config))
 
     def metrics(self, iteration, metrics):
-        self.file.write(json.dumps({"iteration": iteration, **metrics}, allow_nan=False) + "\n")
+        line = json.dumps({"iteration": iteration, **metrics}, allow_nan=False).encode() + b"\n"
+        while line:  # a full disk takes a part, then raises
+            line = line[self.file.write(line):]
         if self.wandb:
             self.wandb.log(metrics, step=iteration)
         shown = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl", "entropy": "entropy", "ms": "step_ms"}
@@ -81,11 +94,16 @@ class Log:
         if self.first:
             tqdm.write(text)
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self.bar.close()
         self.file.close()
         if self.wandb:
             self.wandb.finish()
+        if self.lock:
+            os.close(self.lock)
 
 
 def colours():

@@ -45,6 +45,10 @@ def credit(scores, mask, by="input", real=1.0):
     return total.gather(2, run) / count.gather(2, run)
 
 
+class RewardFailed(ValueError):
+    """A reward function raised, or returned what is no reward."""
+
+
 def valid_words(lexicon):
     """-> the reward "share of hidden words whose fill is a word of the lexicon" (`words.is_valid`)."""
     def reward(completions, masked, mask, decode):
@@ -101,13 +105,13 @@ class Rewards:
         self.decode = lambda tokens: words.decode(tokens, vocabulary)
 
     def ask(self, i, completions, masked, mask):
-        """What function i says (B,G), float32. ValueError, with its name, if it fails or returns what is not finite or of another shape."""
+        """What function i says (B,G), float32. RewardFailed, with its name, if it fails or returns what is not finite or of another shape."""
         try:
             values = torch.as_tensor(self.functions[i](completions, masked, mask, self.decode), dtype=torch.float32, device=completions.device)
         except Exception as error:  # whatever the user's code may raise
-            raise ValueError(f"reward {self.names[i]} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+            raise RewardFailed(f"reward {self.names[i]} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
         if values.shape != completions.shape[:2] or not values.isfinite().all():
-            raise ValueError(f"reward {self.names[i]} returned the shape {tuple(values.shape)} with {int((~values.isfinite()).sum())} values that are not finite; "
+            raise RewardFailed(f"reward {self.names[i]} returned the shape {tuple(values.shape)} with {int((~values.isfinite()).sum())} values that are not finite; "
                              f"it must return finite numbers of the shape (B, G) = {tuple(completions.shape[:2])}")
         return values
 

@@ -106,12 +106,18 @@ def differentiate(generator, r, counts, config, scaler):
     return figures | {name: value.detach() / counts["blanks"] for name, value in per_blank.items()}
 
 
-def update(optimizer, scaler, grad_clip):
-    """Add up the gradients of all processes, clip, step -> the norm before clipping; 0 where float16 overflowed and the step is left out."""
+def update(optimizer, scaler, grad_clip, loss):
+    """Add up the gradients of all processes, clip, step -> the norm before clipping; 0 where float16 overflowed.
+
+    Where the norm or the loss is not finite the step is left out, without waiting for the device: the fused AdamW then touches neither weights nor moments.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    add_up([p.grad for p in parameters])
+    health = loss.clone()
+    add_up([*(p.grad for p in parameters), health])
     scaler.unscale_(optimizer)
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip or float("inf"))
+    if optimizer.defaults.get("fused") and not scaler.is_enabled():
+        optimizer.found_inf = (~(norm + health).isfinite()).float()  # what a GradScaler hands to it, for float16
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
@@ -155,7 +161,7 @@ def grpo_step(generator, reference, rewards, optimizer, tokens, mask, mask_id, u
                 for name, value in differentiate(generator, micro, counts, config, scaler).items():
                     sums[name] = sums.get(name, 0) + value / updates
             r.logits = None  # their graph serves one backward pass
-            norms.append(update(optimizer, scaler, config.grad_clip))
+            norms.append(update(optimizer, scaler, config.grad_clip, sums["loss"]))
     totals = torch.stack([value.float() for value in sums.values()])
     add_up([totals])
     clock.mark("update")
