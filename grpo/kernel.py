@@ -226,10 +226,10 @@ stats_backward_op.register_fake(lambda g_logp, g_kl, g_entropy, logits, *others:
 stats_op.register_autograd(backward, setup_context=remember)
 
 
-def sample_completions(logits, masked, mask, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, xtc_threshold=0.1, xtc_probability=0.0):
-    """`grpo.sampling.sample_completions`, on CUDA in one pass over the logits; with XTC, which the kernel has not, by its definition."""
-    if xtc_probability:
-        return sampling.sample_completions(logits.detach(), masked, mask, uniforms, temperature, top_k, top_p, min_p, xtc_threshold, xtc_probability)
+def sample_completions(logits, masked, mask, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, **extras):
+    """`grpo.sampling.sample_completions`, on CUDA in one pass over the logits; with extras, which the kernel does not know, by its definition."""
+    if extras:
+        return sampling.sample_completions(logits.detach(), masked, mask, uniforms, temperature, top_k, top_p, min_p, **extras)
     return sample_op(logits.detach(), masked, mask, uniforms, temperature, top_k, top_p, min_p)
 
 

@@ -17,8 +17,8 @@ SCALE = 1 << 21  # V <= 1024 weights of at most SCALE add up to less than 2^32
 
 
 def options(config):
-    """The sampling settings of a run, as `sample_completions` takes them."""
-    return {name: getattr(config, name) for name in OPTIONS}
+    """The sampling settings of a run, as `sample_completions` takes them; the last two, which the fused kernel has not, only where they are on."""
+    return {name: getattr(config, name) for name in (OPTIONS if config.xtc_probability else OPTIONS[:4])}
 
 
 def penalise(logits, masked, repetition_penalty):

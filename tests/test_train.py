@@ -258,6 +258,18 @@ def test_half_precision(flags, dtype):
     assert full[0]["mean_kl"] == half[0]["mean_kl"] == 0 and half[0]["approx_kl"] == 0 and half[1]["mean_kl"] > 0
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))])
+@pytest.mark.parametrize("mode", ["static", "ema"])
+def test_the_reference_may_live_elsewhere(flags, tmp_path, device, mode, monkeypatch):
+    """reference_device=cpu: every pass of the reference is made there, and the run is the same to rounding."""
+    asked, real = [], train_grpo.forward
+    monkeypatch.setattr(train_grpo, "forward", lambda model, device, config: asked.append(device.type) or real(model, device, config))
+    elsewhere, together = (run(flags, out_dir=tmp_path / name, device=device, reference_mode=mode, reference_device=name)[1] for name in ("cpu", device))
+    assert asked == [device, device, "cpu", "cpu", *[device] * 4]                         # judge, generator, reference, untouched
+    for a, b in zip(elsewhere, together):
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
+
+
 def test_prompts_of_the_users_own(flags, tmp_path):
     (tmp_path / "p.json").write_text(json.dumps({"prompts": ["th_ c_t", "the ___ cat sat", "_"]}))
     checkpoint, metrics = run(flags, prompts_file=tmp_path / "p.json", max_iters=2, credit="run", reward="judge,valid_words:0.5")
