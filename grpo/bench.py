@@ -217,7 +217,7 @@ def prepare(device, clock, **changes):
 
 
 def bench_step(groups, dtypes, device, rounds, peak):
-    names = list(VARIANTS)[: 4 if device.type == "cpu" else None]
+    names = ["shared", "again", "plain_judge", "repeated", "bfloat16"] if device.type == "cpu" else list(VARIANTS)
     for G, dtype in itertools.product(groups, dtypes):
         yield from compare_steps("shipped", names, *prepare(device, Clock(device), batch_size=16, group_size=G, dtype=dtype), device, rounds, peak)
 

@@ -108,6 +108,8 @@ def exit_on_mistake(program):
         if is_first():
             print(f"{program}: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def reject(name, value, allowed, source):
