@@ -7,9 +7,15 @@ Which characters are hidden. Four ways, mixed by weight in the config: `masking=
     the ___ sat on the ___     word     whole words, between two spaces
     the cat __t __ t_e mat     sticky   likelier beside a hidden character
 
-Every function returns a (T,) bool array with at least one True; `rng` is a numpy Generator and owns the randomness.
+Letters: B inputs, T characters. Each way maps (T,) bool, is it a space?, to a (T,) bool mask; `rng` is a numpy Generator and owns the randomness.
 """
 import numpy as np
+
+
+def whole_words(is_space):
+    """(start, end) of each word that the window does not cut: one with a space on both sides."""
+    spaces = np.flatnonzero(is_space)
+    return [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1]
 
 
 def random_mask(is_space, ratio, words, rng):
@@ -20,30 +26,25 @@ def random_mask(is_space, ratio, words, rng):
 def span_mask(is_space, ratio, words, rng):
     """Hide one run of ratio * T characters, anywhere."""
     length = max(1, round(ratio * len(is_space)))
-    start = rng.integers(len(is_space) - length + 1)
-    position = np.arange(len(is_space))
-    return (position >= start) & (position < start + length)
+    position = np.arange(len(is_space)) - rng.integers(len(is_space) - length + 1)
+    return (0 <= position) & (position < length)
 
 
 def word_mask(is_space, ratio, words, rng):
-    """Hide `words` whole words, of those that the window does not cut (a space on both sides); fewer if there are fewer."""
-    spaces = np.flatnonzero(is_space)
-    whole = [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1]
+    """Hide `words` whole words; fewer if there are fewer."""
     mask = np.zeros(len(is_space), dtype=bool)
-    for i in rng.permutation(len(whole))[:words]:
-        mask[slice(*whole[i])] = True
+    for start, end in rng.permutation(whole_words(is_space))[:words]:
+        mask[start:end] = True
     return mask
 
 
-def sticky_mask(is_space, ratio, words, rng, mean_run=4.0):
-    """Hide runs of mean length `mean_run`: a two-state Markov chain whose long-run share of hidden characters is `ratio` (up to 0.8)."""
-    stay = 1 - 1 / mean_run                                # P(hidden | the one before is hidden)
-    enter = min(1.0, ratio / ((1 - ratio) * mean_run)) if ratio < 1 else 1.0  # P(hidden | the one before is visible)
-    u, mask = rng.random(len(is_space)), np.zeros(len(is_space), dtype=bool)
-    hidden = rng.random() < ratio
+def sticky_mask(is_space, ratio, words, rng):
+    """Hide runs of mean length 4: a two-state Markov chain whose long-run share of hidden characters is `ratio` (up to 0.8)."""
+    enter = ratio / ((1 - ratio) * 4) if ratio < 0.8 else 1.0  # P(hidden | the one before is visible)
+    mask, u, hidden = np.zeros(len(is_space), dtype=bool), rng.random(len(is_space)), rng.random() < ratio
     for t in range(len(mask)):
         mask[t] = hidden
-        hidden = u[t] < (stay if hidden else enter)
+        hidden = u[t] < (0.75 if hidden else enter)            # 0.75 = 1 - 1/4 = P(hidden | the one before is hidden)
     return mask
 
 
@@ -59,11 +60,10 @@ def parse_masking(text):
             weights[name] = float(weight or 1)
         except ValueError:
             weights[name] = -1.0
-        if name not in MASKINGS or not 0 <= weights[name] < float("inf"):
-            raise ValueError(f"masking={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, with NAME one of {', '.join(MASKINGS)} and WEIGHT >= 0")
     total = sum(weights.values())
-    if total <= 0:
-        raise ValueError(f"masking={text!r} has no positive weight; write for example masking='word:1'")
+    if not (weights.keys() <= MASKINGS.keys() and min(weights.values()) >= 0 and 0 < total < float("inf")):
+        raise ValueError(f"masking={text!r} has a part that is no masking, or no positive weight; it takes NAME or NAME:WEIGHT, "
+                         f"joined by commas, with NAME one of {', '.join(MASKINGS)} and WEIGHT >= 0")
     return {name: weight / total for name, weight in weights.items()}
 
 

@@ -10,6 +10,7 @@ import argparse
 import functools
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,67 +30,46 @@ from grpo.words import decode, hidden_words, is_valid, lexicon
 
 SAMPLES = 16           # fills per input where fills are sampled
 EVALUATION_SEED = 2**31  # no run's own seed: every run is evaluated on the same inputs
+ORDER = 5              # characters that the n-gram referee looks at
 
 
 def word_figures(tokens, mask, fills, vocabulary, words):
     """Shares of hidden words, over all fills: valid, exact; and distinct valid words of the first fills ÷ distinct hidden words."""
-    n, mask = fills.shape[1], mask.cpu().numpy()
-    originals, texts = decode(tokens, vocabulary), decode(fills, vocabulary)
-    valid = exact = total = 0
-    distinct, hidden = set(), set()
-    for i, original in enumerate(originals):
-        for start, end in hidden_words(original, mask[i]):
-            hidden.add(original[start:end])
-            for j in range(n):
-                fill = texts[i * n + j]
-                total += 1
-                exact += fill[start:end] == original[start:end]
-                if is_valid(fill, start, end, words):
-                    valid += 1
-                    if j == 0:
-                        distinct.add(fill[start:end])
-    return {"valid_words": valid / max(total, 1), "exact_words": exact / max(total, 1), "distinct_words": len(distinct) / max(len(hidden), 1)}
+    n, mask, texts = fills.shape[1], mask.cpu().numpy(), decode(fills, vocabulary)
+    cases = [(original[start:end], fill[start:end], is_valid(fill, start, end, words)) for i, original in enumerate(decode(tokens, vocabulary))
+             for start, end in hidden_words(original, mask[i]) for fill in texts[i * n: (i + 1) * n]]
+    total, hidden, distinct = max(len(cases), 1), {original for original, *_ in cases}, {fill for _, fill, valid in cases[::n] if valid}
+    return {"valid_words": sum(valid for *_, valid in cases) / total, "exact_words": sum(original == fill for original, fill, _ in cases) / total,
+            "distinct_words": len(distinct) / max(len(hidden), 1)}
 
 
-class NGram:
-    """Interpolated character 5-gram with Witten-Bell smoothing (Witten & Bell 1991): a referee that nobody optimises.
+@functools.cache
+def ngram(text, vocab_size):
+    """The probability of a character after the four before it, smoothed as Witten & Bell 1991: a referee that nobody optimises.
 
-    P(c | h) = (count(hc) + distinct(h) · P(c | h without its first character)) / (count(h) + distinct(h)),
-    from 1/V up to four characters of context; distinct(h) counts the different characters seen after h.
+    P(c | h) = (count(hc) + distinct(h) · P(c | h without its first character)) / (count(h) + distinct(h)), from 1/V up,
+    where distinct(h) counts the different characters seen after h. -> the function from the string hc to P(c | h)
     """
+    count = Counter(text[i: i + k] for k in range(1, ORDER + 1) for i in range(len(text) - k + 1))
+    followed, distinct = Counter(), Counter()
+    for gram, times in count.items():
+        followed[gram[:-1]] += times
+        distinct[gram[:-1]] += 1
 
-    def __init__(self, tokens, vocab_size, order=5):
-        self.vocab_size, self.levels, self.order = vocab_size, [], order
-        for k in range(1, order + 1):
-            grams, counts = np.unique(self.codes(tokens[None], k), return_counts=True)
-            contexts, first = np.unique(grams // vocab_size, return_index=True)
-            self.levels.append((grams, counts, contexts, np.add.reduceat(counts, first), np.diff(np.append(first, len(grams)))))
-
-    def codes(self, rows, k):
-        """The k characters that end at each position, as one number: (N,T) -> (N, T-k+1)."""
-        T = rows.shape[1]
-        return sum(rows[:, i: T - k + 1 + i].astype(np.int64) * self.vocab_size ** (k - 1 - i) for i in range(k))
-
-    def bits(self, rows):
-        """−log2 P of each character given the four before it: (N,T) -> (N, T-4)."""
-        def find(keys, values, wanted):
-            i = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
-            return np.where(keys[i] == wanted, values[i], 0)
-
-        p = np.float64(1 / self.vocab_size)
-        for k, (grams, counts, contexts, context_counts, distinct) in enumerate(self.levels, 1):
-            code = self.codes(rows, k)[:, self.order - k:]                                # (N,T-4)
-            total, kinds = find(contexts, context_counts, code // self.vocab_size), find(contexts, distinct, code // self.vocab_size)
-            p = np.where(total > 0, (find(grams, counts, code) + kinds * p) / np.maximum(total + kinds, 1), p)
-        return -np.log2(p)
+    @functools.cache
+    def probability(gram):
+        if not gram:
+            return 1 / vocab_size
+        h, shorter = gram[:-1], probability(gram[1:])
+        return (count[gram] + distinct[h] * shorter) / (followed[h] + distinct[h]) if h in followed else shorter
+    return probability
 
 
-def ngram_bits(ngram, mask, fills):
-    """Bits per character over every position whose 5-gram touches a blank."""
-    n, mask = fills.shape[1], mask.cpu().numpy()
-    bits = ngram.bits(fills.reshape(-1, fills.shape[-1]).cpu().numpy())                   # (N·n,T-4)
-    touches = np.lib.stride_tricks.sliding_window_view(mask, ngram.order, axis=1).any(axis=-1)  # (N,T-4)
-    return float(bits[np.repeat(touches, n, axis=0)].mean()) if touches.any() else None
+def ngram_bits(probability, mask, texts):
+    """Bits per character, −log2 P, over every position whose 5-gram touches a blank: mask (N,T), texts of N·n fills."""
+    touches = np.lib.stride_tricks.sliding_window_view(mask.cpu().numpy(), ORDER, axis=1).any(axis=-1)  # (N,T-4)
+    at = np.argwhere(np.repeat(touches, len(texts) // len(mask), axis=0))                 # rows of fill, first character
+    return float(-np.log2([probability(texts[i][t: t + ORDER]) for i, t in at]).mean())
 
 
 def pass_at_k(solved, n, k):
@@ -101,9 +81,8 @@ def pass_at_k(solved, n, k):
 def fill_sequential(generator, masked, mask, order, config, seed):
     """Fill blank by blank, one forward pass each: `random` order draws from the policy, `confident` takes the likeliest character of the
     surest blank. (N,T) -> fills (N,1,T)."""
-    filled, left = masked.clone(), mask.clone()                                           # (N,T)
-    rng = torch.Generator().manual_seed(seed)
-    for _ in range(int(mask.sum(dim=1).max())):
+    filled, left, rng = masked.clone(), mask.clone(), torch.Generator().manual_seed(seed)  # (N,T), (N,T)
+    while left.any():
         rows = left.any(dim=1).nonzero().squeeze(1)                                       # (M,) inputs that still have blanks
         logits = generator(filled[rows])                                                  # (M,T,V)
         if order == "random":
@@ -113,9 +92,8 @@ def fill_sequential(generator, masked, mask, order, config, seed):
         else:
             weights = integer_weights(logits, config.temperature)                         # (M,T,V)
             choice, preference = weights.argmax(dim=-1), weights.amax(dim=-1) / weights.sum(dim=-1)
-        at = preference.masked_fill(~left[rows], -1).argmax(dim=1, keepdim=True)          # (M,1)
-        filled[rows] = filled[rows].scatter(1, at, choice.gather(1, at))
-        left[rows] = left[rows].scatter(1, at, False)
+        at = preference.masked_fill(~left[rows], -1).argmax(dim=1)                        # (M,)
+        filled[rows, at], left[rows, at] = choice.gather(1, at[:, None]).squeeze(1), False
     return filled[:, None]
 
 
@@ -123,34 +101,36 @@ class Evaluation:
     """A fixed set of held-out inputs at the run's own maskings and sampling settings, and what to measure on it."""
 
     def __init__(self, config, judge, train, val, device):
-        self.config, self.judge, self.vocabulary = config, judge, train.vocabulary
-        self.words = lexicon(train.decode(train.tokens))
-        self.train_tokens = train.tokens
+        self.config, self.judge, self.vocabulary, self.text = config, judge, train.vocabulary, train.decode(train.tokens)
+        self.words = lexicon(self.text)
         tokens, mask = val.batch(config.eval_inputs, config.block_size, parse_masking(config.masking), config.mask_ratio, config.hidden_words, (EVALUATION_SEED, 0))
         self.tokens, self.mask = tokens.to(device), mask.to(device)                       # (N,T)
         self.masked = self.tokens.masked_fill(self.mask, train.mask_id)
+        self.uniforms = draw_uniforms(*tokens.shape[:1], SAMPLES, config.block_size, (EVALUATION_SEED, 1)).to(device)  # (N,n,T)
         self.rewards = Rewards(judge, config.reward, self.vocabulary, self.words)
         self.rewards.ask_all(self.tokens[:2, None].repeat(1, 3, 1), self.masked[:2], self.mask[:2])  # a mistake in them is found before anything is written
 
-    @functools.cached_property
-    def ngram(self):
-        return NGram(self.train_tokens, len(self.vocabulary) - 1)
+    def sample(self, logits):
+        """SAMPLES fills of the first inputs, as many as there are logits (N,T,V), always from the same uniforms -> (N,n,T)."""
+        N = len(logits)
+        return sample_completions(logits, self.masked[:N], self.mask[:N], self.uniforms[:N], **options(self.config))[0]
 
     def measure(self, fills, forward_passes, completions=None):
         """All figures of a set of fills (N,n,T) -> {name: number}; to the list `completions` every single one is added, with its rewards."""
+        n, texts = fills.shape[1], decode(fills, self.vocabulary)
         right = (fills == self.tokens[:, None]) | ~self.mask[:, None]                     # (N,n,T)
         judge = judge_scores(self.judge, fills).mean(dim=-1)                              # (N,n)
         figures = {"judge": judge.mean().item(), **word_figures(self.tokens, self.mask, fills, self.vocabulary, self.words),
-                   "exact_chars": 1 - (~right).sum().item() / (self.mask.sum().item() * fills.shape[1]),
-                   "ngram_bits": ngram_bits(self.ngram, self.mask, fills), "forward_passes": forward_passes}
-        if fills.shape[1] == SAMPLES:
+                   "exact_chars": 1 - (~right).sum().item() / (self.mask.sum().item() * n),
+                   "ngram_bits": ngram_bits(ngram(self.text, len(self.vocabulary) - 1), self.mask, texts), "forward_passes": forward_passes}
+        if n == SAMPLES:
             solved = right.all(dim=-1).sum(dim=1).tolist()
-            figures |= {f"pass@{k}": pass_at_k(solved, SAMPLES, k) for k in (1, 2, 4, 8, 16)}
+            figures |= {f"pass@{k}": pass_at_k(solved, n, k) for k in (1, 2, 4, 8, 16)}
         if completions is not None:
-            rewards = {"judge": judge, **self.rewards.ask_all(fills, self.masked, self.mask)}
-            columns = {name: [round(x, 6) for x in values.flatten().tolist()] for name, values in rewards.items()}
-            inputs = [text for text in decode(self.masked, self.vocabulary) for _ in range(fills.shape[1])]
-            completions += [dict(zip(("input", "completion", *columns), row)) for row in zip(inputs, decode(fills, self.vocabulary), *columns.values())]
+            rewards = {"judge": judge, **self.rewards.ask_all(fills, self.masked, self.mask)}  # (N,n) each
+            inputs = np.repeat(decode(self.masked, self.vocabulary), n).tolist()
+            columns = [inputs, texts, *([round(x, 6) for x in values.flatten().tolist()] for values in rewards.values())]
+            completions += [dict(zip(("input", "completion", *rewards), row)) for row in zip(*columns)]
         return figures
 
     @torch.no_grad()
@@ -161,48 +141,40 @@ class Evaluation:
         exponential, `original_prob`, is the pass@1 that endless untruncated sampling would find.
         """
         logits = torch.cat([generator(rows) for rows in self.masked.split(64)])           # (N,T,V)
-        uniforms = draw_uniforms(len(self.masked), SAMPLES, self.masked.shape[1], (EVALUATION_SEED, 1)).to(logits.device)
-        fills, _ = sample_completions(logits, self.masked, self.mask, uniforms, **options(self.config))
         log_p = log_softmax(logits, self.config.temperature)                              # (N,T,V)
         entropy, kl = (where_blank(expectation(log_p.exp(), x).squeeze(-1), self.mask) for x in (-log_p, log_p - (log_p if ref_log_p is None else ref_log_p)))
         original = where_blank(log_p.gather(-1, self.tokens[..., None]).squeeze(-1), self.mask).sum(dim=1)  # (N,)
         exact = {"entropy": entropy.sum() / self.mask.sum(), "sequence_entropy": entropy.sum(dim=1).mean(), "sequence_kl": kl.sum(dim=1).mean(),
                  "original_log_prob": original.mean(), "original_prob": original.exp().mean()}
         argmax = torch.where(self.mask, logits.argmax(dim=-1), self.masked)[:, None]      # (N,1,T)
-        return log_p, {f"{name}_sample": self.measure(fills, 1, completions) | {key: x.item() for key, x in exact.items()}, f"{name}_argmax": self.measure(argmax, 1)}
+        sampled = self.measure(self.sample(logits), 1, completions) | {key: x.item() for key, x in exact.items()}
+        return log_p, {f"{name}_sample": sampled, f"{name}_argmax": self.measure(argmax, 1)}
 
     @torch.no_grad()
-    def peek(self, generator, reference, iteration, shown=5, inputs=64):
-        """A look in passing: valid words on the first inputs, and the first few fills before and after, as text."""
-        config, masked, mask = self.config, self.masked[:inputs], self.mask[:inputs]
-        uniforms = draw_uniforms(len(masked), SAMPLES, masked.shape[1], (EVALUATION_SEED, 1)).to(masked.device)
-        fills = [sample_completions(model(masked), masked, mask, uniforms, **options(config))[0]
-                 for model in (reference, generator)]                                     # (inputs,n,T) each
-        valid = [word_figures(self.tokens[:inputs], mask, f, self.vocabulary, self.words)["valid_words"] for f in fills]
+    def peek(self, generator, reference, iteration):
+        """A look in passing: valid words on the first 64 inputs, and the first few fills before and after, as text."""
+        tokens, mask = self.tokens[:64], self.mask[:64]
+        before, now = (self.sample(model(self.masked[:64])) for model in (reference, generator))  # (64,n,T) each
+        valid = [word_figures(tokens, mask, fills, self.vocabulary, self.words)["valid_words"] for fills in (before, now)]
         lines = [f"step {iteration}: valid words on held-out text {valid[0]:.2f} before, {valid[1]:.2f} now"]
-        for i in range(min(shown, len(masked))):
-            for name, rows in (("text", self.tokens), ("before", fills[0][:, 0]), ("now", fills[1][:, 0])):
-                lines.append(f"  {name:7s}" + highlight(decode(rows[i], self.vocabulary)[0], mask[i].tolist()))
+        for blanks, *texts in zip(mask[:5].tolist(), *(decode(rows, self.vocabulary) for rows in (tokens[:5], before[:5, 0], now[:5, 0]))):
+            lines += [f"  {name:7s}" + highlight(text, blanks) for name, text in zip(("text", "before", "now"), texts)]
         return "\n".join(lines)
 
-    def table(self, generator, reference, seed, completions=None):
-        """Every row, and `gap_closed` -> what evaluation.json holds."""
-        blanks = self.mask.sum(dim=1).float().mean().item()
+    def finish(self, generator, reference):
+        """Write evaluation.json, a row of figures for every way to fill, and completions.jsonl, every completion of `after_sample` -> the table, as text."""
+        config, completions, out = self.config, [], Path(self.config.out_dir)
         ref_log_p, rows = self.one_step(reference, "before")
         rows |= {"original": self.measure(self.tokens[:, None], 0), **self.one_step(generator, "after", ref_log_p, completions)[1]}
         for order in ("random", "confident"):
-            rows[f"reference_sequential_{order}"] = self.measure(fill_sequential(reference, self.masked, self.mask, order, self.config, seed), blanks)
+            fills = fill_sequential(reference, self.masked, self.mask, order, config, config.seed)
+            rows[f"reference_sequential_{order}"] = self.measure(fills, self.mask.sum(dim=1).float().mean().item())
         before, after, best = (rows[name]["valid_words"] for name in ("before_sample", "after_sample", "reference_sequential_confident"))
-        return rows | {"gap_closed": (after - before) / (best - before) if best != before else None, "masking": self.config.masking,
-                       "inputs": len(self.masked), "temperature": self.config.temperature, "seed": seed}
-
-    def finish(self, generator, reference):
-        """Write evaluation.json, and completions.jsonl with every completion that was sampled -> the table, as text."""
-        completions, out = [], Path(self.config.out_dir)
-        result = self.table(generator, reference, self.config.seed, completions)
+        rows |= {"gap_closed": (after - before) / (best - before) if best != before else None, "masking": config.masking,
+                 "inputs": len(self.masked), "temperature": config.temperature, "seed": config.seed}
         write(out / "completions.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in completions).encode())
-        write(out / "evaluation.json", json.dumps(result, indent=1, allow_nan=False).encode())
-        return format_table(result)
+        write(out / "evaluation.json", json.dumps(rows, indent=1, allow_nan=False).encode())
+        return format_table(rows)
 
 
 ROWS = {"original": "original text", "before_sample": "before, one step, sampled", "before_argmax": "before, one step, argmax",
@@ -213,12 +185,13 @@ COLUMNS = {"judge": "judge", "valid_words": "valid", "exact_words": "exact", "ex
 
 
 def format_table(result):
-    """`Evaluation.table` as text, in Markdown."""
+    """What evaluation.json holds, as text, in Markdown."""
     lines = ["| filled by | " + " | ".join(COLUMNS.values()) + " |", "|---|" + "---|" * len(COLUMNS)]
     for name, title in ROWS.items():
         cells = (result[name].get(column) for column in COLUMNS)
         lines.append(f"| {title:30s} | " + " | ".join("     " if value is None else f"{value:5.3f}" if value < 1 else f"{value:5.2f}" for value in cells) + " |")
-    return "\n".join([*lines, f"gap closed: {'undefined' if result['gap_closed'] is None else format(result['gap_closed'], '.2f')}   (0: as before, 1: one step fills as many valid words as one step per blank)"])
+    gap = "undefined" if result["gap_closed"] is None else f"{result['gap_closed']:.2f}"
+    return "\n".join([*lines, f"gap closed: {gap}   (0: as before, 1: one step fills as many valid words as one step per blank)"])
 
 
 def main(argv=None):

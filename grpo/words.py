@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-WORD = re.compile("[A-Za-z]+")
+WORD = re.compile(r"(?<![A-Za-z])(?<![A-Za-z]')[A-Za-z]+(?:'[A-Za-z]+)*")  # don't is one word, with an alphabet that has the apostrophe
 
 
 def lexicon(text):
@@ -20,7 +20,8 @@ def hidden_words(text, mask):
 
 def is_valid(fill, start, end, words):
     """Is the fill of the hidden word at start:end one word of the lexicon, of just this length?"""
-    return fill[start:end].lower() in words and not WORD.fullmatch(fill[start - 1]) and not WORD.fullmatch(fill[end])
+    word = WORD.match(fill, start)  # the pattern looks at what stands before start, too
+    return word is not None and word.end() == end and word[0].lower() in words
 
 
 def decode(tokens, vocabulary):

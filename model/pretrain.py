@@ -8,11 +8,11 @@ The generator learns masked characters (1810.04805) under every masking that GRP
 since filling blank by blank passes through those. The judge starts as a copy of it and learns, for every character, whether its
 word is the original one (after ELECTRA's replaced-token detection, 2003.10555). Whatever the judge was never shown, GRPO finds; so it
 sees originals, the generator's own one-step fills at several temperatures, plainly wrong fills, and true words in the wrong place.
+
+Letters: B inputs, T characters, V vocabulary. Below, `generator` and `judge` are functions of tokens on the CPU, wherever the models live.
 """
 import argparse
 import math
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from data.masking import parse_masking
+from data.masking import parse_masking, whole_words
 from grpo.checkpoint import model_file, read, write
-from grpo.config import exit_on_mistake
-from grpo.sampling import draw, integer_weights
-from grpo.setup import load_data
+from grpo.config import Config, exit_on_mistake
+from grpo.sampling import sample_completions
+from grpo.setup import forward, load_data, pick_device
 from model.transformer import Generator, Judge, TransformerConfig
 
 MASKING = parse_masking("word:0.5,random:0.25,span:0.1,sticky:0.15")
@@ -51,51 +51,39 @@ def generator_loss(generator, dataset, size, block_size, seed):
 
 @torch.no_grad()
 def wrong_fills(generator, dataset, tokens, mask, seed):
-    """Fill the blanks in many wrong ways, row by row at random: (B,T) -> completions (B,T).
-
-    Of 20 rows 14 are the generator's parallel draws at temperature 0.1 to 1.5 (0.1 is all but argmax), 2 are drawn from the characters
-    of the text, blind to everything, 1 is one repeated character, and 3 stay the original.
-    """
+    """Fill the blanks in many wrong ways: (B,T) -> completions (B,T). Of 20 rows 14 are the generator's parallel draws at temperature 0.1 (all but
+    argmax) to 1.5, 2 are drawn from the characters of the text, blind to everything, 1 is one repeated character, and 3 stay the original."""
     rng = np.random.default_rng(seed)
     B, T = tokens.shape
     temperature = torch.from_numpy(rng.choice([0.1, 0.4, 0.7, 1.0, 1.25, 1.5], size=(B, 1, 1), p=[0.15, 0.15, 0.15, 0.35, 0.1, 0.1]).astype(np.float32))
-    weights = integer_weights(generator(tokens.masked_fill(mask, dataset.mask_id)), temperature)  # (B,T,V)
-    uniforms = torch.from_numpy(rng.random((B, T, 1), dtype=np.float32))                  # (B,T,1)
-    fills = draw(weights, uniforms).squeeze(-1)                                           # (B,T)
-    unigram = torch.from_numpy(dataset.tokens[rng.integers(len(dataset.tokens), size=(B, T))].astype(np.int64))
+    masked, uniforms = tokens.masked_fill(mask, dataset.mask_id), torch.from_numpy(rng.random((B, 1, T), dtype=np.float32))  # (B,T), (B,1,T)
+    drawn = sample_completions(generator(masked), masked, mask, uniforms, temperature)[0][:, 0]  # (B,T)
+    unigram = torch.from_numpy(dataset.tokens[rng.integers(len(dataset.tokens), size=(B, T))])
     repeated = torch.from_numpy(rng.integers(dataset.mask_id, size=(B, 1))).expand(B, T)
-    kind = torch.from_numpy(rng.choice(4, size=(B, 1), p=[0.7, 0.1, 0.05, 0.15]))         # (B,1)
-    fills = torch.where(kind == 0, fills, torch.where(kind == 1, unigram, torch.where(kind == 2, repeated, tokens)))
-    return torch.where(mask, fills, tokens)
+    kind = torch.from_numpy(rng.choice(4, size=(1, B, 1), p=[0.7, 0.1, 0.05, 0.15])).expand(1, B, T)
+    return torch.where(mask, torch.stack([drawn, unigram.long(), repeated, tokens]).gather(0, kind)[0], tokens)
 
 
 def words_by_length(dataset):
-    """The different words of the text: {length: ((n,length) tokens, (n,) shares)}; the share goes with the square root of how often a word occurs.
-
-    Were it the frequency itself, the judge would learn to doubt common words; were it equal for all, to doubt rare ones.
-    """
-    spaces = np.flatnonzero(np.isin(dataset.tokens, dataset.spaces))
-    lengths, words = np.diff(spaces) - 1, {}
-    for length in np.unique(lengths[lengths > 0]):
-        different, counts = np.unique(dataset.tokens[spaces[:-1][lengths == length][:, None] + 1 + np.arange(length)], axis=0, return_counts=True)
+    """The different words of the text: {length: ((n,length) tokens, (n,) shares)}, shares by the square root of how often a word occurs: by the
+    frequency itself the judge would learn to doubt common words, by equal shares to doubt rare ones."""
+    (start, end), words = np.array(whole_words(np.isin(dataset.tokens, dataset.spaces))).T, {}  # (N,) of all N words in the text
+    for length in np.unique(end - start):
+        different, counts = np.unique(dataset.tokens[start[end - start == length][:, None] + np.arange(length)], axis=0, return_counts=True)
         words[length] = different, counts**0.5 / (counts**0.5).sum()
     return words
 
 
 def swap_words(dataset, words, tokens, seed, share=0.25):
-    """Put another word of the same length in the place of a `share` of the words: (B,T) -> completions (B,T).
-
-    Spelling gives these away nowhere: only a judge that reads the words around can tell. Without them it takes any common word for
-    real, and GRPO fills `the` and `function` everywhere.
-    """
+    """Put another word of the same length in the place of a `share` of the words: (B,T) -> completions (B,T). Only a judge that reads the words
+    around can tell. Without these it takes any common word for real, and GRPO fills `the` and `function` everywhere."""
     rng = np.random.default_rng(seed)
     completions = tokens.numpy().copy()                                                   # (B,T)
-    for row, is_space in zip(completions, np.isin(completions, dataset.spaces)):
-        spaces = np.flatnonzero(is_space)
-        whole = [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1 and b - a - 1 in words]
-        for start, end in (span for span in whole if rng.random() < share):
-            different, shares = words[end - start]
-            row[start:end] = different[rng.choice(len(different), p=shares)]
+    for row in completions:
+        for start, end in whole_words(np.isin(row, dataset.spaces)):
+            if end - start in words and rng.random() < share:
+                different, shares = words[end - start]
+                row[start:end] = different[rng.choice(len(different), p=shares)]
     return torch.from_numpy(completions)
 
 
@@ -133,125 +121,110 @@ def make_optimizers(model, learning_rate):
             torch.optim.AdamW(rest, lr=learning_rate / 4, betas=(0.9, 0.98), weight_decay=0.05))
 
 
-def fit(name, model, loss_fn, steps, learning_rate, out_dir, args):
-    """Warm-up, cosine to zero; `loss_fn(step)` is a step's loss. Saved every SAVE_INTERVAL steps, goes on with --resume."""
-    state_file = Path(out_dir) / f"{name}_state.pt"
-    recipe = {key: value for key, value in vars(args).items() if key not in ("resume", "out_dir")}
-    optimizers = make_optimizers(model, learning_rate)
-    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    start, average = 0, None
+def fit(name, model, loss_fn, steps, learning_rate, args):
+    """Minimise `loss_fn(step)`: warm-up, then a cosine to zero. Saved every SAVE_INTERVAL steps, goes on with --resume."""
+    state_file, start, average = Path(args.out_dir) / f"{name}_state.pt", 0, 0.0
+    recipe = {key: value for key, value in vars(args).items() if key not in ("resume", "out_dir", "device")}
+    parts = model, *optimizers = model, *make_optimizers(model, learning_rate)
     if args.resume and state_file.exists():
         state = read(state_file)
         if state["recipe"] != recipe:
             raise ValueError(f"--resume: {state_file} was made with {state['recipe']}, now asked for {recipe}; repeat its arguments, or name a new --out_dir")
-        model.load_state_dict(state["weights"])
-        for optimizer, saved in zip(optimizers, state["optimizers"]):
-            optimizer.load_state_dict(saved)
         start = state["step"]
-    with tqdm(range(start, steps), initial=start, total=steps, desc=name, dynamic_ncols=True, mininterval=1) as bar:
-        for step in bar:
-            schedule = min((step + 1) / min(200, 1 + steps // 5), 0.5 * (1 + math.cos(math.pi * step / steps)))
-            for optimizer, peak in zip(optimizers, peaks):
-                optimizer.param_groups[0]["lr"] = peak * schedule
-            loss = loss_fn(step)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            average = loss.item() if average is None else 0.99 * average + 0.01 * loss.item()
-            bar.set_postfix(loss=f"{average:.4f}", refresh=False)
-            if (step + 1) % SAVE_INTERVAL == 0 or step + 1 == steps:
-                write(state_file, {"weights": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step + 1, "recipe": recipe})
-    return model.eval()
+        for part, saved in zip(parts, state["parts"]):
+            part.load_state_dict(saved)
+    schedule = lambda step: min((step + 1) / min(200, 1 + steps // 5), 0.5 * (1 + math.cos(math.pi * step / steps)))
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(optimizer, schedule, last_epoch=start - 1) for optimizer in optimizers]
+    bar = tqdm(range(start, steps), initial=start, total=steps, desc=name, dynamic_ncols=True, mininterval=1)
+    for step in bar:
+        loss = loss_fn(step)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for each in (*optimizers, *schedulers):
+            each.step()
+        model.zero_grad()
+        average += (loss.item() - average) / min(step - start + 1, 100)
+        bar.set_postfix(loss=f"{average:.4f}", refresh=False)
+        if (step + 1) % SAVE_INTERVAL == 0 or step + 1 == steps:
+            write(state_file, {"parts": [part.state_dict() for part in parts], "step": step + 1, "recipe": recipe})
 
 
-@torch.no_grad()
-def auc(judge, text, fills, where):
-    """Share of (original, fill) pairs, every original against every fill, in which the judge prefers the original, by its mean over `where` (B,T)."""
-    real, fake = ((judge(rows).sigmoid() * where).sum(dim=1, keepdim=True) / where.sum(dim=1, keepdim=True) for rows in (text, fills))  # (B,1)
-    return ((real > fake.T).float() + 0.5 * (real == fake.T).float()).mean().item()
+def mean_scores(judge, tokens, completions, where):
+    """The judge's mean P(real) over `where` of the originals and of their completions: (B,T) each -> (B,) twice."""
+    return ((judge(rows).sigmoid() * where).sum(dim=1) / where.sum(dim=1) for rows in (tokens, completions))
 
 
-@torch.no_grad()
+def auc(judge, tokens, fills, where):
+    """Share of (original, fill) pairs, every original against every fill, in which the judge prefers the original."""
+    real, fake = mean_scores(judge, tokens, fills, where)
+    return ((real[:, None] > fake).float() + 0.5 * (real[:, None] == fake).float()).mean().item()
+
+
 def prefers_original(judge, tokens, completions):
     """Share of the inputs with another word in them in which the judge takes the original word for real more than the other one."""
     changed = completions != tokens                                                       # (B,T)
-    real, other = ((judge(rows).sigmoid() * changed).sum(dim=1) for rows in (tokens, completions))
+    real, other = mean_scores(judge, tokens, completions, changed)
     return (real > other)[changed.any(dim=1)].float().mean().item()
 
 
 @torch.no_grad()
-def report(generator, judge, dataset, words, size=1024):
-    """Held-out accuracy of the generator's best guess, and the judge's AUC against its draws at temperature 1, by masking."""
-    block_size = generator.trunk.config.block_size
-    tests = {"random 15%": ("random", 0.15, 0), "random 30%": ("random", 0.30, 0), "random and short runs 15%": ("random:0.5,sticky:0.5", 0.15, 0),
-             "one word": ("word", 0, 1), "two words": ("word", 0, 2)}
-    figures = {}
-    for i, (name, (masking, ratio, hidden)) in enumerate(tests.items()):
+def report(generator, judge, dataset, words, block_size, size=1024):
+    """Print the held-out accuracy of the generator's best guess, and the judge's AUC against its draws at temperature 1, by masking."""
+    def show(name, **figures):
+        print(f"{name:26s}" + "".join(f"  {key} {value:.3f}" for key, value in figures.items()))
+
+    tests = [("random 15%", "random", 0.15, 0), ("random 30%", "random", 0.30, 0), ("random and short runs 15%", "random:0.5,sticky:0.5", 0.15, 0),
+             ("one word", "word", 0, 1), ("two words", "word", 0, 2)]
+    for i, (name, masking, ratio, hidden) in enumerate(tests):
         tokens, mask = dataset.batch(size, block_size, parse_masking(masking), ratio, hidden, (7, i))
-        logits = generator(tokens.masked_fill(mask, dataset.mask_id))                     # (B,T,V)
+        masked = tokens.masked_fill(mask, dataset.mask_id)
+        logits, uniforms = generator(masked), torch.rand(size, 1, block_size, generator=torch.Generator().manual_seed(i))  # (B,T,V), (B,1,T)
         right = (logits.argmax(-1) == tokens) | ~mask                                     # (B,T)
-        figures[name] = {"characters": 1 - (~right).sum().item() / mask.sum().item(), "whole_inputs": right.all(dim=1).float().mean().item()}
-        uniforms = torch.rand(*tokens.shape, 1, generator=torch.Generator().manual_seed(i))
-        fills = torch.where(mask, draw(integer_weights(logits, 1.0), uniforms).squeeze(-1), tokens)
-        figures[name] |= {"judge_auc": auc(judge, tokens, fills, torch.ones_like(mask)), "judge_auc_at_blanks": auc(judge, tokens, fills, mask)}
-    figures["another word in its place"] = {"judge_prefers_original": prefers_original(judge, tokens, swap_words(dataset, words, tokens, (7, 9), share=0.1))}
-    return figures
+        fills = sample_completions(logits, masked, mask, uniforms)[0][:, 0]               # (B,T)
+        show(name, characters=1 - (~right).sum().item() / mask.sum().item(), whole_inputs=right.all(dim=1).float().mean().item(),
+             judge_auc=auc(judge, tokens, fills, torch.ones_like(mask)), judge_auc_at_blanks=auc(judge, tokens, fills, mask))
+    show("another word in its place", judge_prefers_original=prefers_original(judge, tokens, swap_words(dataset, words, tokens, (7, 9), share=0.1)))
+
+
+def pretrain(args):
+    """Both models, one after the other; each is written, in float16, as soon as it is done."""
+    device, size = pick_device(args.device), (args.batch_size, args.block_size)
+    train, val = load_data(args.dataset, args.block_size)
+    words = words_by_length(train)
+    torch.manual_seed(args.seed)
+    config = TransformerConfig(len(train.vocabulary), args.block_size, args.n_layer, args.n_embd // 32, args.n_embd)
+    models = generator, judge = Generator(config).to(device), Judge(config).to(device)
+    generate, score = (forward(model, device, Config(dtype=args.dtype, compile="false")) for model in models)
+    fit("generator", generator, lambda step: generator_loss(generate, train, *size, (args.seed, 0, step)), args.generator_steps, 8e-3, args)
+    write(Path(args.out_dir) / "generator.pt", model_file(generator, train.vocabulary, torch.float16))
+    judge.trunk.load_state_dict(generator.trunk.state_dict())
+    fit("judge", judge, lambda step: judge_loss(score, generate, train, words, *size, (args.seed, 1, step)), args.judge_steps, 4e-3, args)
+    with torch.no_grad():
+        judge.head.bias -= DOUBT
+    write(Path(args.out_dir) / "judge.pt", model_file(judge, train.vocabulary, torch.float16))
+    report(*(forward(model, device, Config(compile="false")) for model in models), val, words, args.block_size)
+
+
+NUMBERS = {  # default, least value, about
+    "generator_steps": (11000, 1, "steps"), "judge_steps": (2400, 1, "steps"), "batch_size": (64, 2, "inputs per step"), "block_size": (64, 5, "characters per input"),
+    "n_layer": (6, 1, "layers of each model"), "n_embd": (128, 32, "width, a multiple of 32"), "seed": (1, 0, "of weights, inputs and draws")}
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Train the generator, then the judge, from random weights.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--dataset", default="char_diffusion", help="folder under data/, made by prepare.py")
     parser.add_argument("--out_dir", default="out-pretrain", help="generator.pt and judge.pt are written here")
-    parser.add_argument("--generator_steps", type=int, default=11000)
-    parser.add_argument("--judge_steps", type=int, default=2400)
-    parser.add_argument("--batch_size", type=int, default=64, help="inputs per step")
-    parser.add_argument("--block_size", type=int, default=64, help="characters per input")
-    parser.add_argument("--n_layer", type=int, default=6, help="layers of the generator")
-    parser.add_argument("--judge_layers", type=int, default=6, help="layers of the judge, the generator's first ones; at most n_layer")
-    parser.add_argument("--n_embd", type=int, default=128, help="width, a multiple of 32")
+    for name, (default, _, about) in NUMBERS.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=about)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="bfloat16: a step in two thirds of the time, on a CPU that multiplies it")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one")
     parser.add_argument("--resume", action="store_true", help="go on from what the same command saved in out_dir")
     args = parser.parse_args(argv)
     with exit_on_mistake("pretrain"):
-        if not 1 <= args.judge_layers <= args.n_layer or args.n_embd < 32 or args.n_embd % 32:
-            raise ValueError(f"--judge_layers={args.judge_layers} --n_layer={args.n_layer} --n_embd={args.n_embd}: the judge takes 1 to n_layer layers, n_embd a multiple of 32")
-        if args.batch_size < 2 or args.seed < 0 or min(args.generator_steps, args.judge_steps) < 1:
-            raise ValueError(f"--batch_size={args.batch_size} --generator_steps={args.generator_steps} --judge_steps={args.judge_steps} --seed={args.seed}: "
-                             "batch_size takes 2 or more, the steps 1 or more, seed 0 or more")
-        train, val = load_data(args.dataset, args.block_size)
-        pretrain(args, train, val)
-
-
-def pretrain(args, train, val):
-    """Both models, one after the other; each is written, in float16, as soon as it is done."""
-    torch.manual_seed(args.seed)
-    config = TransformerConfig(len(train.vocabulary), args.block_size, args.n_layer, args.n_embd // 32, args.n_embd)
-    generator, words = Generator(config), words_by_length(train)
-    autocast = torch.autocast("cpu", dtype=torch.bfloat16) if args.dtype == "bfloat16" else nullcontext()
-
-    def generator_step(step):
-        with autocast:
-            return generator_loss(generator, train, args.batch_size, args.block_size, (args.seed, 0, step))
-
-    fit("generator", generator, generator_step, args.generator_steps, 8e-3, args.out_dir, args)
-    write(Path(args.out_dir) / "generator.pt", model_file(generator, train.vocabulary, torch.float16))
-    judge = Judge(replace(config, n_layer=args.judge_layers))
-    first_layers = generator.trunk.state_dict()
-    judge.trunk.load_state_dict({name: first_layers[name] for name in judge.trunk.state_dict()})
-
-    def judge_step(step):
-        with autocast:
-            return judge_loss(judge, generator, train, words, args.batch_size, args.block_size, (args.seed, 1, step))
-
-    fit("judge", judge, judge_step, args.judge_steps, 4e-3, args.out_dir, args)
-    with torch.no_grad():
-        judge.head.bias -= DOUBT
-    write(Path(args.out_dir) / "judge.pt", model_file(judge, train.vocabulary, torch.float16))
-    for name, row in report(generator, judge, val, words).items():
-        print(f"{name:26s}" + "".join(f"  {key} {value:.3f}" for key, value in row.items()))
+        for name, (_, least, about) in NUMBERS.items():
+            if getattr(args, name) < least or name == "n_embd" and args.n_embd % 32:
+                raise ValueError(f"--{name}={getattr(args, name)} is not allowed; {name} ({about}) takes a whole number of {least} or more")
+        pretrain(args)
 
 
 if __name__ == "__main__":

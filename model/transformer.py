@@ -24,8 +24,7 @@ class TransformerConfig:
 
 def rotary_table(length, head_width):
     """cos and sin of position * frequency, each (T, head_width / 2): RoFormer (2104.09864), equation 15."""
-    frequency = 10000.0 ** (-torch.arange(0, head_width, 2) / head_width)
-    angle = torch.outer(torch.arange(length), frequency)
+    angle = torch.outer(torch.arange(length), 10000.0 ** (-torch.arange(0, head_width, 2) / head_width))
     return angle.cos(), angle.sin()
 
 
@@ -38,8 +37,7 @@ def rotate(x, cos, sin):
 class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
-        C = config.n_embd
-        self.n_head = config.n_head
+        self.n_head, C = config.n_head, config.n_embd
         self.norm1 = nn.RMSNorm(C)
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.attention_out = nn.Linear(C, C, bias=False)
@@ -66,9 +64,7 @@ class Trunk(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd)
-        cos, sin = rotary_table(config.block_size, config.n_embd // config.n_head)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.cos, self.sin = (nn.Buffer(table, persistent=False) for table in rotary_table(config.block_size, config.n_embd // config.n_head))
         for name, weight in self.named_parameters():
             if weight.dim() == 2:  # layers that write into the residual stream start smaller, as in GPT-2
                 nn.init.normal_(weight, std=0.02 / (2 * config.n_layer) ** 0.5 if name.endswith("_out.weight") else 0.02)
@@ -112,7 +108,3 @@ class Judge(nn.Module):
     def forward(self, tokens):
         """Text without blanks (B,T) -> logits of P(real), one per character (B,T)."""
         return self.head(self.trunk(tokens)).squeeze(-1)
-
-    def score(self, tokens):
-        """P(real) averaged over the sequence: (B,T) -> (B,) in [0,1]."""
-        return self(tokens).float().sigmoid().mean(dim=-1)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from grpo.config import Config
-from grpo.evaluate import Evaluation, NGram, fill_sequential, hidden_words, is_valid, lexicon, ngram_bits, pass_at_k, word_figures
+from grpo.evaluate import Evaluation, fill_sequential, hidden_words, is_valid, lexicon, ngram, ngram_bits, pass_at_k, word_figures
 from grpo.setup import load_data
 
 VOCABULARY = " abcdefghijklmnopqrstuvwxyz_"
@@ -36,22 +36,32 @@ def test_a_word_that_runs_into_its_neighbour_is_not_valid():
     assert is_valid("the cat sat", 4, 7, {"cat"}) and not is_valid("the catxsat", 4, 7, {"cat"})
 
 
+def test_an_apostrophe_stands_within_a_word():
+    text = "we don't go"
+    assert lexicon(text) == {"we", "don't", "go"} and hidden_words(text, np.array([c == "n" for c in text])) == [(3, 8)]
+    assert is_valid(text, 3, 8, lexicon(text)) and not is_valid(text, 3, 6, {"don"}) and not is_valid(text, 7, 8, {"t"})
+
+
 def test_ngram_probabilities_add_up_to_one_and_follow_the_text():
-    text = encode("the cat sat on the mat and the cat ran")[0].numpy()
-    ngram = NGram(text, 27)
-    context = encode("the c")[0].numpy()
-    rows = np.stack([np.append(context[1:], v) for v in range(27)])
-    assert (2 ** -ngram.bits(rows)).sum() == pytest.approx(1)
-    assert ngram.bits(encode("he ca").numpy())[0, 0] < ngram.bits(encode("he cz").numpy())[0, 0]
-    unseen = encode("qzxqj").numpy()
-    assert np.isfinite(ngram.bits(unseen)).all()
+    probability = ngram("the cat sat on the mat and the cat ran", 27)
+    for h in ("he c", "qzxq", "at r"):
+        assert sum(probability(h + c) for c in VOCABULARY[:-1]) == pytest.approx(1)
+    assert probability("he ca") > probability("he cz") > 0 and probability("qzxqj") > 0
+
+
+def test_ngram_probabilities_by_hand():
+    """In "abab": a, b twice each; after a always b, twice; after b once a."""
+    probability = ngram("abab", 3)
+    a = (2 + 2 * 1 / 3) / (4 + 2)
+    assert probability("a") == pytest.approx(a)
+    assert probability("ba") == pytest.approx((1 + 1 * a) / (1 + 1))
+    assert probability("ca") == probability("a")                                          # c was never seen
 
 
 def test_ngram_bits_look_at_the_positions_that_touch_a_blank():
-    ngram = NGram(encode("the cat sat on the mat")[0].numpy(), 27)
-    text, mask = encode("the cat sat on"), blanks("the ___ sat on")
-    bits = ngram.bits(text.numpy())[0]                                                    # positions 4 to 13
-    assert ngram_bits(ngram, mask, text[:, None]) == pytest.approx(bits[0:7].mean())      # positions 4 to 10
+    probability = ngram("the cat sat on the mat", 27)
+    bits = [-np.log2(probability("the cat sat on"[t - 4: t + 1])) for t in range(4, 11)]  # of 4 to 13
+    assert ngram_bits(probability, blanks("the ___ sat on"), ["the cat sat on"]) == pytest.approx(np.mean(bits))
 
 
 @pytest.mark.parametrize("c, k", [(0, 1), (2, 1), (2, 3), (5, 2), (4, 4)])

@@ -42,14 +42,6 @@ def test_training_mode_changes_nothing():
     assert torch.equal(model.train()(TOKENS), model.eval()(TOKENS))  # no dropout: what is sampled is what is differentiated
 
 
-def test_score_is_the_mean_probability():
-    torch.manual_seed(0)
-    judge = Judge(SHAPE)
-    torch.nn.init.normal_(judge.head.weight)
-    torch.testing.assert_close(judge.score(TOKENS), judge(TOKENS).sigmoid().mean(dim=1))
-    assert ((judge.score(TOKENS) > 0) & (judge.score(TOKENS) < 1)).all()
-
-
 def test_labels_are_per_word():
     text, fill = "the cat sat on", "the cut sat in"
     is_space = torch.tensor([[c == " " for c in text]])
@@ -91,7 +83,7 @@ def test_preferring_the_original_is_counted_per_input():
 def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys, monkeypatch):
     """From random weights to two files; stopped in the midst of the judge and resumed, it writes the same weights."""
     monkeypatch.setattr(pretrain, "SAVE_INTERVAL", 20)
-    arguments = [f"--dataset={world / 'text'}", "--block_size=16", "--n_layer=1", "--judge_layers=1", "--n_embd=32", "--batch_size=16", "--generator_steps=100", "--judge_steps=40"]
+    arguments = [f"--dataset={world / 'text'}", "--block_size=16", "--n_layer=1", "--n_embd=32", "--batch_size=16", "--generator_steps=100", "--judge_steps=40"]
     pretrain.main([*arguments, f"--out_dir={tmp_path / 'a'}"])
     shown = capsys.readouterr().out
     assert "two words" in shown and "judge_auc" in shown
@@ -112,7 +104,8 @@ def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys, monkeyp
     for name in ("generator.pt", "judge.pt"):
         a, b = (read(tmp_path / folder / name)["weights"] for folder in "ab")
         assert all(torch.equal(a[key], b[key]) for key in a)
-    for mistake, message in [([*arguments, f"--out_dir={tmp_path / 'a'}", "--resume", "--seed=2"], "repeat its arguments"), (["--judge_layers=9"], "1 to n_layer")]:
+    for mistake, message in [([*arguments, f"--out_dir={tmp_path / 'a'}", "--resume", "--seed=2"], "repeat its arguments"), (["--n_embd=48"], "a multiple of 32"),
+                               (["--batch_size=1"], "2 or more"), (["--device=tpu"], "auto or one of: cpu")]:
         with pytest.raises(SystemExit) as stop:
             pretrain.main(mistake)
         error = capsys.readouterr().err.splitlines()

@@ -15,19 +15,13 @@ import json
 import os
 import re
 import string
-import sys
 import sysconfig
 import unicodedata
 import warnings
 from pathlib import Path
 
-import numpy as np
-
 BLANK = "_"  # stands for the mask token in every vocabulary, hence never a character of the text
-ALPHABETS = {
-    "text8": " " + string.ascii_lowercase,
-    "ascii": "\n" + "".join(chr(c) for c in range(32, 127) if chr(c) != BLANK),
-}
+ALPHABETS = {"text8": " " + string.ascii_lowercase, "ascii": "\n" + "".join(map(chr, range(32, 127))).replace(BLANK, "")}
 MIN_CHARACTERS = 1000  # in each of the two files: less than that is no text to learn from
 
 
@@ -40,14 +34,11 @@ def standard_library_text():
         if {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"} & set(path.relative_to(root).parts):
             continue
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):  # a few files of the library are broken on purpose
             continue
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield ast.get_docstring(node) or ""
+        yield from (ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
 def is_prose(paragraph):
@@ -62,7 +53,7 @@ def normalise(text, alphabet):
     text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     if alphabet == "text8":
         return re.sub("[^a-z]+", " ", text.lower()).strip()
-    text = "".join(c if c in ALPHABETS["ascii"] else " " for c in text)
+    text = re.sub(f"[^{re.escape(ALPHABETS['ascii'])}]", " ", text)
     return re.sub(" {2,}", " ", re.sub(r"\s*\n\s*", "\n", text)).strip()
 
 
@@ -76,21 +67,13 @@ def prepare(out_dir, input_file=None, alphabet="text8"):
 
     Raises ValueError, with nothing written, for a text that is not UTF-8 or too short to split in two.
     """
-    if input_file is None:
-        text, keep = "\n\n".join(standard_library_text()), is_prose
-    else:
-        try:
-            text, keep = Path(input_file).read_text(encoding="utf-8"), lambda paragraph: True
-        except UnicodeDecodeError as error:
-            raise ValueError(f"input={input_file} is not UTF-8 text ({error.reason} at byte {error.start}); convert it first") from None
-        except OSError as error:
-            raise ValueError(f"input={input_file} cannot be read: {error.strerror}; name a text file") from None
-    paragraphs = {}  # normalised text -> does it go to validation; a dict drops duplicates and keeps the order
-    pieces = (piece for block in re.split(r"\n\s*\n", text) for piece in re.findall(r"(?s).{1,1000}(?:\s|$)|.{1000}", block))
-    for paragraph in pieces:  # of at most 1000 characters, so that a text without empty lines can be split in two as well
-        normal = normalise(paragraph, alphabet)
-        if normal and keep(paragraph):
-            paragraphs[normal] = is_validation(paragraph)
+    try:
+        text = Path(input_file).read_text(encoding="utf-8") if input_file is not None else "\n\n".join(standard_library_text())
+    except (UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"input={input_file} cannot be read, or is not UTF-8 text ({error}); name a text file, or convert it") from None
+    pieces = (piece for block in re.split(r"\n\s*\n", text) for piece in re.findall(r"(?s).{1,1000}(?:\s|$)|.{1000}", block))  # a text need not have empty lines
+    paragraphs = {normalise(piece, alphabet): is_validation(piece) for piece in pieces if input_file is not None or is_prose(piece)}  # without duplicates, in order
+    paragraphs.pop("", None)
     joint = "\n" if alphabet == "ascii" else " "
     splits = {name: joint.join(p for p, validation in paragraphs.items() if validation == (name == "val")) for name in ("train", "val")}
     for name, content in splits.items():
@@ -98,17 +81,15 @@ def prepare(out_dir, input_file=None, alphabet="text8"):
             raise ValueError(f"input={input_file or 'standard library'} leaves {len(content)} characters for {name}.bin, at least {MIN_CHARACTERS} are needed; give a longer text")
     vocabulary = ALPHABETS[alphabet] + BLANK
     meta = {"vocabulary": vocabulary, "alphabet": alphabet, "paragraphs": len(paragraphs), **{f"{name}_characters": len(content) for name, content in splits.items()}}
-    index = np.zeros(128, dtype=np.uint8)
-    index[[ord(c) for c in vocabulary]] = np.arange(len(vocabulary))
+    token = bytes.maketrans(vocabulary.encode(), bytes(range(len(vocabulary))))
+    files = {f"{name}.bin": content.encode().translate(token) for name, content in splits.items()} | {"meta.json": json.dumps(meta, indent=1).encode()}
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
-    files = {f"{name}.bin": index[np.frombuffer(content.encode("ascii"), dtype=np.uint8)].tobytes() for name, content in splits.items()}
-    files["meta.json"] = json.dumps(meta, indent=1).encode()  # gone first and back last: its presence says that the others are complete
-    (out_dir / "meta.json").unlink(missing_ok=True)
+    (out_dir / "meta.json").unlink(missing_ok=True)  # gone first and back last: its presence says that the others are complete
     for name, content in files.items():
         temporary = out_dir / f"{name}.{os.getpid()}.tmp"
         temporary.write_bytes(content)
-        os.replace(temporary, out_dir / name)
+        temporary.replace(out_dir / name)
     return meta
 
 
@@ -121,8 +102,7 @@ def main(argv=None):
     try:
         print(json.dumps(prepare(args.out_dir, args.input, args.alphabet)))
     except (ValueError, OSError) as error:
-        print(f"prepare.py: {error}", file=sys.stderr)
-        sys.exit(2)
+        parser.exit(2, f"prepare.py: {error}\n")
 
 
 if __name__ == "__main__":
