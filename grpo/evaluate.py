@@ -176,8 +176,8 @@ class Evaluation:
         """A look in passing: valid words on the first inputs, and the first few fills before and after, as text."""
         config, masked, mask = self.config, self.masked[:inputs], self.mask[:inputs]
         uniforms = draw_uniforms(len(masked), SAMPLES, masked.shape[1], (EVALUATION_SEED, 1)).to(masked.device)
-        fills = [sample_completions(model(masked), masked, mask, uniforms, **options(config))[0]
-                 for model in (reference, generator)]                                     # (inputs,n,T) each
+        with torch.compiler.set_stance("force_eager"):                                    # shapes of its own: not worth compiling for
+            fills = [sample_completions(model(masked), masked, mask, uniforms, **options(config))[0] for model in (reference, generator)]  # (inputs,n,T) each
         valid = [word_figures(self.tokens[:inputs], mask, f, self.vocabulary, self.words)["valid_words"] for f in fills]
         lines = [f"step {iteration}: valid words on held-out text {valid[0]:.2f} before, {valid[1]:.2f} now"]
         for i in range(min(shown, len(masked))):
@@ -199,7 +199,8 @@ class Evaluation:
     def finish(self, generator, reference):
         """Write evaluation.json, and completions.jsonl with every completion that was sampled -> the table, as text."""
         completions, out = [], Path(self.config.out_dir)
-        result = self.table(generator, reference, self.config.seed, completions)
+        with torch.compiler.set_stance("force_eager"):
+            result = self.table(generator, reference, self.config.seed, completions)
         write(out / "completions.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in completions).encode())
         write(out / "evaluation.json", json.dumps(result, indent=1, allow_nan=False).encode())
         return format_table(result)
