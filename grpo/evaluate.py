@@ -151,6 +151,7 @@ class Evaluation:
         return log_p, {f"{name}_sample": sampled, f"{name}_argmax": self.measure(argmax, 1)}
 
     @torch.no_grad()
+    @torch.compiler.set_stance("force_eager")  # shapes of their own are not worth compiling for
     def peek(self, generator, reference, iteration):
         """A look in passing: valid words on the first 64 inputs, and the first few fills before and after, as text."""
         tokens, mask = self.tokens[:64], self.mask[:64]
@@ -161,6 +162,7 @@ class Evaluation:
             lines += [f"  {name:7s}" + highlight(text, blanks) for name, text in zip(("text", "before", "now"), texts)]
         return "\n".join(lines)
 
+    @torch.compiler.set_stance("force_eager")
     def finish(self, generator, reference):
         """Write evaluation.json, a row of figures for every way to fill, and completions.jsonl, every completion of `after_sample` -> the table, as text."""
         config, completions, out = self.config, [], Path(self.config.out_dir)

@@ -223,23 +223,20 @@ __global__ void __launch_bounds__(THREADS, 8) sample_completions(
     }
 
     float z[PER], top[1] = {minus_infinity()};
-    unsigned weight[PER], broken[1] = {0};
+    unsigned weight[PER], low = 1;                       // S is what weighs at least `low`
     #pragma unroll
     for (int i = 0; i < PER; i++) {
         const int v = lane + i * LANES;
         z[i] = v < V ? number(logits[row * V + v]) : minus_infinity();
-        top[0] = fmaxf(top[0], z[i]);                    // fmaxf passes over NaN, so
-        broken[0] += z[i] != z[i];                       // NaN is counted apart
+        top[0] = fmaxf(top[0], z[i] == z[i] ? z[i] : -minus_infinity());   // beside +inf, as which NaN counts, all weigh nothing
     }
     team_max<LANES>(top);
-    team_sum<LANES>(broken);
     #pragma unroll
     for (int i = 0; i < PER; i++) {
         const double w = exp(((double)z[i] - top[0]) / temperature) * (1 << 21);
         weight[i] = w > 0 ? (unsigned)rint(w) : 0;       // NaN, from inf - inf, is not > 0 either
     }
 
-    unsigned low = broken[0] ? 0xffffffffu : 1;          // S is what weighs at least this; nothing weighs 2^32 - 1
     if (top_k > 0) low = max(low, largest_threshold<LANES>(weight, top_k, false));
     if (top_p < 1) {
         unsigned all[1] = {0};

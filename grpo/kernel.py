@@ -6,38 +6,38 @@ Letters: B masked inputs, T characters, G group size, V vocabulary.
 `sample_completions` and `stats` take and return what their definitions in `grpo/sampling.py` and `grpo/stats.py` do, zeros
 wherever there is no blank. A blank whose logits hold NaN, +inf or nothing but -inf comes out of `stats` as NaN, and of
 `sample_completions` with an empty kept set and still a blank. They differ only in a completion outside the vocabulary: it has
-logp NaN here, and is an error there. Other rows are unaffected.
+logp NaN here, and is an error there. Other rows are unaffected. Tensors that are not contiguous are copied.
 
 The compiler is NVRTC, through the public `cuda.bindings` that CUDA builds of torch bring along: no nvcc, no headers. What it
 makes is kept in ~/.cache/grpo. Call `choose` before a CUDA graph is captured: it compiles.
 """
+import contextlib
 import ctypes
 import functools
 import hashlib
-import json
 import os
 import warnings
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from grpo import sampling
+from grpo.checkpoint import write
 from grpo.stats import stats_backward, stats_forward
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS, MAX_GROUP = 128, 1024
 LAYOUTS = ((32, 8, 4), (96, 8, 12), (256, 32, 8), (1024, 32, 32))    # vocabulary at most, lanes to a row, columns to a lane
 NUMBERS = {torch.float32: "float", torch.bfloat16: "bf16"}
-PARAMETERS = {                                                       # kernel.cu's, in its order; B, T, G, V and the settings follow
-    "sample_completions": "logits masked mask uniforms completions kept",
-    "stats_forward": "logits ref_logits completions kept mask logp ref_logp kl entropy norms",
-    "stats_backward": "g_logp g_kl g_entropy logits ref_logits completions kept mask kl entropy norms g_logits"}
+OPERATIONS = {                                                       # kernel.cu's parameters: inputs, outputs, B T G V, settings
+    "sample_completions": ("logits masked mask uniforms", "completions kept", "float temperature, int top_k, float top_p, float min_p"),
+    "stats_forward": ("logits ref_logits completions kept mask", "logp ref_logp kl entropy norms", "float temperature"),
+    "stats_backward": ("g_logp g_kl g_entropy logits ref_logits completions kept mask kl entropy norms", "g_logits", "float temperature")}
 SHAPES = dict(logits="BTV", ref_logits="BTV", g_logits="BTV", kept="BTV", completions="BGT", uniforms="BGT", logp="BGT", ref_logp="BGT",
               g_logp="BGT", masked="BT", mask="BT", kl="BT", entropy="BT", g_kl="BT", g_entropy="BT", norms="BTN")
 DTYPES = dict(kept=torch.bool, mask=torch.bool, masked=torch.int64, completions=torch.int64)  # else that of logits or float32
-NAMES = [f"{operation}<{number}, {lanes}, {columns}>" for operation in PARAMETERS
-         for number in NUMBERS.values() for _, lanes, columns in LAYOUTS]
+NAMES = [f"{operation}<{number}, {lanes}, {columns}>" for operation in OPERATIONS for number in NUMBERS.values() for _, lanes, columns in LAYOUTS]
+warn = functools.cache(warnings.warn)                                 # each text once
 
 
 def checked(result):
@@ -49,7 +49,7 @@ def checked(result):
 
 
 def compile_kernel(flags):
-    """kernel.cu -> a line of JSON {name: symbol}, then the cubin that holds the symbols."""
+    """kernel.cu -> the symbol of each of NAMES, a line each, then the cubin that holds them."""
     from cuda.bindings import nvrtc
     program = checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"kernel.cu", 0, [], []))
     for name in NAMES:
@@ -59,29 +59,21 @@ def compile_kernel(flags):
         log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
         checked(nvrtc.nvrtcGetProgramLog(program, log))                   # writes into `log`, as GetCUBIN does below
         raise RuntimeError(log.decode().strip("\0\n"))
-    symbols = {name: checked(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode() for name in NAMES}
     cubin = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
     checked(nvrtc.nvrtcGetCUBIN(program, cubin))
-    return json.dumps(symbols).encode() + b"\n" + cubin
+    return b"\n".join([*(checked(nvrtc.nvrtcGetLoweredName(program, name.encode())) for name in NAMES), cubin])
 
 
 def cached(key, build):
     """build(), remembered in a file named by the hash of `key`; a damaged file is built again, a read-only folder does no harm."""
     path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "grpo", hashlib.sha256(key).hexdigest() + ".cubin")
-    try:
+    with contextlib.suppress(OSError):
         content = path.read_bytes()
         if hashlib.sha256(content[32:]).digest() == content[:32]:
             return content[32:]
-    except OSError:
-        pass
     built = build()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_bytes(hashlib.sha256(built).digest() + built)
-        unfinished.replace(path)                                          # atomic: a reader finds all of it, or nothing
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        write(path, hashlib.sha256(built).digest() + built)
     return built
 
 
@@ -92,67 +84,56 @@ def use_context(driver, index):
 
 
 @functools.cache
-def load(index):
-    """The kernel on one GPU -> ({name: CUfunction}, ""), or ({}, why it cannot run there)."""
+def load(device):
+    """The kernel on a device -> ({name: CUfunction}, ""), or ({}, why it cannot run there)."""
+    if device.type != "cuda":
+        return {}, f"it needs a CUDA device, not {device.type!r}"
     try:
         from cuda.bindings import driver, nvrtc
-        flags = [b"--gpu-architecture=sm_%d%d" % torch.cuda.get_device_capability(index), b"--std=c++17"]
-        version = b"%d.%d" % nvrtc.nvrtcVersion()[1:]
-        symbols, cubin = cached(b"\0".join([SOURCE.read_bytes(), version, *flags]), lambda: compile_kernel(flags)).split(b"\n", 1)
-        use_context(driver, index)
+        flags = [b"--gpu-architecture=sm_%d%d" % torch.cuda.get_device_capability(device), b"--std=c++17"]
+        key = b"\0".join([SOURCE.read_bytes(), b"%d.%d" % nvrtc.nvrtcVersion()[1:], *flags])
+        *symbols, cubin = cached(key, lambda: compile_kernel(flags)).split(b"\n", len(NAMES))
+        use_context(driver, torch.cuda.current_device() if device.index is None else device.index)
         module = checked(driver.cuModuleLoadData(cubin))
-        return {name: checked(driver.cuModuleGetFunction(module, symbol.encode())) for name, symbol in json.loads(symbols).items()}, ""
+        return {name: checked(driver.cuModuleGetFunction(module, symbol)) for name, symbol in zip(NAMES, symbols)}, ""
     except (ImportError, OSError, RuntimeError) as error:                 # no cuda.bindings, no libnvrtc, an error they report
         return {}, f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def unavailable(device):
-    """Why the kernel cannot run on `device`; "" if it can."""
-    if device.type != "cuda":
-        return f"it needs a CUDA device, not {device.type!r}"
-    return load(torch.cuda.current_device() if device.index is None else device.index)[1]
-
-
-@functools.cache                                                          # once for each reason
-def warn(reason):
-    warnings.warn(f"the CUDA kernel is off and its PyTorch definition runs instead: {reason}", stacklevel=2)
-
-
-def fused(device, V, G, dtype=torch.float32, must=False):
-    """Does the kernel run? If not, warns where one would expect it; raises if it must."""
-    reason = unavailable(device)
-    if V > LAYOUTS[-1][0] or G > MAX_GROUP or dtype not in NUMBERS:
-        reason = f"it takes {LAYOUTS[-1][0]} characters, {MAX_GROUP} completions, float32 or bfloat16, not {V}, {G}, {dtype}"
-    if reason and must:
-        raise ValueError(f"kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'")
-    if reason and device.type == "cuda":
-        warn(reason)
-    return not reason
-
-
-def choose(kernel, device, vocab_size=1, group_size=1):
+def choose(kernel, device, vocab_size=1, group_size=1, dtype=torch.float32):
     """The setting 'auto', 'cuda' or 'torch' -> 'cuda' or 'torch', which will run. Compiles the kernel if that is the answer."""
-    if kernel not in ("auto", "cuda", "torch"):
-        raise ValueError(f"kernel must be 'auto', 'cuda' or 'torch', not {kernel!r}")
-    return "cuda" if kernel != "torch" and fused(torch.device(device), vocab_size, group_size, must=kernel == "cuda") else "torch"
+    if kernel == "torch":
+        return kernel
+    reason = load(torch.device(device))[1]
+    if vocab_size > LAYOUTS[-1][0] or group_size > MAX_GROUP or dtype not in NUMBERS:
+        reason = f"it takes {LAYOUTS[-1][0]} characters, {MAX_GROUP} completions, float32 or bfloat16, not {vocab_size}, {group_size}, {dtype}"
+    if reason and kernel == "cuda":
+        raise ValueError(f"kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'")
+    if reason and torch.device(device).type == "cuda":
+        warn(f"the CUDA kernel is off and its PyTorch definition runs instead: {reason}")
+    return "torch" if reason else "cuda"
 
 
-def launch(operation, tensors, numbers, G):
-    """Check the tensors, then run kernel.cu's `operation` on them."""
-    tensors = dict(zip(PARAMETERS[operation].split(), tensors))
-    logits = tensors["logits"]
-    size = dict(zip("BTVGN", (*logits.shape, G, 5)))
-    for name, x in tensors.items():
-        dtype = DTYPES.get(name, logits.dtype if name.endswith("logits") else torch.float32)
-        found, wanted = (x.device, x.dtype, tuple(x.shape), x.is_contiguous()), (logits.device, dtype, tuple(map(size.get, SHAPES[name])), True)
-        if found != wanted:
-            raise ValueError(f"{name}: device, dtype, shape and is_contiguous() must be {wanted}, not {found}")
-    lanes, columns = next(layout[1:] for layout in LAYOUTS if size["V"] <= layout[0])
-    blocks = -(-size["B"] * size["T"] // (THREADS // lanes))              # rounded up
-    values = [ctypes.c_void_p(x.data_ptr()) for x in tensors.values()] + [ctypes.c_int(size[letter]) for letter in "BTGV"]
-    values += [ctypes.c_int(x) if isinstance(x, int) else ctypes.c_double(x) for x in numbers]
-    if blocks:
-        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+def expected(names, tensors):
+    """{name: (device, dtype, shape)} of what is called so beside these {name: tensor}; where their shapes disagree, beside the first of them."""
+    device, number = tensors["logits"].device, tensors["logits"].dtype
+    size = {letter: n for name in reversed(tensors) for letter, n in zip(SHAPES[name], tensors[name].shape)} | {"N": 5}
+    dtype = {name: number if name.endswith("logits") else torch.promote_types(number, torch.float32) for name in names} | DTYPES
+    return {name: (device, dtype[name], tuple(size[letter] for letter in SHAPES[name])) for name in names}
+
+
+def launch(operation, tensors, settings):
+    """Check the tensors {name: tensor}, then run kernel.cu's `operation` on them."""
+    for name, wanted in expected(tensors, tensors).items():
+        x = tensors[name] = tensors[name].contiguous()
+        if (found := (x.device, x.dtype, tuple(x.shape))) != wanted:
+            raise ValueError(f"{name}: device, dtype and shape must be {wanted}, not {found}")
+    logits, (B, G, T), V = tensors["logits"], tensors["completions"].shape, tensors["logits"].shape[2]
+    _, lanes, columns = next(layout for layout in LAYOUTS if V <= layout[0])
+    values = [ctypes.c_void_p(x.data_ptr()) for x in tensors.values()] + [ctypes.c_int(n) for n in (B, T, G, V)]
+    values += [ctypes.c_int(x) if isinstance(x, int) else ctypes.c_double(x) for x in settings]
+    pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    if blocks := -(-B * T // (THREADS // lanes)):                         # rounded up
         run(f"{operation}<{NUMBERS[logits.dtype]}, {lanes}, {columns}>", blocks, pointers, logits.device)
 
 
@@ -161,54 +142,37 @@ def run(name, blocks, pointers, device):
     with torch.cuda.device(device):
         use_context(driver, device.index)
         stream = driver.CUstream(torch.cuda.current_stream(device).cuda_stream)
-        function = load(device.index)[0][name]
-        checked(driver.cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0))
+        checked(driver.cuLaunchKernel(load(device)[0][name], blocks, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0))
 
 
-def compute(operation, tensors, numbers, G, outputs, definition):
-    """outputs = operation(tensors, numbers): by the kernel, or where that cannot run by the definition."""
-    logits = tensors[PARAMETERS[operation].split().index("logits")]
-    if fused(logits.device, logits.shape[-1], G, logits.dtype):
-        launch(operation, (*tensors, *outputs), numbers, G)
-    else:
-        for out, x in zip(outputs, definition(*tensors, *numbers)):       # copied: torch.compile was promised contiguous tensors
-            out.copy_(x)
-    return outputs
+def operator(operation, definition):
+    """`operation` as PyTorch knows it, (inputs, settings) -> [outputs]: by the kernel, or by its definition where that cannot run."""
+    taken, made, settings = OPERATIONS[operation]
+    taken, made = taken.split(), made.split()
+
+    def empty(*inputs):                                                   # outputs without values: all that torch.compile needs to know
+        return [inputs[0].new_empty(shape, dtype=dtype) for _, dtype, shape in expected(made, dict(zip(taken, inputs))).values()]
+
+    def compute(*inputs):
+        outputs = empty(*inputs)
+        tensors = dict(zip(taken + made, (*inputs[:len(taken)], *outputs)))
+        logits = tensors["logits"]
+        if choose("auto", logits.device, logits.shape[-1], tensors["completions"].shape[1], logits.dtype) == "cuda":
+            launch(operation, tensors, inputs[len(taken):])
+        else:
+            for out, x in zip(outputs, definition(*inputs)):
+                out.copy_(x)
+        return outputs
+
+    schema = f"({''.join(f'Tensor {name}, ' for name in taken)}{settings}) -> Tensor[]"
+    op = torch.library.custom_op(f"grpo::{operation}", compute, mutates_args=(), schema=schema)
+    op.register_fake(empty)
+    return op
 
 
-# The three operations as PyTorch sees them, each with a fake twin that knows the shapes of its outputs and no values.
-
-def empty_sample(logits, masked, mask, uniforms, temperature, top_k, top_p, min_p):
-    return uniforms.new_empty(uniforms.shape, dtype=torch.int64), logits.new_empty(logits.shape, dtype=torch.bool)  # (B,G,T), (B,T,V)
-
-
-@torch.library.custom_op("grpo::sample_completions", mutates_args=())
-def sample_op(logits: Tensor, masked: Tensor, mask: Tensor, uniforms: Tensor, temperature: float, top_k: int, top_p: float,
-              min_p: float) -> tuple[Tensor, Tensor]:
-    tensors, numbers = (logits, masked, mask, uniforms), (temperature, top_k, top_p, min_p)
-    return compute("sample_completions", tensors, numbers, uniforms.shape[1], empty_sample(*tensors, *numbers), sampling.sample_completions)
-
-
-def empty_stats(logits, ref_logits, completions, kept, mask, temperature):
-    """logp, ref_logp (B,G,T), kl, entropy (B,T), and norms (B,T,5), which the kernel leaves for its own backward pass."""
-    shapes = completions.shape, completions.shape, mask.shape, mask.shape, (*mask.shape, 5)
-    return tuple(logits.new_empty(shape, dtype=torch.promote_types(logits.dtype, torch.float32)) for shape in shapes)
-
-
-@torch.library.custom_op("grpo::stats", mutates_args=())
-def stats_op(logits: Tensor, ref_logits: Tensor, completions: Tensor, kept: Tensor, mask: Tensor,
-             temperature: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tensors = logits, ref_logits, completions, kept, mask
-    return compute("stats_forward", tensors, (temperature,), completions.shape[1], empty_stats(*tensors, temperature),
-                   lambda *inputs: (*stats_forward(*inputs), logits.new_zeros(5)))
-
-
-@torch.library.custom_op("grpo::stats_backward", mutates_args=())
-def stats_backward_op(g_logp: Tensor, g_kl: Tensor, g_entropy: Tensor, logits: Tensor, ref_logits: Tensor, completions: Tensor,
-                      kept: Tensor, mask: Tensor, kl: Tensor, entropy: Tensor, norms: Tensor, temperature: float) -> Tensor:
-    tensors = g_logp.contiguous(), g_kl.contiguous(), g_entropy.contiguous(), logits, ref_logits, completions, kept, mask, kl, entropy, norms
-    return compute("stats_backward", tensors, (temperature,), completions.shape[1], (logits.new_empty(logits.shape),),
-                   lambda *inputs: (stats_backward(*inputs[:8], temperature),))[0]
+sample_op = operator("sample_completions", sampling.sample_completions)
+stats_op = operator("stats_forward", lambda *inputs: (*stats_forward(*inputs), inputs[0].new_zeros(5)))  # norms: for the kernel's backward pass alone
+stats_backward_op = operator("stats_backward", lambda *inputs: [stats_backward(*inputs[:8], inputs[-1])])
 
 
 def remember(ctx, inputs, output):
@@ -216,21 +180,18 @@ def remember(ctx, inputs, output):
     ctx.save_for_backward(*tensors, *output[2:])                          # kl, entropy, norms
 
 
-def backward(ctx, g_logp, _, g_kl, g_entropy, __):
-    return stats_backward_op(g_logp, g_kl, g_entropy, *ctx.saved_tensors, ctx.temperature), None, None, None, None, None
+def backward(ctx, gradients):
+    g_logp, _, g_kl, g_entropy, _ = gradients
+    return *stats_backward_op(g_logp, g_kl, g_entropy, *ctx.saved_tensors, ctx.temperature), None, None, None, None, None
 
 
-sample_op.register_fake(empty_sample)
-stats_op.register_fake(empty_stats)
-stats_backward_op.register_fake(lambda g_logp, g_kl, g_entropy, logits, *others: logits.new_empty(logits.shape))
 stats_op.register_autograd(backward, setup_context=remember)
 
 
 def sample_completions(logits, masked, mask, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, **extras):
     """`grpo.sampling.sample_completions`, on CUDA in one pass over the logits; with extras, which the kernel does not know, by its definition."""
-    if extras:
-        return sampling.sample_completions(logits.detach(), masked, mask, uniforms, temperature, top_k, top_p, min_p, **extras)
-    return sample_op(logits.detach(), masked, mask, uniforms, temperature, top_k, top_p, min_p)
+    arguments = logits.detach(), masked, mask, uniforms, temperature, top_k, top_p, min_p
+    return sampling.sample_completions(*arguments, **extras) if extras else tuple(sample_op(*arguments))
 
 
 def stats(logits, ref_logits, completions, kept, mask, temperature=1.0):

@@ -97,7 +97,7 @@ def is_compiled(device, config):
 def forward(model, device, config):
     """The model as a function of tokens, under autocast and torch.compile as the settings say, and wherever it lives; a generator as it
     is sampled. float16 logits come as float32, as the kernel takes them."""
-    call = torch.compile(model) if is_compiled(device, config) else model
+    call = torch.compile(model, dynamic=False) if is_compiled(device, config) else model
     autocast = nullcontext() if config.dtype == "float32" else torch.autocast(device.type, dtype=getattr(torch, config.dtype))
 
     def run(tokens):

@@ -4,31 +4,40 @@ grpo/kernel.cu against its definitions in grpo/sampling.py and grpo/stats.py, on
 On a CPU g++ compiles the same kernel.cu behind tests/fiber.h, and grpo/kernel.py launches it as it would on a GPU: only its
 last function, `run`, is replaced. Letters: B masked inputs, T characters, G group size, V vocabulary.
 """
+import contextlib
 import ctypes
+import enum
+import functools
+import multiprocessing
+import os
 import re
 import shutil
 import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
+import train_grpo
 from grpo import kernel, sampling, stats
+from tests.conftest import command_line
 
 EPS = 2.0 ** -24                                                       # float32: half a unit in the last place of 1
 INF, NAN = float("inf"), float("nan")
 
 
-def build(folder, source, names):
+def build(folder, source, names, more="", name="run.so"):
     """kernel.cu as a shared library with one function, run(name, blocks, threads, arguments) -> what went wrong."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
-    calls = "".join(f'if (!strcmp(name, "{name}")) return launch({name}, blocks, threads, arguments) ? "" : fiber_error;\n' for name in names)
+    calls = "".join(f'if (!strcmp(name, "{n}")) return launch({n}, blocks, threads, arguments) ? "" : fiber_error;\n' for n in names)
     (folder / "run.cc").write_text(f'#include "{Path(__file__).with_name("fiber.h")}"\n{source}\nextern "C" const char* run(const char* name, '
-                                   f'unsigned blocks, unsigned threads, void** arguments) {{\n{calls}return "no such kernel"; }}')
-    subprocess.run(["g++", "-std=c++20", "-O1", "-Wall", "-Wno-unknown-pragmas", "-Werror", "-fPIC", "-shared", "run.cc", "-o", "run.so"],
-                   cwd=folder, check=True)
-    library = ctypes.CDLL(folder / "run.so")
+                                   f'unsigned blocks, unsigned threads, void** arguments) {{\n{calls}return "no such kernel"; }}\n{more}')
+    subprocess.run(["g++", "-std=c++20", "-O1", "-Wall", "-Wno-unknown-pragmas", "-Werror", "-fPIC", "-shared", "run.cc", "-o", name], cwd=folder, check=True)
+    library = ctypes.CDLL(folder / name)
     library.run.restype = ctypes.c_char_p
 
     def run(name, blocks, pointers, device):
@@ -45,15 +54,19 @@ def fibers(tmp_path_factory):
 
 @pytest.fixture(params=["fibers", "cuda"])
 def device(request, monkeypatch):
-    """Where the kernel runs: on fibers, or on a GPU."""
+    """Where the kernel runs: on fibers, on a GPU; or not at all, where its `definition` does the work."""
     if request.param == "cuda":
         if not torch.cuda.is_available():
             pytest.skip("no GPU")
         assert kernel.choose("cuda", "cuda") == "cuda"
         return "cuda"
-    monkeypatch.setattr(kernel, "run", request.getfixturevalue("fibers"))
-    monkeypatch.setattr(kernel, "unavailable", lambda device: "")
+    if request.param == "fibers":
+        monkeypatch.setattr(kernel, "run", request.getfixturevalue("fibers"))
+        monkeypatch.setattr(kernel, "load", lambda device: ({}, ""))
     return "cpu"
+
+
+everywhere = pytest.mark.parametrize("device", ["definition", "fibers", "cuda"], indirect=True)
 
 
 def inputs(B, T, G, V, blanks=0.7, seed=0):
@@ -123,27 +136,59 @@ def test_stats_of_extreme_rows(device):
     assert (logp[0, :, 0] == 0).all() and kl[0, 0] == entropy[0, 0] == kl[0, 3] == 0 and (ref_logp[0, :, 4] > -1e4).all()
 
 
+@everywhere
 def test_broken_rows_are_flagged_alone(device):
     args = [x.to(device) for x in inputs(2, 8, 6, 28, blanks=1)]
     logits, ref_logits, completions, kept, mask = args
     masked, uniforms = torch.full((2, 8), 7, device=device), torch.rand(2, 6, 8, device=device)
     clean, clean_draws = kernel.stats(*args, 0.8), kernel.sample_completions(logits, masked, mask, uniforms)
     unlikely = int((~kept[0, 1]).nonzero()[-1])
-    logits[0, 0], logits[0, 1, unlikely], logits[0, 2, 3], ref_logits[0, 3, 4] = -INF, NAN, INF, NAN
-    completions[1, 0, 0], completions[1, 1, 1], completions[1, 2, 2] = -1, 28, 2 ** 40
+    logits[0, 0], logits[0, 1, unlikely], logits[0, 2, 3], logits[1, 7], ref_logits[0, 3, 4] = -INF, NAN, INF, NAN, NAN
     leaf = logits.clone().requires_grad_()
     logp, ref_logp, kl, entropy = kernel.stats(leaf, ref_logits, completions, kept, mask, 0.8)
     torch.autograd.backward((logp, kl), (torch.ones_like(logp), torch.ones_like(kl)))
-    for x in (logp[0, :, :3], ref_logp[0, :, 3], kl[0, :4], entropy[0, :3], leaf.grad[0, :3]):
-        assert x.isnan().all()
-    assert [tuple(i) for i in logp[1].isnan().nonzero().tolist()] == [(0, 0), (1, 1), (2, 2)]
-    assert leaf.grad[0, 3].isnan().any() and leaf.grad[0, 4:].isfinite().all() and leaf.grad[1].isfinite().all()
-    torch.testing.assert_close(leaf.grad[1].sum(dim=-1) * 0.8, torch.tensor([-1.0] * 3 + [0.0] * 5, device=device))  # 1[v = y] is nowhere
+    broken = torch.zeros(2, 8, dtype=torch.bool, device=device)
+    broken[0, :3] = broken[1, 7] = True
+    for x in (logp.transpose(1, 2), entropy[..., None], leaf.grad):
+        assert (x.isnan().any(dim=-1) == broken)[:, [0, 1, 2, 4, 5, 6, 7]].all() and x[broken].isnan().all()
+    assert leaf.grad[0, 3].isnan().any() and ref_logp[0, :, 3].isnan().all() and kl[0, 3].isnan() and not logp[0, :, 3].isnan().any()
+    broken[0, 3] = True
     for x, y in zip((logp, ref_logp, kl, entropy), clean):
-        assert torch.equal(x[0, ..., 4:], y[0, ..., 4:]) and torch.equal(x[1, ..., 3:], y[1, ..., 3:])
+        assert torch.equal(x.movedim(-1, 1)[~broken], y.movedim(-1, 1)[~broken])
     draws, kept = kernel.sample_completions(logits, masked, mask, uniforms)
-    assert not kept[0, :3].any() and (draws[0, :, :3] == 7).all()
-    assert torch.equal(draws[0, :, 3:], clean_draws[0][0, :, 3:]) and torch.equal(kept[0, 3:], clean_draws[1][0, 3:])
+    broken[0, 3] = False                                               # it is the reference's
+    draws, clean_draws = draws.transpose(1, 2), (clean_draws[0].transpose(1, 2), clean_draws[1])
+    assert not kept[broken].any() and (draws[broken] == 7).all()
+    assert torch.equal(draws[~broken], clean_draws[0][~broken]) and torch.equal(kept[~broken], clean_draws[1][~broken])
+
+
+def test_completions_outside_the_vocabulary_are_flagged_alone(device):
+    logits, ref_logits, completions, kept, mask = args = [x.to(device) for x in inputs(1, 8, 6, 28, blanks=1)]
+    clean = kernel.stats(*args, 0.8)
+    completions[0, 0, 0], completions[0, 1, 1], completions[0, 2, 2] = -1, 28, 2 ** 40
+    leaf = logits.clone().requires_grad_()
+    logp, ref_logp, kl, entropy = kernel.stats(leaf, *args[1:], 0.8)
+    logp.sum().backward()
+    assert logp[0].isnan().nonzero().tolist() == ref_logp[0].isnan().nonzero().tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert torch.equal(logp[..., 3:], clean[0][..., 3:]) and torch.equal(kl, clean[2]) and torch.equal(entropy, clean[3])
+    torch.testing.assert_close(leaf.grad.sum(dim=-1)[0] * 0.8, torch.tensor([-1.0] * 3 + [0.0] * 5, device=device))  # 1[v = y] is nowhere
+
+
+def test_tensors_that_are_not_contiguous(device):
+    def scattered(x):
+        return x.unsqueeze(-1).repeat(*[1] * x.dim(), 2)[..., 0]      # every second number in memory
+
+    args = [x.to(device) for x in inputs(3, 7, 4, 28)]
+    logits, _, completions, _, mask = args
+    draw_from = logits, completions[:, 0].contiguous(), mask, torch.rand(3, 4, 7, device=device)
+    for f, tensors in (kernel.sample_completions, draw_from), (kernel.stats, args):
+        assert not any(scattered(x).is_contiguous() for x in tensors)
+        assert all(map(torch.equal, f(*map(scattered, tensors)), f(*tensors)))
+    leaves = [logits.clone().requires_grad_() for _ in range(2)]
+    for leaf, change in zip(leaves, (scattered, lambda x: x)):
+        logp, *_ = kernel.stats(change(leaf), *map(change, args[1:]))
+        logp.backward(change(torch.ones_like(logp)))
+    assert torch.equal(leaves[0].grad, leaves[1].grad)
 
 
 @pytest.mark.parametrize("V", [1, 27, 28, 96, 97, 255, 256, 1000, 1024])
@@ -153,17 +198,21 @@ def test_sampler_keeps_and_draws_the_same(device, V):
                 dict(top_k=V, top_p=0, temperature=1))
     wrong = draws = 0
     for i, setting in enumerate(settings):
-        logits = 2 * torch.randn(3, 12, V)
+        logits = 2 * torch.randn(3, 14, V)
         logits[0] = (2 * logits[0]).round() / 2                        # many ties
         logits[1, :, ::3] = -INF if V > 1 else 0
-        logits[2, 0], logits[2, 1] = 3.0, 1e4 * torch.randn(V)         # nothing but ties; huge
+        logits[2, 0], logits[2, 1], logits[2, 2] = 3.0, 1e4 * torch.randn(V), 1e-30 * torch.randn(V)   # nothing but ties; huge; tiny
+        logits[2, 3], logits[2, 3, V // 2] = -INF, -7                  # one character alone
         logits = logits.bfloat16() if i % 2 else logits
-        masked, mask, uniforms = torch.randint(V, (3, 12)), torch.rand(3, 12) < 0.9, torch.rand(3, 64, 12)
+        masked, mask, uniforms = torch.randint(V, (3, 14)), torch.rand(3, 14) < (0.9, 0, 1, 1, 1, 1)[i], torch.rand(3, 64, 14)
         uniforms[:, 0], uniforms[:, 1] = 0, 1 - EPS                    # the ends of the range
         expected, expected_kept = sampling.sample_completions(logits, masked, mask, uniforms, **setting)
         completions, kept = (x.cpu() for x in kernel.sample_completions(*(x.to(device) for x in (logits, masked, mask, uniforms)), **setting))
         differ = (kept != expected_kept & mask[..., None]).any(dim=-1) | (completions != expected).any(dim=1)       # (B,T)
-        assert not differ[~mask].any()
+        assert not differ[~mask].any() and (not mask[2, 3] or (completions[2, :, 3] == V // 2).all())
+        for G in (1, 33):                                              # a draw depends on its own uniform alone
+            fewer = kernel.sample_completions(*(x.to(device) for x in (logits, masked, mask, uniforms[:, :G])), **setting)[0]
+            assert torch.equal(fewer.cpu(), completions[:, :G])
         wrong, draws = wrong + int(differ.sum()), draws + 64 * int(mask.sum())
     assert draws > 12_000                                              # 9 vocabularies: more than 100,000
     assert wrong <= (draws / 10_000 if device == "cuda" else 0)        # rows in which two exp round a weight differently
@@ -199,9 +248,11 @@ def test_bf16_gradients_are_rounded_to_even(device):
 def test_refused_tensors(device):
     logits, ref_logits, completions, kept, mask = args = [x.to(device) for x in inputs(2, 6, 4, 12)]
     for position, bad, word in ((1, ref_logits.bfloat16(), "ref_logits"), (2, completions.int(), "completions"), (4, mask[:1], "mask"),
-                                (3, kept.transpose(0, 1).contiguous().transpose(0, 1), "kept"), (0, logits[..., ::2], "logits")):
-        with pytest.raises(ValueError, match=f"^{word}.*must be"):
+                                (3, kept.cpu() if device == "cuda" else kept.byte(), "kept"), (1, ref_logits[..., 1:], "ref_logits")):
+        with pytest.raises(ValueError, match=f"^{word}: device, dtype and shape must be .*, not [^\n]*$"):
             kernel.stats(*args[:position], bad, *args[position + 1:], 0.8)
+    with pytest.raises(ValueError, match="^uniforms: "):
+        kernel.sample_completions(logits, completions[:, 0], mask, torch.rand(2, 4, 6, dtype=torch.float64, device=device))
 
 
 @pytest.mark.filterwarnings("ignore:the CUDA kernel is off")
@@ -211,13 +262,18 @@ def test_beyond_the_limits_the_definition_runs(device, shape):
     assert all(torch.equal(x, y) for x, y in zip(kernel.stats(*args, 0.8), stats.stats(*args, 0.8)))
 
 
+@everywhere
 def test_opcheck(device):
     logits, ref_logits, completions, kept, mask = [x.to(device) for x in inputs(2, 5, 3, 12)]
     uniforms, masked = torch.rand(2, 3, 5, device=device), torch.zeros(2, 5, dtype=torch.long, device=device)
     torch.library.opcheck(kernel.sample_op, (logits, masked, mask, uniforms, 0.8, 3, 0.9, 0.0))
-    torch.library.opcheck(kernel.stats_op, (logits.requires_grad_(), ref_logits, completions, kept, mask, 0.8))
+    args = logits, ref_logits, completions, kept, mask
+    outputs = kernel.stats_op(*args, 0.8)
+    torch.library.opcheck(kernel.stats_backward_op, (*(torch.randn_like(outputs[i]) for i in (0, 2, 3)), *args, *outputs[2:], 0.8))
+    torch.library.opcheck(kernel.stats_op, (logits.requires_grad_(), *args[1:], 0.8))
 
 
+@everywhere
 def test_compiled_gradients_are_the_eager_ones(device):
     logits, ref_logits, completions, kept, mask = [x.to(device) for x in inputs(2, 5, 3, 12)]
     weight = torch.eye(12, device=device, requires_grad=True)
@@ -249,7 +305,7 @@ def test_a_planted_divergence_is_caught(tmp_path, monkeypatch, old, new, message
     source = kernel.SOURCE.read_text()
     assert old in source
     monkeypatch.setattr(kernel, "run", build(tmp_path, source.replace(old, new), ["stats_forward<float, 8, 4>"]))
-    monkeypatch.setattr(kernel, "unavailable", lambda device: "")
+    monkeypatch.setattr(kernel, "load", lambda device: ({}, ""))
     with pytest.raises(RuntimeError, match=f"divergent or partial exchange: in block 0 .* {message}"):
         kernel.stats(*inputs(2, 9, 4, 28), 0.8)
 
@@ -268,14 +324,65 @@ def test_nvcc_spills_no_register(tmp_path):
         assert len(found) == len(kernel.NAMES) and all(stores == loads == "0" for *_, stores, loads, _ in found)
 
 
-def test_nvrtc_compiles_every_instantiation():
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+@pytest.fixture
+def nvrtc():
+    bindings = pytest.importorskip("cuda.bindings.nvrtc")
     try:
-        nvrtc.nvrtcVersion()
+        bindings.nvrtcVersion()
     except RuntimeError as error:
         pytest.skip(str(error).splitlines()[0])
-    symbols, cubin = kernel.compile_kernel([b"--gpu-architecture=sm_90", b"--std=c++17"]).split(b"\n", 1)
-    assert cubin.startswith(b"\x7fELF") and symbols.count(b"_Z") == len(kernel.NAMES) and b"stats_backwardI4bf16Li32ELi32E" in cubin
+
+
+def test_nvrtc_compiles_every_instantiation(nvrtc):
+    *symbols, cubin = kernel.compile_kernel([b"--gpu-architecture=sm_90", b"--std=c++17"]).split(b"\n", len(kernel.NAMES))
+    assert cubin.startswith(b"\x7fELF") and all(symbol in cubin for symbol in symbols) and b"stats_backwardI4bf16Li32ELi32E" in symbols[-1]
+    with pytest.raises(RuntimeError, match="gpu-architecture"):        # what the compiler says, not the number of its error
+        kernel.compile_kernel([b"--gpu-architecture=sm_1"])
+
+
+DRIVER = r"""  // stands in for libcuda: it has the functions that grpo/kernel.py calls, and runs the kernel on fibers
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <string>
+static thread_local void* context;
+extern "C" {
+int cuGetProcAddress_v2(const char* name, void** f, int, unsigned long, void*) { *f = dlsym(dlopen("libcuda.so.1", RTLD_NOW), name); return 0; }
+int cuGetProcAddress(const char* name, void** f, int, unsigned long) { return cuGetProcAddress_v2(name, f, 0, 0, nullptr); }
+int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
+int cuDevicePrimaryCtxRetain(void** c, int device) { *c = &context; return device; }
+int cuCtxGetCurrent(void** c) { *c = context; return 0; }
+int cuCtxSetCurrent(void* c) { context = c; return 0; }
+int cuModuleLoadData(void** module, const char* image) { *module = &context; return !context ? 201 : memcmp(image, "\177ELF", 4) ? 200 : 0; }
+int cuModuleGetFunction(char** f, void* module, const char* symbol) {   // void stats_forward<float, 8, 4>(float const*, ...
+    const std::string name = abi::__cxa_demangle(symbol, 0, 0, new int);
+    *f = strdup(name.substr(5, name.find('(') - 5).c_str());
+    return 0;
+}
+int cuLaunchKernel(const char* f, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void* stream, void** arguments, void**) {
+    return !context ? 201 : stream != (void*)0xabc || y * z != 1 || shared || *run(f, x, threads, arguments);
+}
+}"""
+
+
+def through_cuda_bindings():
+    load, run = kernel.load, kernel.run
+    with mock.patch.multiple(torch.cuda, get_device_capability=lambda index: (9, 0), device=lambda device: contextlib.nullcontext(),
+                             current_stream=lambda device: mock.Mock(cuda_stream=0xabc)), \
+         mock.patch.multiple(kernel, load=lambda device: load(torch.device("cuda", 0)), run=lambda *args: run(*args[:3], torch.device("cuda", 0))):
+        assert len(load(torch.device("cuda", 0))[0]) == len(kernel.NAMES)
+        for dtype in (torch.float32, torch.bfloat16):
+            compare("cpu", inputs(3, 7, 4, 28), 0.8, dtype)
+        with ThreadPoolExecutor() as another:                          # a thread without a context
+            another.submit(compare, "cpu", inputs(1, 3, 2, 1000), 0.8).result()
+
+
+def test_cuda_bindings_compile_load_and_launch(nvrtc, tmp_path, monkeypatch):
+    """All of grpo/kernel.py with the real NVRTC and the real cuda.bindings, but another libcuda, in a process of its own."""
+    build(tmp_path, kernel.SOURCE.read_text(), kernel.NAMES, DRIVER, "libcuda.so.1")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        process.submit(through_cuda_bindings).result()
 
 
 def test_damaged_cache_is_rebuilt(tmp_path, monkeypatch):
@@ -291,17 +398,41 @@ def test_damaged_cache_is_rebuilt(tmp_path, monkeypatch):
 
 def test_choose(monkeypatch):
     assert kernel.choose("auto", "cpu") == kernel.choose("torch", "cuda") == "torch"
-    with pytest.raises(ValueError, match="kernel='cuda' cannot run: it needs a CUDA device, not 'cpu'"):
+    with pytest.raises(ValueError, match="^kernel='cuda' cannot run: it needs a CUDA device, not 'cpu'; set kernel to 'auto' or 'torch'$"):
         kernel.choose("cuda", "cpu")
-    with pytest.raises(ValueError, match="kernel must be 'auto', 'cuda' or 'torch', not 'triton'"):
-        kernel.choose("triton", "cpu")
-    monkeypatch.setattr(kernel, "unavailable", lambda device: "no NVRTC")
-    with pytest.warns(UserWarning, match="off.*no NVRTC") as warned:
-        assert kernel.choose("auto", "cuda") == kernel.choose("auto", "cuda") == "torch"
-    assert len(warned) == 1
-    with pytest.raises(ValueError, match="no NVRTC"):
-        kernel.choose("cuda", "cuda")
-    monkeypatch.setattr(kernel, "unavailable", lambda device: "")
+    monkeypatch.setattr(kernel, "load", lambda device: ({}, ""))
     assert kernel.choose("auto", "cuda", vocab_size=1024, group_size=1024) == "cuda"
     with pytest.raises(ValueError, match="1024 characters.*not 1025"):
         kernel.choose("cuda", "cuda", vocab_size=1025)
+
+
+def unfound(*_):
+    raise RuntimeError("libnvrtc.so not found\nlooked everywhere")
+
+
+class Result(enum.IntEnum):
+    SUCCESS, NO_DRIVER = 0, 100
+
+
+@pytest.mark.parametrize("bindings, reason", [
+    (None, "ModuleNotFoundError: .*"), (mock.Mock(**{"nvrtc.nvrtcVersion": unfound}), "RuntimeError: libnvrtc.so not found"),
+    (mock.Mock(**{"nvrtc.nvrtcVersion": lambda: (Result.SUCCESS, 13, 0), "driver.cuCtxGetCurrent": lambda: (Result.NO_DRIVER, None)}), "RuntimeError: Result NO_DRIVER")])
+def test_why_the_kernel_is_off_is_told_once_in_a_line(monkeypatch, bindings, reason):
+    """No cuda.bindings, no NVRTC, no driver."""
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(kernel, "cached", lambda key, build: b"\n" * len(kernel.NAMES))
+    monkeypatch.setattr(kernel, "load", functools.cache(kernel.load.__wrapped__))
+    with pytest.warns(UserWarning, match=f"off and its PyTorch definition runs instead: {reason}$") as warned:
+        assert kernel.choose("auto", "cuda:0") == kernel.choose("auto", "cuda:0") == "torch"
+    assert len(warned) == 1
+    with pytest.raises(ValueError, match=f"^kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'$"):
+        kernel.choose("cuda", "cuda:0")
+
+
+def test_a_kernel_that_cannot_run_exits_2_in_a_line(flags, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train_grpo.main(command_line(flags, kernel="cuda"))
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and "kernel='cuda' cannot run: it needs a CUDA device" in error and error.count("\n") == 1
+    assert not Path(flags["out_dir"]).exists()

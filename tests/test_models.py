@@ -97,7 +97,7 @@ def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys, monkeyp
         return judge_loss(judge, generator, dataset, words, size, block_size, seed)
 
     monkeypatch.setattr(pretrain, "judge_loss", stop_at_30)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="130"):
         pretrain.main([*arguments, f"--out_dir={tmp_path / 'b'}"])
     monkeypatch.setattr(pretrain, "judge_loss", judge_loss)
     pretrain.main([*arguments, f"--out_dir={tmp_path / 'b'}", "--resume"])

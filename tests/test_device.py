@@ -1,0 +1,100 @@
+"""What a step asks of its device: each pass one graph of one shape where `compile` says so, and no waiting for values. B inputs, T characters, G group size."""
+import json
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import train_grpo
+from grpo.config import Config
+from grpo.log import Clock
+from grpo.reward import Rewards
+from grpo.setup import is_compiled
+from grpo.step import grpo_step
+from model.transformer import Generator, Judge, TransformerConfig
+from tests.conftest import command_line
+
+
+def run(flags, out, **changes):
+    train_grpo.main(command_line(flags, out_dir=out, **changes))
+    lines = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    return [{name: x for name, x in line.items() if not name.endswith("_ms")} for line in lines]
+
+
+@pytest.mark.parametrize("changes, more", [({}, []), ({"minibatch_size": 2, "reference_mode": "ema"}, [[(2, 16)]])])
+def test_compile_is_read(flags, tmp_path, monkeypatch, capsys, changes, more):
+    """compile=true: each pass is one graph, for the shapes of the training step alone; and the figures are the same."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append([tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in inputs])
+        return graph
+
+    eager = run(flags, tmp_path / "eager", compile="auto", **changes)
+    assert not graphs and "compiled" not in capsys.readouterr().out
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
+    assert run(flags, tmp_path / "compiled", compile="true", **changes) == eager
+    assert ", compiled, kernel: torch" in capsys.readouterr().out
+    tokens = [[shape for shape in graph if not isinstance(shape, tuple) or shape in ((2, 16), (4, 16), (4 * 4, 16))] for graph in graphs]
+    assert tokens == [[(4, 16)], [(4, 16)], [(16, 16)], *more]         # (B,T) twice, (B·G,T); a size that may vary would be listed as well
+
+
+def test_compile_is_auto_on_cuda():
+    assert [is_compiled(torch.device(device), Config(compile=setting)) for device in ("cpu", "cuda") for setting in ("auto", "true", "false")] == \
+        [False, True, False, True, True, False]
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses copies between devices that wait for the copy to be done."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device", args[0].device) != args[0].device and not kwargs.get("non_blocking"):
+            raise RuntimeError(f"a copy from {args[0].device} to {kwargs['device']} that waits")
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def no_waiting(device):
+    """On `meta`, tensors have no values: whoever asks for one fails."""
+    if device == "meta":
+        with NoWaiting():
+            yield
+    else:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def step_without_waiting(device, **changes):
+    config = Config(**{"batch_size": 4, "group_size": 4} | changes)
+    shape = TransformerConfig(vocab_size=6, block_size=8, n_layer=2, n_head=2, n_embd=32)
+    with torch.device(device):
+        generator, reference, judge = Generator(shape), Generator(shape), Judge(shape)
+        tokens, mask, uniforms = torch.randint(5, (4, 8)), torch.rand(4, 8) < 0.5, torch.rand(4, 4, 8)
+    optimizer = torch.optim.AdamW(generator.parameters(), fused=device == "cuda")
+    step = partial(grpo_step, generator, reference, Rewards(judge), optimizer, tokens, mask, 5, uniforms, config, Clock(torch.device("cpu")))
+    step() if device == "cuda" else None                               # the first one compiles, allocates
+    with no_waiting(device):
+        return step()
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))])
+@pytest.mark.parametrize("kernel", ["torch", "cuda"])
+@pytest.mark.parametrize("changes", [{}, {"num_iterations": 2, "gradient_accumulation_steps": 2, "loss_type": "bnpo", "credit": "run"},
+                                     {"loss_type": "dapo", "kl_estimator": "k3", "importance_sampling_level": "sequence", "scale_rewards": "batch", "clip_delta": 4.0},
+                                     {"xtc_probability": 0.5, "top_k": 3, "min_p": 0.1, "baseline": "leave_one_out", "entropy_coef": 0.1}])
+def test_a_step_waits_for_nothing(device, kernel, changes):
+    rollout, metrics = step_without_waiting(device, kernel=kernel, **changes)
+    assert rollout.completions.shape == (4, 4, 8) and {x.device.type for x in metrics.values()} == {device}
+
+
+def test_a_step_that_must_wait_is_noticed():
+    with pytest.raises(NotImplementedError, match="nonzero"):          # the entropies of the blanks are picked out
+        step_without_waiting("meta", top_entropy_quantile=0.5)
