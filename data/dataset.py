@@ -14,6 +14,13 @@ from data.masking import make_mask
 PAD = -1  # follows a prompt that is shorter than the others: no character
 
 
+def encode(text, vocabulary, longest, name):
+    """A text with blanks -> (T,) tokens. ValueError for one that the models cannot read, or that has nothing to fill."""
+    if not isinstance(text, str) or set(text) - set(vocabulary) or BLANK not in text or len(text) > longest:
+        raise ValueError(f"{name} is {text!r}; it takes up to {longest} characters, of {vocabulary!r}, with at least one blank {BLANK!r}")
+    return torch.tensor([vocabulary.index(c) for c in text])
+
+
 class Dataset:
     """One split of a prepared text: `vocabulary` (str; index = token), `mask_id`, and `batch()`."""
 
@@ -59,9 +66,8 @@ class Prompts(Dataset):
             raise ValueError(f'prompts_file={path} holds no prompts; write {{"prompts": ["th_ c_t", ...]}}')
         self.prompts = torch.full((len(prompts), block_size), PAD)                        # (P,T)
         for i, prompt in enumerate(prompts):
-            if not isinstance(prompt, str) or set(prompt) - set(self.vocabulary) or BLANK not in prompt or len(prompt) > block_size:
-                raise ValueError(f"prompts_file={path}: prompt {i} is {prompt!r}; a prompt takes up to block_size={block_size} characters, of {self.vocabulary!r}, with at least one blank {BLANK!r}")
-            self.prompts[i, : len(prompt)] = torch.tensor([self.vocabulary.index(c) for c in prompt])
+            tokens = encode(prompt, self.vocabulary, block_size, f"prompts_file={path}: prompt {i}")
+            self.prompts[i, : len(tokens)] = tokens
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
         """As `Dataset.batch`; the prompts bring their own masks."""

@@ -62,7 +62,7 @@ def parse_masking(text):
             weights[name] = -1.0
     total = sum(weights.values())
     if not (weights.keys() <= MASKINGS.keys() and min(weights.values()) >= 0 and 0 < total < float("inf")):
-        raise ValueError(f"masking={text!r} has a part that is no masking, or no positive weight; it takes NAME or NAME:WEIGHT, "
+        raise ValueError(f"masking={text!r} has an unknown part, or no positive weight; it takes NAME or NAME:WEIGHT, "
                          f"joined by commas, with NAME one of {', '.join(MASKINGS)} and WEIGHT >= 0")
     return {name: weight / total for name, weight in weights.items()}
 

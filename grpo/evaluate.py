@@ -79,16 +79,14 @@ def pass_at_k(solved, n, k):
 
 @torch.no_grad()
 def fill_sequential(generator, masked, mask, order, config, seed):
-    """Fill blank by blank, one forward pass each: `random` order draws from the policy, `confident` takes the likeliest character of the
-    surest blank. (N,T) -> fills (N,1,T)."""
+    """Fill blank by blank, one forward pass each: (N,T) -> (N,1,T). `random` order draws, `confident` takes the likeliest character of the surest blank."""
     filled, left, rng = masked.clone(), mask.clone(), torch.Generator().manual_seed(seed)  # (N,T), (N,T)
     while left.any():
         rows = left.any(dim=1).nonzero().squeeze(1)                                       # (M,) inputs that still have blanks
         logits = generator(filled[rows])                                                  # (M,T,V)
         if order == "random":
-            uniforms = torch.rand(len(rows), mask.shape[1], 2, generator=rng).to(masked.device)
-            choice = sample_completions(logits, filled[rows], left[rows], uniforms[:, None, :, 0], **options(config))[0].squeeze(1)  # (M,T)
-            preference = uniforms[..., 1]                                                 # (M,T)
+            uniforms, preference = torch.rand(len(rows), mask.shape[1], 2, generator=rng).to(masked.device).unbind(dim=-1)  # (M,T) each
+            choice = sample_completions(logits, filled[rows], left[rows], uniforms[:, None], **options(config))[0][:, 0]  # (M,T)
         else:
             weights = integer_weights(logits, config.temperature)                         # (M,T,V)
             choice, preference = weights.argmax(dim=-1), weights.amax(dim=-1) / weights.sum(dim=-1)
@@ -106,7 +104,7 @@ class Evaluation:
         tokens, mask = val.batch(config.eval_inputs, config.block_size, parse_masking(config.masking), config.mask_ratio, config.hidden_words, (EVALUATION_SEED, 0))
         self.tokens, self.mask = tokens.to(device), mask.to(device)                       # (N,T)
         self.masked = self.tokens.masked_fill(self.mask, train.mask_id)
-        self.uniforms = draw_uniforms(*tokens.shape[:1], SAMPLES, config.block_size, (EVALUATION_SEED, 1)).to(device)  # (N,n,T)
+        self.uniforms = draw_uniforms(config.eval_inputs, SAMPLES, config.block_size, (EVALUATION_SEED, 1)).to(device)  # (N,n,T)
         self.rewards = Rewards(judge, config.reward, self.vocabulary, self.words)
         self.rewards.ask_all(self.tokens[:2, None].repeat(1, 3, 1), self.masked[:2], self.mask[:2])  # a mistake in them is found before anything is written
 
@@ -201,12 +199,11 @@ def main(argv=None):
     parser.add_argument("out_dir", help="a folder with checkpoint.pt")
     out = Path(parser.parse_args(argv).out_dir)
     with exit_on_mistake("evaluate"):
-        config = Config(**read_training(out / "checkpoint.pt")["config"])
-        train, val = load_data(config.dataset, config.block_size)
-        models = [load_model(out / "checkpoint.pt", "generator", train.vocabulary), *load_frozen(config, train.vocabulary)]
-        device = pick_device("auto")
-        generator, reference, judge = (forward(model.to(device), device, replace(config, compile="false")) for model in models)
-        evaluation = Evaluation(replace(config, out_dir=out), judge, train, val, device)
+        config = replace(Config(**read_training(out / "checkpoint.pt")["config"]), out_dir=str(out), compile="false")
+        device, (train, val) = pick_device("auto"), load_data(config.dataset, config.block_size)
+        models = load_model(out / "checkpoint.pt", "generator", train.vocabulary), *load_frozen(config, train.vocabulary)
+        generator, reference, judge = (forward(model.to(device), device, config) for model in models)
+        evaluation = Evaluation(config, judge, train, val, device)
     print(evaluation.finish(generator, reference))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from data.char_diffusion.prepare import BLANK
+from data.dataset import encode
 from grpo.checkpoint import build, load_model, read
 from grpo.config import Config, convert, exit_on_mistake
 from grpo.log import colours, highlight
@@ -22,17 +23,6 @@ from grpo.sampling import sample_completions
 from grpo.stats import stats_forward
 from grpo.step import draw_uniforms
 from grpo.words import decode
-
-
-def encode(text, vocabulary, longest):
-    """-> (1,T) tokens. ValueError for a text that the models cannot read, or that has nothing to fill."""
-    if strange := sorted(set(text) - set(vocabulary)):
-        raise ValueError(f"text {text!r} has {''.join(strange)!r}; it takes {vocabulary[:-1]!r}, and {BLANK!r} for a blank; replace or leave out the others")
-    if BLANK not in text:
-        raise ValueError(f"text {text!r} has no blank; write {BLANK!r} for at least one character")
-    if len(text) > longest:
-        raise ValueError(f"text has {len(text)} characters, the models read at most {longest}; shorten it")
-    return torch.tensor([[vocabulary.index(c) for c in text]])
 
 
 @torch.no_grad()
@@ -75,7 +65,7 @@ def main(argv=None):
         after, judge = args.checkpoint or f"{Config.out_dir}/checkpoint.pt", load_model(args.judge, "judge", vocabulary)
         if args.checkpoint or Path(after).exists():
             models[f"after   {after}"] = load_model(after, "generator", vocabulary)
-        masked = encode(args.text, vocabulary, min(model.trunk.config.block_size for model in (judge, *models.values())))  # (1,T)
+        masked = encode(args.text, vocabulary, min(model.trunk.config.block_size for model in (judge, *models.values())), "text")[None]  # (1,T)
     mask = masked == vocabulary.index(BLANK)                                              # (1,T)
     for title, generator in models.items():
         fills, *columns = fill(generator, judge, masked, mask, args.k, temperature, seed)

@@ -20,8 +20,8 @@ def hidden_words(text, mask):
 
 def is_valid(fill, start, end, words):
     """Is the fill of the hidden word at start:end one word of the lexicon, of just this length?"""
-    word = WORD.match(fill, start)  # the pattern looks at what stands before start, too
-    return word is not None and word.end() == end and word[0].lower() in words
+    word = WORD.match(fill, start) if fill[start:end].lower() in words else None  # the pattern looks at what stands before start, too
+    return word is not None and word.end() == end
 
 
 def decode(tokens, vocabulary):

@@ -9,7 +9,7 @@ since filling blank by blank passes through those. The judge starts as a copy of
 word is the original one (after ELECTRA's replaced-token detection, 2003.10555). Whatever the judge was never shown, GRPO finds; so it
 sees originals, the generator's own one-step fills at several temperatures, plainly wrong fills, and true words in the wrong place.
 
-Letters: B inputs, T characters, V vocabulary. Below, `generator` and `judge` are functions of tokens on the CPU, wherever the models live.
+Letters: B inputs, T characters, V vocabulary. Losses and report take the models as functions of tokens on the CPU, wherever the weights live.
 """
 import argparse
 import math
@@ -67,9 +67,10 @@ def wrong_fills(generator, dataset, tokens, mask, seed):
 def words_by_length(dataset):
     """The different words of the text: {length: ((n,length) tokens, (n,) shares)}, shares by the square root of how often a word occurs: by the
     frequency itself the judge would learn to doubt common words, by equal shares to doubt rare ones."""
-    (start, end), words = np.array(whole_words(np.isin(dataset.tokens, dataset.spaces))).T, {}  # (N,) of all N words in the text
-    for length in np.unique(end - start):
-        different, counts = np.unique(dataset.tokens[start[end - start == length][:, None] + np.arange(length)], axis=0, return_counts=True)
+    spaces = np.flatnonzero(np.isin(dataset.tokens, dataset.spaces))
+    starts, lengths, words = spaces[:-1] + 1, np.diff(spaces) - 1, {}
+    for length in np.unique(lengths[lengths > 0]):
+        different, counts = np.unique(dataset.tokens[starts[lengths == length][:, None] + np.arange(length)], axis=0, return_counts=True)
         words[length] = different, counts**0.5 / (counts**0.5).sum()
     return words
 

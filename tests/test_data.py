@@ -129,7 +129,7 @@ def test_prompts_of_any_length(world, tmp_path):
 
 @pytest.mark.parametrize("content, message", [
     ('{"prompts": []}', "holds no prompts"), ('{"prompts": "a_"}', "holds no prompts"), ("[1]", "cannot be read"), ("{", "cannot be read"), ('{"prompts": ["abc"]}', "prompt 0 is 'abc'"),
-    ('{"prompts": ["a_", "A_"]}', "prompt 1 is 'A_'"), ('{"prompts": ["a_", 3]}', "prompt 1 is 3"), ('{"prompts": ["' + 17 * "_" + '"]}', "block_size=16")])
+    ('{"prompts": ["a_", "A_"]}', "prompt 1 is 'A_'"), ('{"prompts": ["a_", 3]}', "prompt 1 is 3"), ('{"prompts": ["' + 17 * "_" + '"]}', "up to 16 characters")])
 def test_prompts_that_cannot_serve(world, tmp_path, content, message):
     (tmp_path / "p.json").write_text(content)
     with pytest.raises(ValueError, match=None) as error:

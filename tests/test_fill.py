@@ -3,6 +3,7 @@ import re
 import pytest
 import torch
 
+from data.dataset import encode
 from grpo import fill
 from grpo.checkpoint import load_model, read
 
@@ -20,7 +21,7 @@ def models(world):
 
 def test_probabilities_are_those_of_the_product_of_softmaxes(models):
     vocabulary, generator, judge = models
-    masked = fill.encode("a c_t s_t", vocabulary, 16)
+    masked = encode("a c_t s_t", vocabulary, 16, "text")[None]
     mask = masked == len(vocabulary) - 1
     fills, probability, scores, counts = fill.fill(generator, judge, masked, mask, 200, 0.7, 1)
     with torch.no_grad():
@@ -34,7 +35,7 @@ def test_probabilities_are_those_of_the_product_of_softmaxes(models):
 
 def test_the_surer_the_fewer(models):
     vocabulary, generator, judge = models
-    masked = fill.encode("a c_t", vocabulary, 16)
+    masked = encode("a c_t", vocabulary, 16, "text")[None]
     fills, probability, _, counts = fill.fill(generator, judge, masked, masked == len(vocabulary) - 1, 7, 1e-3, 1)
     assert counts.tolist() == [7] and probability[0] > 0.9
 
@@ -69,8 +70,8 @@ def test_on_a_terminal_the_judge_shades(monkeypatch):
 
 
 @pytest.mark.parametrize("arguments, told", [
-    (["the cat"], "no blank; write '_'"), ([""], "no blank"), (["the C_t!"], "has '!C'; it takes ' abc"), (["the c_t\n"], r"has '\n'"),
-    (["the c_t sat on it"], "17 characters, the models read at most 16; shorten it"),
+    (["the cat"], "text is 'the cat'; it takes up to 16 characters, of ' abc"), ([""], "at least one blank '_'"), (["the C_t!"], "text is 'the C_t!'"), (["the c_t\n"], r"text is 'the c_t\n'"),
+    (["the c_t sat on it"], "text is 'the c_t sat on it'; it takes up to 16 characters"),
     (["c_t", "--checkpoint=no/such.pt"], "no/such.pt cannot be read"), (["c_t", "--before=no/such.pt"], "no/such.pt cannot be read"),
     (["c_t", "--before=README.md"], "README.md is damaged or no checkpoint"), (["c_t", "--k=0"], "k=0"), (["c_t", "--temperature=0"], "temperature=0.0"),
     (["c_t", "--temperature=hot"], "temperature='hot'"), (["c_t", "--seed=-1"], "seed=-1")])
