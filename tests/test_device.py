@@ -72,14 +72,15 @@ def no_waiting(device):
             torch.cuda.set_sync_debug_mode("default")
 
 
-def step_without_waiting(device, **changes):
+def step_without_waiting(device, look=lambda scores: scores, **changes):
+    """The metrics of a step whose judge passes its scores on to `look`."""
     config = Config(**{"batch_size": 4, "group_size": 4} | changes)
     shape = TransformerConfig(vocab_size=6, block_size=8, n_layer=2, n_head=2, n_embd=32)
     with torch.device(device):
         generator, reference, judge = Generator(shape), Generator(shape), Judge(shape)
         tokens, mask, uniforms = torch.randint(5, (4, 8)), torch.rand(4, 8) < 0.5, torch.rand(4, 4, 8)
     optimizer = torch.optim.AdamW(generator.parameters(), fused=device == "cuda")
-    step = partial(grpo_step, generator, reference, Rewards(judge), optimizer, tokens, mask, 5, uniforms, config, Clock(torch.device("cpu")))
+    step = partial(grpo_step, generator, reference, Rewards(lambda rows: look(judge(rows))), optimizer, tokens, mask, 5, uniforms, config, Clock(torch.device("cpu")))
     step() if device == "cuda" else None                               # the first one compiles, allocates
     with no_waiting(device):
         return step()
@@ -89,12 +90,15 @@ def step_without_waiting(device, **changes):
 @pytest.mark.parametrize("kernel", ["torch", "cuda"])
 @pytest.mark.parametrize("changes", [{}, {"num_iterations": 2, "gradient_accumulation_steps": 2, "loss_type": "bnpo", "credit": "run"},
                                      {"loss_type": "dapo", "kl_estimator": "k3", "importance_sampling_level": "sequence", "scale_rewards": "batch", "clip_delta": 4.0},
-                                     {"xtc_probability": 0.5, "top_k": 3, "min_p": 0.1, "baseline": "leave_one_out", "entropy_coef": 0.1}])
+                                     {"xtc_probability": 0.5, "top_k": 3, "min_p": 0.1, "baseline": "leave_one_out", "entropy_coef": 0.1},
+                                     {"top_entropy_quantile": 0.5, "num_iterations": 2}])
 def test_a_step_waits_for_nothing(device, kernel, changes):
     rollout, metrics = step_without_waiting(device, kernel=kernel, **changes)
     assert rollout.completions.shape == (4, 4, 8) and {x.device.type for x in metrics.values()} == {device}
 
 
-def test_a_step_that_must_wait_is_noticed():
-    with pytest.raises(NotImplementedError, match="nonzero"):          # the entropies of the blanks are picked out
-        step_without_waiting("meta", top_entropy_quantile=0.5)
+@pytest.mark.parametrize("look", [lambda x: x * x.max().item(), lambda x: x if x.isfinite().all() else 0 * x, lambda x: x * x[x > 0].sum(), lambda x: x.cpu(),
+                                  lambda x: x * torch.ones(()).to(x.device)])
+def test_a_step_that_waits_is_noticed(look):
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta|waits"):
+        step_without_waiting("meta", look)
