@@ -80,8 +80,10 @@ def step_without_waiting(device, look=lambda scores: scores, **changes):
         generator, reference, judge = Generator(shape), Generator(shape), Judge(shape)
         tokens, mask, uniforms = torch.randint(5, (4, 8)), torch.rand(4, 8) < 0.5, torch.rand(4, 4, 8)
     optimizer = torch.optim.AdamW(generator.parameters(), fused=device == "cuda")
-    step = partial(grpo_step, generator, reference, Rewards(lambda rows: look(judge(rows))), optimizer, tokens, mask, 5, uniforms, config, Clock(torch.device("cpu")))
-    step() if device == "cuda" else None                               # the first one compiles, allocates
+    rewards, clock = Rewards(lambda rows: look(judge(rows))), Clock(torch.device("cpu"))
+    step = partial(grpo_step, generator, reference, rewards, optimizer, tokens, mask, 5, uniforms, config, clock)
+    if device == "cuda":
+        step()                                                         # the first one compiles, allocates
     with no_waiting(device):
         return step()
 

@@ -358,7 +358,8 @@ int cuModuleGetFunction(char** f, void* module, const char* symbol) {   // void 
     *f = strdup(name.substr(5, name.find('(') - 5).c_str());
     return 0;
 }
-int cuLaunchKernel(const char* f, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void* stream, void** arguments, void**) {
+int cuLaunchKernel(const char* f, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void* stream,
+                   void** arguments, void**) {
     return !context ? 201 : stream != (void*)0xabc || y * z != 1 || shared || *run(f, x, threads, arguments);
 }
 }"""
@@ -416,7 +417,8 @@ class Result(enum.IntEnum):
 
 @pytest.mark.parametrize("bindings, reason", [
     (None, "ModuleNotFoundError: .*"), (mock.Mock(**{"nvrtc.nvrtcVersion": unfound}), "RuntimeError: libnvrtc.so not found"),
-    (mock.Mock(**{"nvrtc.nvrtcVersion": lambda: (Result.SUCCESS, 13, 0), "driver.cuCtxGetCurrent": lambda: (Result.NO_DRIVER, None)}), "RuntimeError: Result NO_DRIVER")])
+    (mock.Mock(**{"nvrtc.nvrtcVersion": lambda: (Result.SUCCESS, 13, 0), "driver.cuCtxGetCurrent": lambda: (Result.NO_DRIVER, None)}),
+     "RuntimeError: Result NO_DRIVER")])
 def test_why_the_kernel_is_off_is_told_once_in_a_line(monkeypatch, bindings, reason):
     """No cuda.bindings, no NVRTC, no driver."""
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
