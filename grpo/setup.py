@@ -107,6 +107,11 @@ def forward(model, device, config):
     return as_sampled(run, config) if isinstance(model, Generator) else run
 
 
+def to_device(x, device):
+    """A batch on its way: a GPU copies from pinned memory while the program goes on."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+
+
 @torch.no_grad()
 def estimate_minutes(generator, judge, config, steps):
     """How long `steps` steps and the final table will take, from one timed forward pass of each model (eager, CPU only)."""

@@ -141,7 +141,7 @@ def grpo_step(generator, reference, rewards, optimizer, tokens, mask, mask_id, u
     """One step on this process's micro-batches: tokens, mask (A·B,T), uniforms (A·B,G,T) -> (Rollout, {metric of the whole step: scalar tensor}).
 
     `generator`, `reference` are callables from tokens to logits, `rewards` is a `reward.Rewards`, `scaler` a GradScaler, for float16; `seed`, a tuple
-    of whole numbers, shuffles mini-batches. Nothing waits for the device, unless a reward of your own, top_entropy_quantile or float16 must.
+    of whole numbers, shuffles mini-batches. Nothing waits for the device, unless a reward of your own must.
     """
     scaler, processes = scaler or torch.amp.GradScaler(enabled=False), world()[0]
     masked, A = tokens.masked_fill(mask, mask_id), config.gradient_accumulation_steps // processes  # (A·B,T)
@@ -153,7 +153,7 @@ def grpo_step(generator, reference, rewards, optimizer, tokens, mask, mask_id, u
     for inner in range(config.num_iterations):
         shuffled = r
         if config.minibatch_size:
-            shuffled = r.rows(torch.from_numpy(np.random.default_rng((*seed, inner)).permutation(len(mask))).to(mask.device))
+            shuffled = r.rows(torch.from_numpy(np.random.default_rng((*seed, inner)).permutation(len(mask))).to(mask.device, non_blocking=True))
         for mini in shuffled.split(size):
             micros = mini.split(len(mask) // A)
             counts = {"inputs": len(mini.mask) * processes, "blanks": gather(mini.mask).sum(), "micro_batches": len(micros) * processes}

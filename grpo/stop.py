@@ -8,6 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
+import torch
+
 from grpo.checkpoint import LATEST
 from grpo.distributed import agree, is_first
 from grpo.reward import RewardFailed
@@ -51,7 +53,7 @@ def fetch(steps):
     Raises Stopped, naming step and tensor, where one is not finite. Its update was left out (`step.update`): the weights are those before the step.
     """
     for iteration, metrics in steps:
-        figures = {name: value.item() for name, value in metrics.items()}
+        figures = dict(zip(metrics, torch.stack([value.float() for value in metrics.values()]).tolist()))  # waits for the device once
         for name, what in SUSPECTS.items():
             if not math.isfinite(figures[name]):
                 raise Stopped(f"step {iteration}: not finite: {what} ({name}={figures[name]}); lower learning_rate, or look at what made it", 1)

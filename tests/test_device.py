@@ -90,7 +90,8 @@ def step_without_waiting(device, look=lambda scores: scores, **changes):
 
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))])
 @pytest.mark.parametrize("kernel", ["torch", "cuda"])
-@pytest.mark.parametrize("changes", [{}, {"num_iterations": 2, "gradient_accumulation_steps": 2, "loss_type": "bnpo", "credit": "run"},
+@pytest.mark.parametrize("changes", [{}, {"minibatch_size": 2},
+                                     {"num_iterations": 2, "gradient_accumulation_steps": 2, "loss_type": "bnpo", "credit": "run"},
                                      {"loss_type": "dapo", "kl_estimator": "k3", "importance_sampling_level": "sequence", "scale_rewards": "batch", "clip_delta": 4.0},
                                      {"xtc_probability": 0.5, "top_k": 3, "min_p": 0.1, "baseline": "leave_one_out", "entropy_coef": 0.1},
                                      {"top_entropy_quantile": 0.5, "num_iterations": 2}])
