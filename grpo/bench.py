@@ -16,6 +16,7 @@ step        one turn of train_grpo.py's loop with the shipped models, B 16, T 64
               shared       grpo_step: each input once through generator and reference
               plain_judge  the same, all B·G completions judged in one batch, on a CPU too
               repeated     the same update by the usual way, each input G times through generator and reference
+              bfloat16     as shared, every forward pass in bfloat16
               judge_alone  that one batch through the judge, eager, in the dtype of `shared`, and nothing else
             over_shared, over_judge: the step's time divided by that of `shared`, of `judge_alone`.
 models      on CUDA, the step with untrained models of 1, 10 and 100 M parameters, the judge as large as the generator: bfloat16, B 64, T 256, G 16.

@@ -82,7 +82,7 @@ def test_the_command_prints_and_writes_its_figures(flags, monkeypatch, tmp_path,
     for row in result["operations"]:
         assert {"V", "rows", "G", "dtype", "eager_over_this", "GB/s", "of_copy"} <= row.keys() and len(row["ms"]) == 3
     steps = {row["variant"]: row for row in result["step"]}
-    assert list(steps) == ["shared", "again", "plain_judge", "repeated", "judge_alone"]
+    assert list(steps) == ["shared", "again", "plain_judge", "repeated", "bfloat16", "judge_alone"]
     assert {row["dtype"] for row in result["operations"] + result["step"]} == {"bfloat16"}
     assert {"data_ms", "fill_ms", "reference_ms", "judge_ms", "update_ms", "distinct", "mfu"} <= steps["shared"].keys()
     assert steps["shared"]["over_shared"] == steps["judge_alone"]["over_judge"] == [1, 1, 1]
