@@ -14,6 +14,11 @@ from data.masking import make_mask
 PAD = -1  # follows a prompt that is shorter than the others: no character
 
 
+def is_vocabulary(text):
+    """Different ASCII characters, two or more, of which the blank is the last."""
+    return isinstance(text, str) and text.isascii() and len(set(text)) == len(text) and text[1:].endswith(BLANK)
+
+
 class Dataset:
     """One split of a prepared text: `vocabulary` (str; index = token), `mask_id`, and `batch()`."""
 
@@ -23,7 +28,9 @@ class Dataset:
         try:
             self.vocabulary = json.loads((folder / "meta.json").read_text())["vocabulary"]
             self.tokens = np.fromfile(folder / f"{split}.bin", dtype=np.uint8)  # (N,)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not is_vocabulary(self.vocabulary):
+                raise ValueError(f"its vocabulary must be different ASCII characters, the last one {BLANK!r}")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"dataset {folder} cannot be read ({error}); make it with: python data/char_diffusion/prepare.py --out_dir={folder}") from None
         self.mask_id = len(self.vocabulary) - 1
         self.spaces = np.array([i for i, c in enumerate(self.vocabulary) if c.isspace()])  # what separates words
@@ -46,25 +53,25 @@ class Dataset:
 class Prompts(Dataset):
     """The same text, but batches are drawn from the user's own inputs: JSON {"prompts": ["th_ c_t", ...]}, `_` for a blank.
 
-    What the blanks hid is unknown: the tokens have the vocabulary's letter `a` there. Prompts shorter than block_size end in PAD.
+    What the blanks hid is unknown: the tokens have the vocabulary's letter `a` there, or its first character. Prompts shorter than block_size end in PAD.
     """
 
     def __init__(self, folder, split, path, block_size):
         super().__init__(folder, split)
         try:
-            prompts = json.loads(Path(path).read_text(encoding="utf-8"))["prompts"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            prompts = json.loads(Path(path).read_text(encoding="utf-8-sig"))["prompts"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f'prompts_file={path} cannot be read ({type(error).__name__}: {error}); it must hold JSON: {{"prompts": ["th_ c_t", ...]}}') from None
         if not isinstance(prompts, list) or not prompts:
             raise ValueError(f'prompts_file={path} holds no prompts; write {{"prompts": ["th_ c_t", ...]}}')
         self.prompts = torch.full((len(prompts), block_size), PAD)                        # (P,T)
         for i, prompt in enumerate(prompts):
             if not isinstance(prompt, str) or set(prompt) - set(self.vocabulary) or BLANK not in prompt or len(prompt) > block_size:
-                raise ValueError(f"prompts_file={path}: prompt {i} is {prompt!r}; a prompt takes up to block_size={block_size} characters, of {self.vocabulary!r}, with at least one blank {BLANK!r}")
+                raise ValueError(f"prompts_file={path}: prompt {i} is {prompt!r:.100}; a prompt takes up to block_size={block_size} characters, of {self.vocabulary!r}, with at least one blank {BLANK!r}")
             self.prompts[i, : len(prompt)] = torch.tensor([self.vocabulary.index(c) for c in prompt])
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
         """As `Dataset.batch`; the prompts bring their own masks."""
         rows = self.prompts[torch.from_numpy(np.random.default_rng(seed).integers(len(self.prompts), size=size))]  # (B,T)
         mask = rows == self.mask_id
-        return rows.masked_fill(mask, self.vocabulary.index("a")), mask
+        return rows.masked_fill(mask, max(0, self.vocabulary.find("a"))), mask

@@ -15,8 +15,8 @@ import json
 import os
 import re
 import string
-import sys
 import sysconfig
+import tempfile
 import unicodedata
 import warnings
 from pathlib import Path
@@ -62,8 +62,8 @@ def normalise(text, alphabet):
     text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     if alphabet == "text8":
         return re.sub("[^a-z]+", " ", text.lower()).strip()
-    text = "".join(c if c in ALPHABETS["ascii"] else " " for c in text)
-    return re.sub(" {2,}", " ", re.sub(r"\s*\n\s*", "\n", text)).strip()
+    text = re.sub(" {2,}", " ", "".join(c if c in ALPHABETS["ascii"] else " " for c in text))
+    return re.sub(r"\s*\n\s*", "\n", text).strip()
 
 
 def is_validation(paragraph):
@@ -103,12 +103,13 @@ def prepare(out_dir, input_file=None, alphabet="text8"):
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
     files = {f"{name}.bin": index[np.frombuffer(content.encode("ascii"), dtype=np.uint8)].tobytes() for name, content in splits.items()}
-    files["meta.json"] = json.dumps(meta, indent=1).encode()  # gone first and back last: its presence says that the others are complete
-    (out_dir / "meta.json").unlink(missing_ok=True)
-    for name, content in files.items():
-        temporary = out_dir / f"{name}.{os.getpid()}.tmp"
-        temporary.write_bytes(content)
-        os.replace(temporary, out_dir / name)
+    files["meta.json"] = json.dumps(meta, indent=1).encode()
+    with tempfile.TemporaryDirectory(dir=out_dir) as folder:  # each is written whole before one is replaced
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        (out_dir / "meta.json").unlink(missing_ok=True)  # gone first and back last: its presence says that the others are complete
+        for name in files:
+            os.replace(Path(folder) / name, out_dir / name)
     return meta
 
 
@@ -117,12 +118,14 @@ def main(argv=None):
     parser.add_argument("--input", help="a UTF-8 text file; default: the prose of your own Python's documentation")
     parser.add_argument("--alphabet", choices=sorted(ALPHABETS), default="text8", help="text8: a-z and space (default); ascii: printable ASCII")
     parser.add_argument("--out_dir", default=Path(__file__).parent, help="default: this script's folder")
+    parser.error = lambda message: parser.exit(2, f"prepare.py: {message}; --help tells more\n")  # one line
     args = parser.parse_args(argv)
     try:
         print(json.dumps(prepare(args.out_dir, args.input, args.alphabet)))
-    except (ValueError, OSError) as error:
-        print(f"prepare.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    except ValueError as error:
+        parser.error(error)
+    except OSError as error:
+        parser.error(f"{error}; name another --out_dir")
 
 
 if __name__ == "__main__":
