@@ -51,7 +51,7 @@ def setup(arguments):
     """Settings, data and models. Every mistake of the user's is found here, before anything is written."""
     config = load_config(arguments)
     config.gradient_accumulation_steps *= world()[0]  # counts the micro-batches of all processes
-    config.reference_device, device = str(pick_device(config.reference_device or config.device, "reference_device")), pick_device(config.device)
+    config.reference_device, device = str(pick_device(config.reference_device or config.device, "reference_device" if config.reference_device else "device")), pick_device(config.device)
     config.dtype = pick_dtype(config.dtype, device)
     join(device)
     train, val = load_data(config.dataset, config.block_size, config.prompts_file)
@@ -105,7 +105,7 @@ def train_loop(config, device, train, evaluation, generator, untouched, judge, s
                 sys.exit(f"step {iteration}: not finite: {', '.join(n for n, v in metrics.items() if not math.isfinite(v))}; lower learning_rate. The last checkpoint is kept")
             figures = word_figures(gather(tokens), gather(mask), gather(rollout.completions), train.vocabulary, evaluation.words)
             metrics["valid_words"] = figures["valid_words"]
-            log.metrics(iteration, metrics | {"lr": learning_rate(iteration, config)} | clock.read())
+            log.metrics(iteration, metrics | {"lr": learning_rate(iteration, config)} | clock.read(), rollout)
         log.advance()
         if done % config.save_interval == 0 or done == config.max_iters:
             save_training(config, generator, reference, optimizer, scaler, done, train.vocabulary)
@@ -113,6 +113,7 @@ def train_loop(config, device, train, evaluation, generator, untouched, judge, s
             log.say(evaluation.peek(generate, before, done))
     log.say(evaluation.peek(generate, before, config.max_iters))
     table = evaluation.finish(generate, before)
+    log.evaluation()
     log.close()
     log.say(table)
 
