@@ -6,7 +6,6 @@ Is it really better? Numbers that neither the judge nor the loss sees, on held-o
 Letters: N held-out inputs, n fills of each, T characters, V vocabulary. Fills are (N,n,T). Reward alone proves nothing: it is what was
 optimised. And low temperature alone raises most figures, so the row to beat is the *argmax* of the untouched reference.
 """
-import argparse
 import functools
 import json
 import math
@@ -18,7 +17,7 @@ import torch
 
 from data.masking import parse_masking
 from grpo.checkpoint import load_model, read_training, write
-from grpo.config import Config, exit_on_mistake
+from grpo.config import Config, Parser, convert, exit_on_mistake
 from grpo.log import highlight
 from grpo.reward import Rewards, judge_scores
 from grpo.sampling import integer_weights, options, sample_completions
@@ -222,17 +221,17 @@ def format_table(result):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Print the before/after table of a run, and write its evaluation.json.")
+    parser = Parser(description="Print the before/after table of a run, and write its evaluation.json.")
     parser.add_argument("out_dir", help="a folder with checkpoint.pt")
-    out = Path(parser.parse_args(argv).out_dir)
     with exit_on_mistake("evaluate"):
-        config = Config(**read_training(out / "checkpoint.pt")["config"])
+        out = Path(parser.parse_args(argv).out_dir)
+        config = Config(**{name: convert(name, value, out / "checkpoint.pt") for name, value in read_training(out / "checkpoint.pt")["config"].items()})
         train, val = load_data(config.dataset, config.block_size)
         models = [load_model(out / "checkpoint.pt", "generator", train.vocabulary), *load_frozen(config, train.vocabulary)]
         device = pick_device("auto")
         generator, reference, judge = (forward(model.to(device), device, replace(config, compile="false")) for model in models)
         evaluation = Evaluation(replace(config, out_dir=out), judge, train, val, device)
-    print(evaluation.finish(generator, reference))
+        print(evaluation.finish(generator, reference))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from data.masking import parse_masking
 from grpo.checkpoint import model_file, read, write
-from grpo.config import exit_on_mistake
+from grpo.config import Parser, exit_on_mistake
 from grpo.sampling import draw, integer_weights
 from grpo.setup import load_data
 from model.transformer import Generator, Judge, TransformerConfig
@@ -142,8 +142,8 @@ def fit(name, model, loss_fn, steps, learning_rate, out_dir, args):
     start, average = 0, None
     if args.resume and state_file.exists():
         state = read(state_file)
-        if state["recipe"] != recipe:
-            raise ValueError(f"--resume: {state_file} was made with {state['recipe']}, now asked for {recipe}; repeat its arguments, or name a new --out_dir")
+        if state.get("recipe") != recipe:
+            raise ValueError(f"--resume: {state_file} was made with {state.get('recipe')}, now asked for {recipe}; repeat its arguments, or name a new --out_dir")
         model.load_state_dict(state["weights"])
         for optimizer, saved in zip(optimizers, state["optimizers"]):
             optimizer.load_state_dict(saved)
@@ -201,7 +201,7 @@ def report(generator, judge, dataset, words, size=1024):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Train the generator, then the judge, from random weights.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser(description="Train the generator, then the judge, from random weights.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--dataset", default="char_diffusion", help="folder under data/, made by prepare.py")
     parser.add_argument("--out_dir", default="out-pretrain", help="generator.pt and judge.pt are written here")
     parser.add_argument("--generator_steps", type=int, default=11000)
@@ -214,14 +214,17 @@ def main(argv=None):
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="bfloat16: a step in two thirds of the time, on a CPU that multiplies it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--resume", action="store_true", help="go on from what the same command saved in out_dir")
-    args = parser.parse_args(argv)
     with exit_on_mistake("pretrain"):
+        args = parser.parse_args(argv)
         if not 1 <= args.judge_layers <= args.n_layer or args.n_embd < 32 or args.n_embd % 32:
             raise ValueError(f"--judge_layers={args.judge_layers} --n_layer={args.n_layer} --n_embd={args.n_embd}: the judge takes 1 to n_layer layers, n_embd a multiple of 32")
         if args.batch_size < 2 or args.seed < 0 or min(args.generator_steps, args.judge_steps) < 1:
             raise ValueError(f"--batch_size={args.batch_size} --generator_steps={args.generator_steps} --judge_steps={args.judge_steps} --seed={args.seed}: "
                              "batch_size takes 2 or more, the steps 1 or more, seed 0 or more")
+        if args.resume and not (state_file := Path(args.out_dir) / "generator_state.pt").exists():
+            raise ValueError(f"--resume goes on from {state_file}, and there is none; leave --resume out to begin")
         train, val = load_data(args.dataset, args.block_size)
+        Path(args.out_dir).mkdir(parents=True, exist_ok=True)  # a folder that cannot be is noticed now, not after an hour
         pretrain(args, train, val)
 
 
