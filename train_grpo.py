@@ -49,7 +49,7 @@ def setup(arguments):
     """Settings, data and models. Every mistake of the user's is found here, before anything is written."""
     config = load_config(arguments)
     config.gradient_accumulation_steps *= world()[0]  # counts the micro-batches of all processes
-    config.reference_device, device = str(pick_device(config.reference_device or config.device, "reference_device")), pick_device(config.device)
+    config.reference_device, device = str(pick_device(config.reference_device or config.device, "reference_device" if config.reference_device else "device")), pick_device(config.device)
     config.dtype = pick_dtype(config.dtype, device)
     join(device)
     train, val = load_data(config.dataset, config.block_size, config.prompts_file)
@@ -95,7 +95,7 @@ def train_loop(config, device, train, evaluation, generator, untouched, judge, s
                 metrics = fetch(steps)
             if log_now:
                 metrics["valid_words"] = word_figures(gather(tokens), gather(mask), gather(rollout.completions), train.vocabulary, evaluation.words)["valid_words"]
-                log.metrics(iteration, metrics | {"lr": learning_rate(iteration, config)} | clock.read())
+                log.metrics(iteration, metrics | {"lr": learning_rate(iteration, config)} | clock.read(), rollout)
             log.advance()
             if save_now or stop:
                 save_training(config, generator, reference, optimizer, scaler, done, train.vocabulary)
@@ -104,7 +104,9 @@ def train_loop(config, device, train, evaluation, generator, untouched, judge, s
             if done % config.eval_interval == 0 and done < config.max_iters:
                 log.say(evaluation.peek(generate, before, done))
     log.say(evaluation.peek(generate, before, config.max_iters))
-    return evaluation.finish(generate, before)
+    table = evaluation.finish(generate, before)
+    log.evaluation()
+    return table
 
 
 def main(arguments):

@@ -14,10 +14,15 @@ from data.masking import make_mask
 PAD = -1  # follows a prompt that is shorter than the others: no character
 
 
+def is_vocabulary(text):
+    """Different ASCII characters, two or more, of which the blank is the last."""
+    return isinstance(text, str) and text.isascii() and len(set(text)) == len(text) and text[1:].endswith(BLANK)
+
+
 def encode(text, vocabulary, longest, name):
     """A text with blanks -> (T,) tokens. ValueError for one that the models cannot read, or that has nothing to fill."""
     if not isinstance(text, str) or set(text) - set(vocabulary) or BLANK not in text or len(text) > longest:
-        raise ValueError(f"{name} is {text!r}; it takes up to {longest} characters, of {vocabulary!r}, with at least one blank {BLANK!r}")
+        raise ValueError(f"{name} is {text!r:.100}; it takes up to {longest} characters, of {vocabulary!r}, with at least one blank {BLANK!r}")
     return torch.tensor([vocabulary.index(c) for c in text])
 
 
@@ -30,7 +35,9 @@ class Dataset:
         try:
             self.vocabulary = json.loads((folder / "meta.json").read_text())["vocabulary"]
             self.tokens = np.fromfile(folder / f"{split}.bin", dtype=np.uint8)  # (N,)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not is_vocabulary(self.vocabulary):
+                raise ValueError(f"its vocabulary must be different ASCII characters, the last one {BLANK!r}")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"dataset {folder} cannot be read ({error}); make it with: python data/char_diffusion/prepare.py --out_dir={folder}") from None
         self.mask_id = len(self.vocabulary) - 1
         self.spaces = np.array([i for i, c in enumerate(self.vocabulary) if c.isspace()])  # what separates words
@@ -53,14 +60,14 @@ class Dataset:
 class Prompts(Dataset):
     """The same text, but batches are drawn from the user's own inputs: JSON {"prompts": ["th_ c_t", ...]}, `_` for a blank.
 
-    What the blanks hid is unknown: the tokens have the vocabulary's letter `a` there. Prompts shorter than block_size end in PAD.
+    What the blanks hid is unknown: the tokens have the vocabulary's letter `a` there, or its first character. Prompts shorter than block_size end in PAD.
     """
 
     def __init__(self, folder, split, path, block_size):
         super().__init__(folder, split)
         try:
-            prompts = json.loads(Path(path).read_text(encoding="utf-8"))["prompts"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            prompts = json.loads(Path(path).read_text(encoding="utf-8-sig"))["prompts"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f'prompts_file={path} cannot be read ({type(error).__name__}: {error}); it must hold JSON: {{"prompts": ["th_ c_t", ...]}}') from None
         if not isinstance(prompts, list) or not prompts:
             raise ValueError(f'prompts_file={path} holds no prompts; write {{"prompts": ["th_ c_t", ...]}}')
@@ -73,4 +80,4 @@ class Prompts(Dataset):
         """As `Dataset.batch`; the prompts bring their own masks."""
         rows = self.prompts[torch.from_numpy(np.random.default_rng(seed).integers(len(self.prompts), size=size))]  # (B,T)
         mask = rows == self.mask_id
-        return rows.masked_fill(mask, self.vocabulary.index("a")), mask
+        return rows.masked_fill(mask, max(0, self.vocabulary.find("a"))), mask

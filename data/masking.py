@@ -57,13 +57,15 @@ def parse_masking(text):
     for part in text.split(","):
         name, _, weight = part.strip().partition(":")
         try:
-            weights[name] = float(weight or 1)
+            share = float(weight or 1)
         except ValueError:
-            weights[name] = -1.0
+            share = -1.0
+        if name not in MASKINGS or name in weights or not 0 <= share < float("inf"):
+            raise ValueError(f"masking={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, with NAME one of {', '.join(MASKINGS)}, each once, and WEIGHT >= 0")
+        weights[name] = share
     total = sum(weights.values())
-    if not (weights.keys() <= MASKINGS.keys() and min(weights.values()) >= 0 and 0 < total < float("inf")):
-        raise ValueError(f"masking={text!r} has an unknown part, or no positive weight; it takes NAME or NAME:WEIGHT, "
-                         f"joined by commas, with NAME one of {', '.join(MASKINGS)} and WEIGHT >= 0")
+    if total <= 0:
+        raise ValueError(f"masking={text!r} has no positive weight; write for example masking='word:1'")
     return {name: weight / total for name, weight in weights.items()}
 
 

@@ -26,7 +26,7 @@ def advantages(rewards, baseline="mean", scale_rewards="group", mask=None):
     G = rewards.shape[1]
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     if baseline == "leave_one_out":
-        centred = centred * (G / (G - 1))
+        centred = centred * (G / max(1, G - 1))
     if scale_rewards == "group":
         centred = centred / (rewards.std(dim=1, keepdim=True, correction=0) + EPSILON)
     elif scale_rewards == "batch":

@@ -44,7 +44,7 @@ from data.masking import parse_masking
 from grpo import kernel, sampling, stats
 from grpo.advantage import advantages
 from grpo.checkpoint import write
-from grpo.config import exit_on_mistake, load_config
+from grpo.config import Parser, exit_on_mistake, load_config
 from grpo.log import Clock
 from grpo.reward import Rewards
 from grpo.setup import forward, load_data, load_models, make_optimizer, pick_device, pick_dtype
@@ -266,15 +266,15 @@ def show(title, rows):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m grpo.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m grpo.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("operations", "step", "models", "startup"), help="these parts; by default all that the device can run")
     for name, values in WHOLE.items():
         parser.add_argument(f"--{name}", nargs="+", choices=values, type=type(values[0]), help=f"operations{' and step' if name in ('dtype', 'G') else ''} at these")
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     parser.add_argument("--json", help="write all figures to this file too")
-    args = parser.parse_args(argv)
     with exit_on_mistake("bench"):
+        args = parser.parse_args(argv)
         if args.rounds < 1:
             raise ValueError(f"--rounds={args.rounds} measures nothing; take 1 or more")
         device = pick_device(args.device)

@@ -17,6 +17,7 @@ except ImportError:  # Windows has no such lock, and cannot sync a folder
     fcntl = None
 import torch
 
+from data.dataset import is_vocabulary
 from grpo.distributed import is_first
 from model.transformer import Generator, Judge, TransformerConfig
 
@@ -88,24 +89,34 @@ def model_file(model, vocabulary, dtype=torch.float32):
 def build(content, kind, vocabulary, path):
     """The model in `content`, in float32 and evaluation mode.
 
-    Raises ValueError, with both values, where kind, vocabulary, shape or names of the weights are not the expected ones.
+    Raises ValueError, with both values, where kind, vocabulary, shape or names of the weights are not the expected ones, before memory is taken for them.
     """
     if not isinstance(content, dict) or not {"kind", "architecture", "vocabulary", "weights"} <= content.keys():
         raise ValueError(f"checkpoint {path} is no model file; python -m model.pretrain writes one")
     if content["kind"] != kind:
         raise ValueError(f"checkpoint {path} holds a {content['kind']}, a {kind} is needed; are the two files swapped?")
     if content["vocabulary"] != vocabulary:
-        raise ValueError(f"checkpoint {path} has the vocabulary {content['vocabulary']!r}, the dataset has {vocabulary!r}; use a dataset and models made together")
+        raise ValueError(f"checkpoint {path} has the vocabulary {content['vocabulary']!r}, {vocabulary!r} is needed; use a dataset and models made together")
     try:
-        model = KINDS[kind](TransformerConfig(**content["architecture"]))
-    except TypeError:
-        raise ValueError(f"checkpoint {path} has the architecture {content['architecture']}, which this code does not know; make the file again") from None
-    want = {name: tuple(w.shape) for name, w in model.state_dict().items()}
-    have = {name: tuple(w.shape) for name, w in content["weights"].items()}
-    for name in sorted(want.keys() | have.keys()):
+        weights, shape = dict(content["weights"]), TransformerConfig(**content["architecture"])
+        known = all(type(n) is int and 0 < n <= 1 << 16 for n in asdict(shape).values()) and shape.n_embd % (2 * shape.n_head) == 0
+        known = known and is_vocabulary(vocabulary) and shape.vocab_size == len(vocabulary) and shape.n_layer <= len(weights)
+    except (TypeError, ValueError):
+        known = False
+    if not known:
+        raise ValueError(f"checkpoint {path} has the architecture {content['architecture']!r:.200}, which this code does not know; make the file again")
+    with torch.device("meta"):  # shapes without numbers
+        want = {name: tuple(w.shape) for name, w in KINDS[kind](shape).state_dict().items()}
+    have = {name: tuple(w.shape) if isinstance(w, torch.Tensor) and w.is_floating_point() and w.device.type == "cpu" and w.layout is torch.strided and not w.is_nested
+            else type(w).__name__ for name, w in weights.items()}  # what is no tensor of numbers has no shape
+    for name in sorted(want.keys() | have.keys(), key=str):
         if want.get(name) != have.get(name):
             raise ValueError(f"checkpoint {path}: weight {name} has shape {have.get(name, 'missing')}, its architecture needs {want.get(name, 'none')}; make the file again")
-    model.load_state_dict(content["weights"])
+    held = sum({w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in weights.values()}.values())
+    if held < (needed := sum(w.nbytes for w in weights.values())):  # a few numbers can be made to look like many
+        raise ValueError(f"checkpoint {path} holds {held} bytes of weights, its architecture needs {needed}; make the file again")
+    model = KINDS[kind](shape)
+    model.load_state_dict(weights)
     return model.eval()
 
 
@@ -136,7 +147,7 @@ def restore_training(state, optimizer, scaler):
 
 def read_training(path):
     """What `save_training` saved beside the generator's weights."""
-    content = read(path)
-    if not isinstance(content, dict) or "training" not in content:
-        raise ValueError(f"checkpoint {path} was not written by train_grpo.py; --init_from=resume needs the out_dir of a run")
-    return content["training"]
+    match read(path):
+        case {"training": {"optimizer": dict(), "iteration": int(), "config": dict(), "rng": dict()} as training}:
+            return training
+    raise ValueError(f"checkpoint {path} was not written by train_grpo.py; name the out_dir of a run")

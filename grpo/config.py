@@ -5,6 +5,7 @@ The settings of a run: one flat dataclass, filled from Python files of plain ass
 
 A config file is Python and is executed. Every mistake is a ValueError of one line: what, which values are allowed, how to mend it.
 """
+import argparse
 import contextlib
 import difflib
 import math
@@ -106,10 +107,17 @@ def exit_on_mistake(program):
         yield
     except (ValueError, OSError) as error:
         if is_first():
-            print(f"{program}: {error}", file=sys.stderr)
+            print(f"{program}: {error}{'; name another file or folder' if isinstance(error, OSError) else ''}".replace("\n", "\\n"), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose mistakes are the user's like all others."""
+
+    def error(self, message):
+        raise ValueError(f"{message}; --help lists what there is")
 
 
 def reject(name, value, allowed, source):
@@ -124,6 +132,7 @@ def check_name(name, source):
 
 def convert(name, value, source):
     """A value as the field's own type: `value` is text from a flag, or a Python value from a file."""
+    check_name(name, source)
     f, kind = FIELDS[name], FIELDS[name].type
     choices, low, high = (f.metadata[key] for key in ("choices", "low", "high"))
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -155,7 +164,7 @@ def read_file(path):
     try:
         names = runpy.run_path(path)
     except (Exception, SystemExit) as error:  # whatever the user's code may raise is the user's mistake
-        raise ValueError(f"config file {path} does not run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+        raise ValueError(f"config file {path} does not run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; mend it") from None
     return {name: value for name, value in names.items() if not name.startswith("_") and not isinstance(value, types.ModuleType)}
 
 
@@ -172,7 +181,6 @@ def load_config(arguments):
         else:
             assignments, source = read_file(argument), argument
         for name, value in assignments.items():
-            check_name(name, source)
             setattr(config, name, convert(name, value, source))
     check_together(config)
     return config
@@ -199,6 +207,9 @@ def check_together(config):
     for name, serves, condition in NEEDS:
         if getattr(config, name) != FIELDS[name].default and not condition(config):
             raise ValueError(f"{name}={getattr(config, name)!r} needs {serves}; set that, or leave {name} at {FIELDS[name].default!r}")
+    for name in ("generator_checkpoint", "judge_checkpoint", "reference_checkpoint", "prompts_file"):  # noticed before a dataset is made
+        if not Path(getattr(config, name) or ".").exists():
+            raise ValueError(f"{name}={getattr(config, name)} does not exist; name a file that does")
 
 
 # Settings that mean something only together with others: without them they would be silently ignored, or wrong.
@@ -206,6 +217,8 @@ NEEDS = [
     ("ema_alpha", "reference_mode=ema", lambda c: c.reference_mode == "ema"),
     ("reference_update_freq", "reference_mode=periodic", lambda c: c.reference_mode == "periodic"),
     ("xtc_threshold", "xtc_probability above 0", lambda c: c.xtc_probability > 0),
+    ("mask_ratio", "a masking other than word", lambda c: c.masking != "word"),
+    ("hidden_words", "word in masking", lambda c: "word" in c.masking),
     ("credit", "the judge in reward", lambda c: "judge" in parse_reward(c.reward)),
     *((name, "the ratio, importance_sampling_level=token or sequence", lambda c: c.importance_sampling_level != "none")
       for name in ("num_iterations", "minibatch_size", "clip_eps", "clip_eps_high", "clip_delta"))]

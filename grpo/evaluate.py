@@ -6,7 +6,6 @@ Is it really better? Numbers that neither the judge nor the loss sees, on held-o
 Letters: N held-out inputs, n fills of each, T characters, V vocabulary. Fills are (N,n,T). Reward alone proves nothing: it is what was
 optimised. And low temperature alone raises most figures, so the row to beat is the *argmax* of the untouched reference.
 """
-import argparse
 import functools
 import json
 import math
@@ -19,7 +18,7 @@ import torch
 
 from data.masking import parse_masking
 from grpo.checkpoint import load_model, read_training, write
-from grpo.config import Config, exit_on_mistake
+from grpo.config import Config, Parser, convert, exit_on_mistake
 from grpo.log import highlight
 from grpo.reward import Rewards, judge_scores
 from grpo.sampling import integer_weights, options, sample_completions
@@ -195,16 +194,16 @@ def format_table(result):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Print the before/after table of a run, and write its evaluation.json.")
+    parser = Parser(description="Print the before/after table of a run, and write its evaluation.json.")
     parser.add_argument("out_dir", help="a folder with checkpoint.pt")
-    out = Path(parser.parse_args(argv).out_dir)
     with exit_on_mistake("evaluate"):
-        config = replace(Config(**read_training(out / "checkpoint.pt")["config"]), out_dir=str(out), compile="false")
+        out = parser.parse_args(argv).out_dir
+        saved = read_training(Path(out) / "checkpoint.pt")["config"]
+        config = replace(Config(**{name: convert(name, value, f"{out}/checkpoint.pt") for name, value in saved.items()}), out_dir=out, compile="false")
         device, (train, val) = pick_device("auto"), load_data(config.dataset, config.block_size)
-        models = load_model(out / "checkpoint.pt", "generator", train.vocabulary), *load_frozen(config, train.vocabulary)
+        models = load_model(Path(out) / "checkpoint.pt", "generator", train.vocabulary), *load_frozen(config, train.vocabulary)
         generator, reference, judge = (forward(model.to(device), device, config) for model in models)
-        evaluation = Evaluation(config, judge, train, val, device)
-    print(evaluation.finish(generator, reference))
+        print(Evaluation(config, judge, train, val, device).finish(generator, reference))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Letters: k draws, of which n are different, T characters, V vocabulary. Each dif
 drawing it, the judge's mean score, how often it was drawn. Nothing is truncated or penalised. On a terminal each character is the redder the surer the
 judge is that it was filled in, and blanks are underlined; elsewhere they stand in [brackets].
 """
-import argparse
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from data.char_diffusion.prepare import BLANK
 from data.dataset import encode
 from grpo.checkpoint import build, load_model, read
-from grpo.config import Config, convert, exit_on_mistake
+from grpo.config import Config, Parser, convert, exit_on_mistake
 from grpo.log import colours, highlight
 from grpo.reward import judge_scores
 from grpo.sampling import sample_completions
@@ -46,7 +45,7 @@ def shade(text, mask, scores):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m grpo.fill", description="Fill the blanks of a text in one parallel step, before and after GRPO.")
+    parser = Parser(prog="python -m grpo.fill", description="Fill the blanks of a text in one parallel step, before and after GRPO.")
     parser.add_argument("text", help=f"for example 'th{BLANK} c{BLANK}t', {BLANK} for a blank")
     parser.add_argument("--checkpoint", help="after: a generator that GRPO trained; by default out/checkpoint.pt if it is there")
     parser.add_argument("--before", default=Config.generator_checkpoint, help="the generator that it started from")
@@ -54,8 +53,8 @@ def main(argv=None):
     parser.add_argument("--k", type=int, default=5, help="draws")
     parser.add_argument("--temperature", default=1.0, help="below 1 the likely becomes likelier")
     parser.add_argument("--seed", default=1, help="of the draws")
-    args = parser.parse_args(argv)
     with exit_on_mistake("fill"):
+        args = parser.parse_args(argv)
         temperature, seed = (convert(name, getattr(args, name), "command line") for name in ("temperature", "seed"))
         if not 1 <= args.k <= 1024:
             raise ValueError(f"k={args.k} is not allowed; k (draws) takes a whole number from 1 to 1024")

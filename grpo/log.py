@@ -52,6 +52,20 @@ def read_metrics(path):
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+WANDB_SECONDS = 30  # that a run waits for Weights & Biases, at its start and at its end
+
+
+def start_wandb(config, start):
+    """-> wandb, with a run begun, or, from step `start`, the run that out_dir holds continued."""
+    import wandb
+    last = Path(config.out_dir) / "wandb" / "latest-run"  # its own link, to run-DATE-ID
+    same = {"id": last.resolve().name.rpartition("-")[2], "resume": "allow"} if start and last.exists() else {}
+    run = wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, dir=config.out_dir, config=asdict(config), **same,
+                     settings=wandb.Settings(silent=True, init_timeout=WANDB_SECONDS, finish_timeout=WANDB_SECONDS))
+    tqdm.write(f"wandb: {run.dir if run.offline else run.url}")
+    return wandb
+
+
 class Log:
     """What a run writes while it goes: config.json, metrics.jsonl (on resume cut back to the checkpoint's iteration first), progress bar, wandb.
 
@@ -73,17 +87,24 @@ class Log:
         write(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
         self.file = open(out / "metrics.jsonl" if self.first else os.devnull, "ab", buffering=0)
         self.bar = tqdm(total=config.max_iters, initial=start, desc="GRPO", dynamic_ncols=True, mininterval=0.5, disable=not self.first)
-        self.wandb = None
-        if config.wandb_log and self.first:
-            import wandb
-            self.wandb = wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, dir=config.out_dir, config=asdict(config))
+        self.config, self.wandb = config, config.wandb_log and self.first
+        self.wandb = self.to_wandb(lambda _: start_wandb(config, start))
 
-    def metrics(self, iteration, metrics):
+    def to_wandb(self, act):
+        """act(wandb), where that is on. Whatever fails there, network, login, a process of its own, ends that log with one warning, and not the run."""
+        try:
+            return self.wandb and act(self.wandb)
+        except Exception as error:
+            self.wandb = None
+            self.say(f"wandb_log=true is given up, the run goes on without: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+    def metrics(self, iteration, metrics, rollout):
+        """A line of metrics.jsonl; to wandb also what the blanks earned, as histograms."""
         line = json.dumps({"iteration": iteration, **metrics}, allow_nan=False).encode() + b"\n"
         while line:  # a full disk takes a part, then raises
             line = line[self.file.write(line):]
-        if self.wandb:
-            self.wandb.log(metrics, step=iteration)
+        blanks = rollout.mask[:, None].expand_as(rollout.completions)                     # (B,G,T)
+        self.to_wandb(lambda wandb: wandb.log(metrics | {name: wandb.Histogram(vars(rollout)[name].expand_as(blanks)[blanks].cpu()) for name in ("credits", "advantages")}, step=iteration))
         shown = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl", "entropy": "entropy", "ms": "step_ms"}
         self.bar.set_postfix({name: f"{metrics[key]:.0f}" if name == "ms" else f"{metrics[key]:.3f}" for name, key in shown.items()}, refresh=False)
 
@@ -94,14 +115,22 @@ class Log:
         if self.first:
             tqdm.write(text)
 
+    def evaluation(self):
+        """What `Evaluation.finish` wrote, to wandb too: the figures as the run's summary, the completions as a table."""
+        def send(wandb):
+            result, lines = ((Path(self.config.out_dir) / name).read_text() for name in ("evaluation.json", "completions.jsonl"))
+            rows = [json.loads(line) for line in lines.splitlines()]
+            wandb.log({"completions": wandb.Table(list(rows[0]), [list(row.values()) for row in rows])}, step=self.config.max_iters - 1)
+            wandb.summary.update(json.loads(result))
+        self.to_wandb(send)
+
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.bar.close()
         self.file.close()
-        if self.wandb:
-            self.wandb.finish()
+        self.to_wandb(lambda wandb: wandb.finish())
         if self.lock:
             os.close(self.lock)
 

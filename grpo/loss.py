@@ -43,7 +43,7 @@ def log_ratio(logp, old_logp, mask, importance_sampling_level):
 
 def most_uncertain(entropy, mask, top_entropy_quantile):
     """The blanks with the highest entropy (2506.01939): entropy, mask (N,T) of the whole step -> (N,T) bool, that share of the blanks (ties are kept)."""
-    return mask & (entropy >= torch.nanquantile(torch.where(mask, entropy.float(), torch.nan), 1 - top_entropy_quantile))
+    return mask & (entropy >= torch.nanquantile(entropy.float().where(mask, torch.nan), 1 - top_entropy_quantile))
 
 
 def policy_loss(logp, old_logp, advantages, mask, importance_sampling_level="token", clip_eps=0.2, clip_eps_high=0.2, clip_delta=0.0):

@@ -41,7 +41,7 @@ def credit(scores, mask, by="input", real=1.0):
         return (scores * real).sum(dim=-1, keepdim=True) / real.sum(dim=-1, keepdim=True)
     starts = mask & ~F.pad(mask, (1, 0))[:, :-1]                                          # (B,T)
     run = (starts.cumsum(dim=1) * mask)[:, None].expand_as(scores)                        # (B,G,T) number of the run, 0: no blank
-    total, count = (torch.zeros_like(scores).scatter_add_(2, run, x) for x in (scores, torch.ones_like(scores)))
+    total, count = (torch.zeros_like(F.pad(scores, (0, 1))).scatter_add_(2, run, x) for x in (scores, torch.ones_like(scores)))
     return total.gather(2, run) / count.gather(2, run)
 
 
@@ -72,8 +72,8 @@ def parse_reward(text):
         except ValueError:
             name, weight = part, 1.0
         file, _, function = name.rpartition(":")
-        if not (name in ("judge", "valid_words") or file.endswith(".py") and function.isidentifier()) or not math.isfinite(weight):
-            raise ValueError(f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, with NAME judge, valid_words or FILE.py:FUNCTION")
+        if name in weights or not (name in ("judge", "valid_words") or file.endswith(".py") and function.isidentifier()) or not math.isfinite(weight):
+            raise ValueError(f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, with NAME judge, valid_words or FILE.py:FUNCTION, each once")
         weights[name] = weight
     weights = {name: weight for name, weight in weights.items() if weight}
     if not weights or len({name.rpartition(":")[2] for name in weights}) < len(weights):
@@ -89,7 +89,7 @@ def load_function(name):
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the user's code may raise is the user's mistake
-        raise ValueError(f"reward {name}: {path} does not run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+        raise ValueError(f"reward {name}: {path} does not run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; mend it") from None
     if not callable(getattr(module, function, None)):
         raise ValueError(f"reward {name}: {path} has no function {function!r}; write def {function}(completions, masked, mask, decode) there")
     return getattr(module, function)
@@ -109,7 +109,7 @@ class Rewards:
         try:
             values = torch.as_tensor(self.functions[i](completions, masked, mask, self.decode), dtype=torch.float32, device=completions.device)
         except Exception as error:  # whatever the user's code may raise
-            raise RewardFailed(f"reward {self.names[i]} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+            raise RewardFailed(f"reward {self.names[i]} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; mend it") from error
         if values.shape != completions.shape[:2] or not values.isfinite().all():
             raise RewardFailed(f"reward {self.names[i]} returned the shape {tuple(values.shape)} with {int((~values.isfinite()).sum())} values that are not finite; "
                              f"it must return finite numbers of the shape (B, G) = {tuple(completions.shape[:2])}")

@@ -156,7 +156,7 @@ def grpo_step(generator, reference, rewards, optimizer, tokens, mask, mask_id, u
             shuffled = r.rows(torch.from_numpy(np.random.default_rng((*seed, inner)).permutation(len(mask))).to(mask.device, non_blocking=True))
         for mini in shuffled.split(size):
             micros = mini.split(len(mask) // A)
-            counts = {"inputs": len(mini.mask) * processes, "blanks": gather(mini.mask).sum(), "micro_batches": len(micros) * processes}
+            counts = {"inputs": len(mini.mask) * processes, "blanks": gather(mini.mask).sum().clamp(min=1), "micro_batches": len(micros) * processes}
             for micro in micros:
                 for name, value in differentiate(generator, micro, counts, config, scaler).items():
                     sums[name] = sums.get(name, 0) + value / updates

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from data.masking import parse_masking, whole_words
 from grpo.checkpoint import model_file, read, write
-from grpo.config import Config, exit_on_mistake
+from grpo.config import Config, Parser, exit_on_mistake
 from grpo.sampling import sample_completions
 from grpo.setup import forward, load_data, pick_device
 from model.transformer import Generator, Judge, TransformerConfig
@@ -129,8 +129,8 @@ def fit(name, model, loss_fn, steps, learning_rate, args):
     parts = model, *optimizers = model, *make_optimizers(model, learning_rate)
     if args.resume and state_file.exists():
         state = read(state_file)
-        if state["recipe"] != recipe:
-            raise ValueError(f"--resume: {state_file} was made with {state['recipe']}, now asked for {recipe}; repeat its arguments, or name a new --out_dir")
+        if state.get("recipe") != recipe:
+            raise ValueError(f"--resume: {state_file} was made with {state.get('recipe')}, now asked for {recipe}; repeat its arguments, or name a new --out_dir")
         start = state["step"]
         for part, saved in zip(parts, state["parts"]):
             part.load_state_dict(saved)
@@ -187,11 +187,9 @@ def report(generator, judge, dataset, words, block_size, size=1024):
     show("another word in its place", judge_prefers_original=prefers_original(judge, tokens, swap_words(dataset, words, tokens, (7, 9), share=0.1)))
 
 
-def pretrain(args):
+def pretrain(args, device, train, val):
     """Both models, one after the other; each is written, in float16, as soon as it is done."""
-    device, size = pick_device(args.device), (args.batch_size, args.block_size)
-    train, val = load_data(args.dataset, args.block_size)
-    words = words_by_length(train)
+    size, words = (args.batch_size, args.block_size), words_by_length(train)
     torch.manual_seed(args.seed)
     config = TransformerConfig(len(train.vocabulary), args.block_size, args.n_layer, args.n_embd // 32, args.n_embd)
     models = generator, judge = Generator(config).to(device), Judge(config).to(device)
@@ -212,7 +210,7 @@ NUMBERS = {  # default, least value, about
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Train the generator, then the judge, from random weights.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser(description="Train the generator, then the judge, from random weights.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--dataset", default="char_diffusion", help="folder under data/, made by prepare.py")
     parser.add_argument("--out_dir", default="out-pretrain", help="generator.pt and judge.pt are written here")
     for name, (default, _, about) in NUMBERS.items():
@@ -220,12 +218,16 @@ def main(argv=None):
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="bfloat16: a step in two thirds of the time, on a CPU that multiplies it")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one")
     parser.add_argument("--resume", action="store_true", help="go on from what the same command saved in out_dir")
-    args = parser.parse_args(argv)
     with exit_on_mistake("pretrain"):
+        args = parser.parse_args(argv)
         for name, (_, least, about) in NUMBERS.items():
             if getattr(args, name) < least or name == "n_embd" and args.n_embd % 32:
                 raise ValueError(f"--{name}={getattr(args, name)} is not allowed; {name} ({about}) takes a whole number of {least} or more")
-        pretrain(args)
+        if args.resume and not (state_file := Path(args.out_dir) / "generator_state.pt").exists():
+            raise ValueError(f"--resume goes on from {state_file}, and there is none; leave --resume out to begin")
+        device, splits = pick_device(args.device), load_data(args.dataset, args.block_size)
+        Path(args.out_dir).mkdir(parents=True, exist_ok=True)  # a folder that cannot be is noticed now, not after an hour
+        pretrain(args, device, *splits)
 
 
 if __name__ == "__main__":

@@ -104,14 +104,6 @@ def test_help_exits_0():
     assert stopped.value.code == 0
 
 
-@pytest.mark.parametrize("arguments, told", [(["--G=3"], "--G"), (["--rounds=0"], "--rounds"), (["--device=tpu"], "device='tpu'"), (["--only", "all"], "--only"),
-                                             (["--device=cpu", "--only", "models"], "--only models"), (["--json=/dev/null/x.json"], "/dev/null")])
-def test_mistakes_exit_2(arguments, told, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        bench.main(arguments)
-    assert stopped.value.code == 2 and told in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_the_first_update_of_the_default_experiment(capsys, monkeypatch):
     """What `startup` runs in a process of its own, with the settings and models that ship; the group is made small."""
     prepare = bench.prepare

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.char_diffusion.prepare import is_prose, is_validation, main, normalise, prepare
+from data.char_diffusion.prepare import is_prose, is_validation, normalise, prepare
 from data.dataset import PAD, Dataset, Prompts
 from data.masking import MASKINGS, make_mask, parse_masking
 from tests.conftest import TEXT
@@ -100,24 +100,6 @@ def test_batches_are_a_function_of_the_seed(world):
     assert (a == b).all() and (m == n).all() and (a != c).any() and a.shape == m.shape == (4, 16)
 
 
-@pytest.mark.parametrize("content, message", [(b"", "leaves 0 characters"), (b"a few words only", "leaves"), (b"\xff\xfe\x00binary", "not UTF-8")])
-def test_texts_that_cannot_serve(tmp_path, capsys, content, message):
-    (tmp_path / "in.txt").write_bytes(content)
-    with pytest.raises(SystemExit) as stop:
-        main([f"--input={tmp_path / 'in.txt'}", f"--out_dir={tmp_path / 'd'}"])
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and message in error and error.count("\n") == 1 and not (tmp_path / "d").exists()
-
-
-def test_a_folder_that_is_no_dataset(tmp_path, world):
-    with pytest.raises(ValueError, match="prepare.py"):
-        Dataset(tmp_path, "train")
-    (tmp_path / "meta.json").write_text(json.dumps({"vocabulary": "ab_"}))
-    (tmp_path / "train.bin").write_bytes((world / "text" / "train.bin").read_bytes())
-    with pytest.raises(ValueError, match="does not fit"):
-        Dataset(tmp_path, "train")
-
-
 def test_prompts_of_any_length(world, tmp_path):
     (tmp_path / "p.json").write_text(json.dumps({"prompts": ["th_ c_t", "_", "sat on the m_t"]}))
     data = Prompts(world / "text", "train", tmp_path / "p.json", 16)
@@ -125,13 +107,3 @@ def test_prompts_of_any_length(world, tmp_path):
     assert tokens.shape == mask.shape == (200, 16) and mask.any(dim=1).all() and ((tokens == PAD).sum(dim=1).unique() == torch.tensor([2, 9, 15])).all()
     shown = {"".join("_" if m else "" if t == PAD else data.vocabulary[t] for t, m in zip(*rows)) for rows in zip(tokens.tolist(), mask.tolist())}
     assert shown == {"th_ c_t", "_", "sat on the m_t"} and not (mask & (tokens == PAD)).any()
-
-
-@pytest.mark.parametrize("content, message", [
-    ('{"prompts": []}', "holds no prompts"), ('{"prompts": "a_"}', "holds no prompts"), ("[1]", "cannot be read"), ("{", "cannot be read"), ('{"prompts": ["abc"]}', "prompt 0 is 'abc'"),
-    ('{"prompts": ["a_", "A_"]}', "prompt 1 is 'A_'"), ('{"prompts": ["a_", 3]}', "prompt 1 is 3"), ('{"prompts": ["' + 17 * "_" + '"]}', "up to 16 characters")])
-def test_prompts_that_cannot_serve(world, tmp_path, content, message):
-    (tmp_path / "p.json").write_text(content)
-    with pytest.raises(ValueError, match=None) as error:
-        Prompts(world / "text", "train", tmp_path / "p.json", 16)
-    assert message in str(error.value) and "\n" not in str(error.value)

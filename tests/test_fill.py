@@ -69,25 +69,6 @@ def test_on_a_terminal_the_judge_shades(monkeypatch):
     assert [int(red) for red in re.findall(r"48;5;(\d+)m", shown)] == [16, 88, 196] and shown.count("\033[4;") == 1
 
 
-@pytest.mark.parametrize("arguments, told", [
-    (["the cat"], "text is 'the cat'; it takes up to 16 characters, of ' abc"), ([""], "at least one blank '_'"), (["the C_t!"], "text is 'the C_t!'"), (["the c_t\n"], r"text is 'the c_t\n'"),
-    (["the c_t sat on it"], "text is 'the c_t sat on it'; it takes up to 16 characters"),
-    (["c_t", "--checkpoint=no/such.pt"], "no/such.pt cannot be read"), (["c_t", "--before=no/such.pt"], "no/such.pt cannot be read"),
-    (["c_t", "--before=README.md"], "README.md is damaged or no checkpoint"), (["c_t", "--k=0"], "k=0"), (["c_t", "--temperature=0"], "temperature=0.0"),
-    (["c_t", "--temperature=hot"], "temperature='hot'"), (["c_t", "--seed=-1"], "seed=-1")])
-def test_mistakes_exit_2_with_one_line(arguments, told, files, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        fill.main([*files, *arguments])
-    shown = capsys.readouterr()
-    assert stopped.value.code == 2 and not shown.out and told in shown.err and shown.err.count("\n") == 1
-
-
-def test_swapped_files_are_told(world, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        fill.main(["c_t", f"--before={world}/judge.pt", f"--judge={world}/generator.pt"])
-    assert stopped.value.code == 2 and "swapped" in capsys.readouterr().err
-
-
 def test_help_exits_0():
     with pytest.raises(SystemExit) as stopped:
         fill.main(["--help"])

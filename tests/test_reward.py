@@ -30,7 +30,7 @@ def test_padding_counts_for_nothing():
 
 def test_parts_and_weights():
     assert parse_reward("judge") == {"judge": 1.0}
-    assert parse_reward("judge:1.0, valid_words:0.5,a/my.py:f:-0.1,b.py:g,judge:0") == {"valid_words": 0.5, "a/my.py:f": -0.1, "b.py:g": 1.0}
+    assert parse_reward(" valid_words:0.5,a/my.py:f:-0.1,b.py:g,judge:0") == {"valid_words": 0.5, "a/my.py:f": -0.1, "b.py:g": 1.0}
 
 
 def test_valid_words_by_hand():

@@ -11,7 +11,7 @@ import torch
 
 import train_grpo
 from grpo.checkpoint import read
-from grpo.config import Config, load_config
+from grpo.config import Config
 from grpo.evaluate import ROWS, main as evaluate_main
 from grpo.log import Clock
 from grpo.reward import Rewards
@@ -178,67 +178,14 @@ def test_it_learns(changes):
         assert rewards[0] < 0.4 and sum(rewards[-5:]) / 5 > 0.7, (seed, rewards[::10])
 
 
-def bad_inputs(flags, tmp_path, world):
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "file").write_text("in the way")
-    return [({"generator_checkpoint": tmp_path / "none.pt"}, "No such file"), ({"generator_checkpoint": world / "judge.pt"}, "a generator is needed"),
-            ({"judge_checkpoint": other / "file"}, "damaged or no checkpoint"), ({"block_size": 17}, "lower block_size"), ({"block_size": 10**6}, "block_size takes 5 to"),
-            ({"dataset": tmp_path / "none"}, "prepare.py"), ({"device": "cuda:99"}, "not on this machine"), ({"device": "banana"}, "not on this machine"),
-            ({"out_dir": other / "file"}, "cannot be written"), ({"init_from": "resume"}, "there is none"),
-            ({"generator_checkpoint": Path(flags["out_dir"]) / "checkpoint.pt"}, "would be overwritten"), ({"grup_size": 3}, "did you mean 'group_size'")]
-
-
-def test_bad_input_is_one_line_and_nothing_is_written(flags, tmp_path, world, capsys):
-    for changes, message in bad_inputs(flags, tmp_path, world):
-        with pytest.raises(SystemExit) as stop:
-            run(flags, **changes)
-        error = capsys.readouterr().err
-        assert stop.value.code == 2 and message in error and error.count("\n") == 1, (changes, error)
-        assert not Path(flags["out_dir"]).exists()
-    with pytest.raises(SystemExit) as stop:
-        evaluate_main([str(tmp_path)])
-    assert stop.value.code == 2 and "No such file" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("changes", [{"eval_inputs": 1}, {"mask_ratio": 1.0, "masking": "random"}, {"block_size": 5, "masking": "span"}])
 def test_small_and_extreme_inputs(flags, changes):
     run(flags, max_iters=1, **changes)
     json.loads((Path(flags["out_dir"]) / "evaluation.json").read_text(), parse_constant=pytest.fail)  # no NaN
 
 
-def test_resume_refuses_other_mathematics_and_finished_runs(flags, capsys):
-    run(flags)
-    before = {p: p.read_bytes() for p in Path(flags["out_dir"]).iterdir()}
-    for changes, message in [({"kl_beta": 0.5, "max_iters": 8}, "kl_beta=0.5"), ({"max_iters": 8}, "the learning rate is 0 from step 4"), ({}, "raise max_iters")]:
-        with pytest.raises(SystemExit):
-            run(flags, init_from="resume", **changes)
-        assert message in capsys.readouterr().err
-    assert {p: p.read_bytes() for p in Path(flags["out_dir"]).iterdir()} == before
-
-
-def test_other_vocabularies_are_refused(flags, tmp_path, world, capsys):
-    from data.char_diffusion.prepare import prepare
-    prepare(tmp_path / "ascii", world / "text.txt", "ascii")
-    with pytest.raises(SystemExit):
-        run(flags, dataset=tmp_path / "ascii")
-    assert "vocabulary" in capsys.readouterr().err
-
-
-def test_as_a_real_command(flags):
-    command = [sys.executable, "train_grpo.py"]
-    wrong = subprocess.run([*command, "--learnin_rate=1"], capture_output=True, text=True)
-    assert wrong.returncode == 2 and wrong.stdout == "" and wrong.stderr == "train_grpo.py: --learnin_rate=1: there is no setting 'learnin_rate'; did you mean 'learning_rate'?\n"
-    assert "--group_size=" in subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
-
-
-def test_wandb_offline(flags, monkeypatch):
-    """The real wandb, in offline mode: a run directory with its binary log."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    run(flags, wandb_log="true", max_iters=2)
-    logs = list(Path(flags["out_dir"]).glob("wandb/offline-run-*/*.wandb"))
-    assert len(logs) == 1 and b"mean_reward" in logs[0].read_bytes()
+def test_help():
+    assert "--group_size=" in subprocess.run([sys.executable, "train_grpo.py", "--help"], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in Path("config").glob("*.py")))
@@ -277,21 +224,11 @@ def test_prompts_of_the_users_own(flags, tmp_path):
     assert json.loads((Path(flags["out_dir"]) / "evaluation.json").read_text())["original"]["exact_chars"] == 1
 
 
-def test_a_reward_of_the_users_own(flags, tmp_path, capsys):
+def test_a_reward_of_the_users_own(flags, tmp_path):
     (tmp_path / "mine.py").write_text("""
-import torch
-
 def few_spaces(completions, masked, mask, decode):
     return [[1 - text.count(" ") / len(text) for text in decode(group)] for group in completions]
 
-def wrong_shape(completions, masked, mask, decode):
-    return completions
-
-def not_finite(completions, masked, mask, decode):
-    return torch.full(completions.shape[:2], float("nan"))
-
-def broken(completions, masked, mask, decode):
-    return nowhere
 """)
     _, metrics = run(flags, max_iters=2, reward=f"judge:0.5,{tmp_path}/mine.py:few_spaces:2")
     for line in metrics:
@@ -301,13 +238,6 @@ def broken(completions, masked, mask, decode):
     for line in completions:
         assert line["few_spaces"] == pytest.approx(1 - line["completion"].count(" ") / 16, abs=1e-5)
         assert all(a in (b, "_") for a, b in zip(line["input"], line["completion"]))
-    capsys.readouterr()
-    for reward, message in [("mine.py:wrong_shape", "reward wrong_shape returned the shape (2, 3, 16)"), ("mine.py:not_finite", "6 values that are not finite"),
-                            ("mine.py:broken", "reward broken failed: NameError"), ("mine.py:none", "has no function 'none'"), ("none.py:f", "No such file")]:
-        with pytest.raises(SystemExit) as stop:
-            run(flags, out_dir=tmp_path / "no", reward=f"{tmp_path}/{reward}")
-        error = capsys.readouterr().err
-        assert stop.value.code == 2 and message in error and error.count("\n") == 1 and not (tmp_path / "no").exists()
 
 
 def test_a_judge_without_weight_is_not_asked():

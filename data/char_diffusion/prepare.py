@@ -16,6 +16,7 @@ import os
 import re
 import string
 import sysconfig
+import tempfile
 import unicodedata
 import warnings
 from pathlib import Path
@@ -85,11 +86,12 @@ def prepare(out_dir, input_file=None, alphabet="text8"):
     files = {f"{name}.bin": content.encode().translate(token) for name, content in splits.items()} | {"meta.json": json.dumps(meta, indent=1).encode()}
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
-    (out_dir / "meta.json").unlink(missing_ok=True)  # gone first and back last: its presence says that the others are complete
-    for name, content in files.items():
-        temporary = out_dir / f"{name}.{os.getpid()}.tmp"
-        temporary.write_bytes(content)
-        temporary.replace(out_dir / name)
+    with tempfile.TemporaryDirectory(dir=out_dir) as folder:  # each is written whole before one is replaced
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        (out_dir / "meta.json").unlink(missing_ok=True)  # gone first and back last: its presence says that the others are complete
+        for name in files:
+            os.replace(Path(folder) / name, out_dir / name)
     return meta
 
 
@@ -98,11 +100,14 @@ def main(argv=None):
     parser.add_argument("--input", help="a UTF-8 text file; default: the prose of your own Python's documentation")
     parser.add_argument("--alphabet", choices=sorted(ALPHABETS), default="text8", help="text8: a-z and space (default); ascii: printable ASCII")
     parser.add_argument("--out_dir", default=Path(__file__).parent, help="default: this script's folder")
+    parser.error = lambda message: parser.exit(2, f"prepare.py: {message}; --help tells more\n")  # one line
     args = parser.parse_args(argv)
     try:
         print(json.dumps(prepare(args.out_dir, args.input, args.alphabet)))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"prepare.py: {error}\n")
+    except ValueError as error:
+        parser.error(error)
+    except OSError as error:
+        parser.error(f"{error}; name another --out_dir")
 
 
 if __name__ == "__main__":
