@@ -50,7 +50,7 @@ def plot(file, folders, metrics):
         for folder, lines in zip(folders, metrics):
             axes.plot([line["iteration"] for line in lines], [line[name] for line in lines], label=folder)
         axes.set_title(name)
-        axes.legend()
+    axes.legend()
     figure.savefig(file)
 
 
