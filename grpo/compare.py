@@ -3,11 +3,10 @@ Runs side by side: the settings that differ, and their last figures.
 
     python -m grpo.compare out-a out-b ... [--plot=curves.png]      # and their curves, where matplotlib is installed
 """
-import argparse
 import json
 from pathlib import Path
 
-from grpo.config import Config, exit_on_mistake
+from grpo.config import Config, Parser, exit_on_mistake
 from grpo.evaluate import COLUMNS
 from grpo.log import read_metrics
 
@@ -50,16 +49,16 @@ def plot(file, folders, metrics):
         for folder, lines in zip(folders, metrics):
             axes.plot([line["iteration"] for line in lines], [line[name] for line in lines], label=folder)
         axes.set_title(name)
-        axes.legend()
+    axes.legend()
     figure.savefig(file)
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m grpo.compare", description="Print the settings in which runs differ, and their last figures.")
+    parser = Parser(prog="python -m grpo.compare", description="Print the settings in which runs differ, and their last figures.")
     parser.add_argument("folders", nargs="+", metavar="out_dir", help="a run's folder")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the curves too; needs matplotlib")
-    args = parser.parse_args(argv)
     with exit_on_mistake("compare"):
+        args = parser.parse_args(argv)
         settings, metrics, after = zip(*map(load, args.folders))
         if args.plot:
             plot(args.plot, args.folders, metrics)
