@@ -65,9 +65,9 @@ def build(content, kind, vocabulary, path):
     if not isinstance(content, dict) or not {"kind", "architecture", "vocabulary", "weights"} <= content.keys():
         raise ValueError(f"checkpoint {path} is no model file; python -m model.pretrain writes one")
     if content["kind"] != kind:
-        raise ValueError(f"checkpoint {path} holds a {content['kind']}, a {kind} is needed; are the two files swapped?")
+        raise ValueError(f"checkpoint {path} holds a {content['kind']!r:.60}, a {kind} is needed; are the two files swapped?")
     if content["vocabulary"] != vocabulary:
-        raise ValueError(f"checkpoint {path} has the vocabulary {content['vocabulary']!r}, {vocabulary!r} is needed; use a dataset and models made together")
+        raise ValueError(f"checkpoint {path} has the vocabulary {content['vocabulary']!r:.200}, {vocabulary!r} is needed; use a dataset and models made together")
     try:
         weights, shape = dict(content["weights"]), TransformerConfig(**content["architecture"])
         known = all(type(n) is int and 0 < n <= 1 << 16 for n in asdict(shape).values()) and shape.n_embd % (2 * shape.n_head) == 0
@@ -82,7 +82,7 @@ def build(content, kind, vocabulary, path):
             else type(w).__name__ for name, w in weights.items()}  # what is no tensor of numbers has no shape
     for name in sorted(want.keys() | have.keys(), key=str):
         if want.get(name) != have.get(name):
-            raise ValueError(f"checkpoint {path}: weight {name} has shape {have.get(name, 'missing')}, its architecture needs {want.get(name, 'none')}; make the file again")
+            raise ValueError(f"checkpoint {path}: weight {name!r:.60} has shape {have.get(name, 'missing')}, its architecture needs {want.get(name, 'none')}; make the file again")
     held = sum({w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in weights.values()}.values())
     if held < (needed := sum(w.nbytes for w in weights.values())):  # a few numbers can be made to look like many
         raise ValueError(f"checkpoint {path} holds {held} bytes of weights, its architecture needs {needed}; make the file again")
