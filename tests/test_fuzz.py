@@ -3,17 +3,22 @@ Files of data are data: whatever bytes they hold, the answer is one line of erro
 
     FUZZ=10000 python -m pytest -q tests/test_fuzz.py         # as many inputs to each reader; 300 by default
 """
+import io
 import json
 import os
 import random
 import re
 import signal
 import unicodedata
+import zipfile
 
 import pytest
+import torch
 
 from data.char_diffusion.prepare import ALPHABETS, BLANK, prepare
 from data.dataset import PAD, Dataset, Prompts
+from grpo.checkpoint import load_model, model_file
+from model.transformer import Generator, TransformerConfig
 from tests.conftest import TEXT
 
 CASES, BATCH = int(os.environ.get("FUZZ", 300)), 50
@@ -155,3 +160,23 @@ def test_datasets(world, tmp_path, seed):
             tokens, mask = data.batch(4, size, {"word": 1.0}, 0.3, 1, (seed, i))
             assert tokens.shape == mask.shape == (4, size) and mask.any(dim=1).all() and len(data.decode(tokens[0])) == size
     assert sorted(p.name for p in tmp_path.iterdir()) == ["meta.json", "train.bin"]
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("seed", range(0, CASES, BATCH))
+def test_checkpoints(tmp_path, seed):
+    """Checksums right, so that the damage is in what is unpickled: which weights there are, where and of what shape."""
+    path, rng, archive = tmp_path / "m.pt", random.Random(seed), io.BytesIO()
+    torch.save(model_file(Generator(TransformerConfig(vocab_size=4, block_size=8, n_layer=1, n_head=1, n_embd=8)), "abc_"), archive)
+    with zipfile.ZipFile(archive) as whole:
+        contents = {name: whole.read(name) for name in whole.namelist()}
+    for _ in range(BATCH):
+        with zipfile.ZipFile(path, "w") as damaged:
+            for name, content in contents.items():
+                content = bytearray(content)
+                for _ in range(rng.choice((1, 2, 4)) if name.endswith("data.pkl") else 0):
+                    content[rng.randrange(len(content))] = rng.randrange(256)
+                damaged.writestr(name, bytes(content))
+        model = refused(lambda: load_model(path, "generator", "abc_"), path)
+        assert model is None or model(torch.zeros(1, 8, dtype=torch.long)).shape == (1, 8, 4)
+    assert list(tmp_path.iterdir()) == [path]
