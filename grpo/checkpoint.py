@@ -6,7 +6,6 @@ generator's model file with `training` beside them, so wherever a generator may 
 """
 import io
 import os
-import pickle
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
@@ -72,7 +71,7 @@ def read(path):
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}; name a file that exists") from None
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
+    except Exception:  # whatever a foreign file makes of torch.load
         pass
     previous = Path(path).with_name(PREVIOUS)
     mend = f"the one saved before it is whole, rename {previous} to it" if Path(path).name == LATEST and previous.exists() else "make it again or name another"
@@ -94,9 +93,9 @@ def build(content, kind, vocabulary, path):
     if not isinstance(content, dict) or not {"kind", "architecture", "vocabulary", "weights"} <= content.keys():
         raise ValueError(f"checkpoint {path} is no model file; python -m model.pretrain writes one")
     if content["kind"] != kind:
-        raise ValueError(f"checkpoint {path} holds a {content['kind']}, a {kind} is needed; are the two files swapped?")
+        raise ValueError(f"checkpoint {path} holds a {content['kind']!r:.60}, a {kind} is needed; are the two files swapped?")
     if content["vocabulary"] != vocabulary:
-        raise ValueError(f"checkpoint {path} has the vocabulary {content['vocabulary']!r}, {vocabulary!r} is needed; use a dataset and models made together")
+        raise ValueError(f"checkpoint {path} has the vocabulary {content['vocabulary']!r:.200}, {vocabulary!r} is needed; use a dataset and models made together")
     try:
         weights, shape = dict(content["weights"]), TransformerConfig(**content["architecture"])
         known = all(type(n) is int and 0 < n <= 1 << 16 for n in asdict(shape).values()) and shape.n_embd % (2 * shape.n_head) == 0
@@ -111,7 +110,7 @@ def build(content, kind, vocabulary, path):
             else type(w).__name__ for name, w in weights.items()}  # what is no tensor of numbers has no shape
     for name in sorted(want.keys() | have.keys(), key=str):
         if want.get(name) != have.get(name):
-            raise ValueError(f"checkpoint {path}: weight {name} has shape {have.get(name, 'missing')}, its architecture needs {want.get(name, 'none')}; make the file again")
+            raise ValueError(f"checkpoint {path}: weight {name!r:.60} has shape {have.get(name, 'missing')}, its architecture needs {want.get(name, 'none')}; make the file again")
     held = sum({w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in weights.values()}.values())
     if held < (needed := sum(w.nbytes for w in weights.values())):  # a few numbers can be made to look like many
         raise ValueError(f"checkpoint {path} holds {held} bytes of weights, its architecture needs {needed}; make the file again")

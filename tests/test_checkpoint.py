@@ -33,8 +33,8 @@ def test_half_precision_files_load_as_float32(tmp_path):
 
 
 @pytest.mark.parametrize("change, message", [
-    (lambda c: c.update(kind="judge"), "holds a judge, a generator is needed"), (lambda c: c.update(vocabulary="xyz_"), "'xyz_'.*'abc_'"),
-    (lambda c: c["weights"].pop("head.weight"), "head.weight has shape missing"), (lambda c: c["weights"].update(extra=torch.zeros(2)), "extra has shape .2,., its architecture needs none"),
+    (lambda c: c.update(kind="judge"), "holds a .judge., a generator is needed"), (lambda c: c.update(vocabulary="xyz_"), "'xyz_'.*'abc_'"),
+    (lambda c: c["weights"].pop("head.weight"), "head.weight. has shape missing"), (lambda c: c["weights"].update(extra=torch.zeros(2)), "extra. has shape .2,., its architecture needs none"),
     (lambda c: c["weights"].update({"head.weight": torch.zeros(9, 9)}), r"\(9, 9\), its architecture needs \(3, 8\)"), (lambda c: c.pop("weights"), "no model file")])
 def test_what_does_not_fit_is_refused_with_both_values(change, message):
     content = model_file(Generator(SHAPE), "abc_")
@@ -156,7 +156,7 @@ def test_a_few_numbers_that_look_like_many(monkeypatch, tmp_path, lie):
 def test_what_is_no_tensor_of_numbers(monkeypatch, kind):
     weights = Generator(SHAPE).state_dict()
     no_memory(monkeypatch)
-    with pytest.raises(ValueError, match=r"head.weight has shape (Tensor|list|NoneType), its architecture needs \(3, 8\)"):
+    with pytest.raises(ValueError, match=r"head.weight. has shape (Tensor|list|NoneType), its architecture needs \(3, 8\)"):
         build(file_of(SHAPE, weights | {"head.weight": kind(weights["head.weight"])}), "generator", "abc_", "m.pt")
 
 

@@ -59,7 +59,7 @@ def test_offline_it_holds_what_the_run_wrote(flags, monkeypatch, capfd):
         ids.add(begun.run_id)
         steps = [values(record.history.item) for record in found if record.HasField("history")]
         for step, line in zip(steps, lines, strict=True):
-            assert step["_step"] == line["iteration"] and {name: step[name] for name in line.keys() - {"iteration"}} == {name: line[name] for name in line.keys() - {"iteration"}}
+            assert step["_step"] == line.pop("iteration") and {name: step[name] for name in line} == line
             assert step["credits._type"] == step["advantages._type"] == "histogram" and sum(step["credits.values"]) == sum(step["advantages.values"]) > 4 * 4
         table = json.loads((path.parent / "files" / steps[-1]["completions.path"]).read_text())
     assert len(ids) == 1
