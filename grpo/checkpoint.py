@@ -74,7 +74,7 @@ def read(path):
     except Exception:  # whatever a foreign file makes of torch.load
         pass
     previous = Path(path).with_name(PREVIOUS)
-    mend = f"the one saved before it is whole, rename {previous} to it" if Path(path).name == LATEST and previous.exists() else "make it again or name another"
+    mend = f"{previous} is the one saved before it: rename it to {LATEST}" if Path(path).name == LATEST and previous.exists() else "make it again or name another"
     raise ValueError(f"checkpoint {path} is damaged or no checkpoint; {mend}")
 
 

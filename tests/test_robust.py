@@ -146,7 +146,7 @@ def test_a_damaged_checkpoint_names_the_one_before(flags, capsys):
     (out / "checkpoint.pt").write_bytes((out / "checkpoint.pt").read_bytes()[:-100])
     with pytest.raises(SystemExit):
         run(flags, init_from="resume", max_iters=6)
-    assert f"damaged or no checkpoint; the one saved before it is whole, rename {out}/checkpoint_prev.pt to it" in capsys.readouterr().err
+    assert f"damaged or no checkpoint; {out}/checkpoint_prev.pt is the one saved before it: rename it to checkpoint.pt" in capsys.readouterr().err
     os.replace(out / "checkpoint_prev.pt", out / "checkpoint.pt")
     assert run(flags, init_from="resume", max_iters=6)[0]["training"]["iteration"] == 6
 
