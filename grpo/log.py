@@ -78,7 +78,7 @@ class Log:
             try:
                 out.mkdir(parents=True, exist_ok=True)
                 self.lock = lock(out)
-                for stale in out.glob("*.tmp"):  # of a write that a kill cut short
+                for stale in out.glob("*.[0-9]*.tmp"):  # of a write that a kill cut short
                     stale.unlink()
                 write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
             except OSError as error:
