@@ -57,7 +57,7 @@ def setup(arguments):
     config.kernel = choose(config.kernel, device, len(train.vocabulary), config.group_size)
     start = state["iteration"] if state else 0
     if start >= config.max_iters:
-        raise ValueError(f"resume: {config.out_dir} is at step {start} already; raise max_iters={config.max_iters} to go on, or for its table: python -m grpo.evaluate {config.out_dir}")
+        raise ValueError(f"resume: {config.out_dir} is at step {start} already; give a larger max_iters, or for its table: python -m grpo.evaluate {config.out_dir}")
     evaluation = Evaluation(config, forward(judge.to(device), device, config), train, val, device)
     return config, device, train, evaluation, generator, reference, judge, state, start, Log(config, start)
 

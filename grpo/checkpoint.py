@@ -126,6 +126,8 @@ def load_model(path, kind, vocabulary):
 
 def save_training(config, generator, reference, optimizer, scaler, iteration, vocabulary):
     """Replace out_dir/checkpoint.pt, keep the one before it as checkpoint_prev.pt. Inputs and draws are functions of (seed, iteration): the data position is `iteration`."""
+    if not is_first():
+        return
     rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}  # nothing here draws from these; a reward may
     training = {"optimizer": optimizer.state_dict(), "iteration": iteration, "config": asdict(config), "rng": rng, "scaler": scaler.state_dict()}
     if config.reference_mode != "static":

@@ -18,8 +18,9 @@ def load(folder):
     try:
         settings, lines = vars(Config()) | json.loads((Path(folder) / "config.json").read_text()), read_metrics(Path(folder) / "metrics.jsonl")
         finished = lines[-1]["iteration"] + 1 == settings["max_iters"]  # else the table is that of an earlier run
-        table = json.loads((Path(folder) / "evaluation.json").read_text()) if finished else {"after_sample": {}}
-    except (OSError, ValueError, IndexError):
+        file = Path(folder) / "evaluation.json"
+        table = json.loads(file.read_text()) if finished and file.exists() else {"after_sample": {}}
+    except (OSError, ValueError, IndexError, KeyError, TypeError):
         raise ValueError(f"{folder} holds no run, or none that has begun; name folders that train_grpo.py has written, its out_dir") from None
     return settings | {"out_dir": folder}, lines, {"gap_closed": table.get("gap_closed")} | table["after_sample"]
 
@@ -47,7 +48,7 @@ def plot(file, folders, metrics):
     figure = Figure(figsize=(12, 6), layout="constrained")
     for axes, name in zip(figure.subplots(2, 3).flat, CURVES):
         for folder, lines in zip(folders, metrics):
-            axes.plot([line["iteration"] for line in lines], [line[name] for line in lines], label=folder)
+            axes.plot([line["iteration"] for line in lines], [line.get(name) for line in lines], label=folder)
         axes.set_title(name)
     axes.legend()
     figure.savefig(file)

@@ -105,9 +105,10 @@ def exit_on_mistake(program):
     """A user's mistake (ValueError, or a file that cannot be read or written) becomes one line on stderr and exit code 2."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
+        mend = "; name another file or folder" if isinstance(error, OSError) else "; ask for less at once" if isinstance(error, MemoryError) else ""
         if is_first():
-            print(f"{program}: {error}{'; name another file or folder' if isinstance(error, OSError) else ''}".replace("\n", "\\n"), file=sys.stderr)
+            print(f"{program}: {error}{mend}".replace("\n", "\\n"), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -233,7 +234,7 @@ def help_text():
 
 
 # On --init_from=resume these may differ from the run that wrote the checkpoint; every other setting would change its mathematics.
-FREE_ON_RESUME = {"init_from", "out_dir", "max_iters", "save_interval", "log_interval", "eval_interval", "eval_inputs", "wandb_log", "wandb_project",
+FREE_ON_RESUME = {"init_from", "out_dir", "max_iters", "save_interval", "eval_interval", "eval_inputs", "wandb_log", "wandb_project",
                   "wandb_run_name", "device", "reference_device", "compile", "kernel", "gradient_checkpointing"}
 
 

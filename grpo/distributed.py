@@ -38,7 +38,7 @@ def agree(number):
     """The largest of the numbers that the processes call this with."""
     if world()[0] == 1:
         return number
-    largest = torch.tensor(number, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    largest = torch.tensor(int(number), device="cuda" if dist.get_backend() == "nccl" else "cpu")
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return largest.item()
 

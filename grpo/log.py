@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from grpo.checkpoint import lock, write
-from grpo.distributed import is_first
+from grpo.checkpoint import LATEST, PREVIOUS, lock, write
+from grpo.distributed import agree, is_first
 
 
 class Clock:
@@ -74,15 +74,23 @@ class Log:
 
     def __init__(self, config, start):
         out, self.first, self.lock = Path(config.out_dir), is_first(), None  # of several processes one is heard
+        trouble = None
         if self.first:
             try:
                 out.mkdir(parents=True, exist_ok=True)
                 self.lock = lock(out)
-                for stale in out.glob("*.[0-9]*.tmp"):  # of a write that a kill cut short
+                for stale in out.glob("*.[jp]*.[0-9]*.tmp"):  # of a write that a kill cut short
                     stale.unlink()
+                (out / "evaluation.json").unlink(missing_ok=True)  # of an earlier run, or of fewer steps
+                if not start and (out / LATEST).exists():  # of another run: kept, but this one cannot go on from it
+                    os.replace(out / LATEST, out / PREVIOUS)
                 write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
             except OSError as error:
-                raise ValueError(f"out_dir={out} cannot be written ({error.strerror}); name a folder that you may write to") from None
+                trouble = ValueError(f"out_dir={out} cannot be written ({error.strerror}); name a folder that you may write to")
+            except ValueError as error:
+                trouble = error
+        if agree(trouble is not None):  # all processes end here, not in their first exchange
+            raise trouble or ValueError
         kept = [line for line in read_metrics(out / "metrics.jsonl") if line["iteration"] < start and (line["iteration"] + 1) % config.log_interval == 0] if start else []
         write(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
         self.file = open(out / "metrics.jsonl" if self.first else os.devnull, "ab", buffering=0)
@@ -127,10 +135,10 @@ class Log:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
         self.bar.close()
         self.file.close()
-        self.to_wandb(lambda wandb: wandb.finish())
+        self.to_wandb(lambda wandb: wandb.finish(exit_code=int(kind is not None)))
         if self.lock:
             os.close(self.lock)
 

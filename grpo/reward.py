@@ -88,7 +88,7 @@ def load_function(name):
         spec = importlib.util.spec_from_file_location("reward", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's code may raise is the user's mistake
+    except (Exception, SystemExit) as error:  # whatever the user's code may raise is the user's mistake
         raise ValueError(f"reward {name}: {path} does not run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; mend it") from None
     if not callable(getattr(module, function, None)):
         raise ValueError(f"reward {name}: {path} has no function {function!r}; write def {function}(completions, masked, mask, decode) there")

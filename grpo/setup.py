@@ -12,7 +12,7 @@ import torch
 from data.char_diffusion.prepare import prepare
 from data.dataset import Dataset, Prompts
 from grpo import distributed
-from grpo.checkpoint import load_model, read_training
+from grpo.checkpoint import LATEST, PREVIOUS, load_model, read_training
 from grpo.config import Config, check_resume
 from grpo.sampling import as_sampled
 from model.transformer import Generator
@@ -65,7 +65,7 @@ def load_models(config, vocabulary):
         state = read_training(generator_file)
         check_resume(config, state["config"])
     for name in ("generator_checkpoint", "reference_checkpoint"):
-        if Path(getattr(config, name) or ".").resolve() == (Path(config.out_dir) / "checkpoint.pt").resolve():
+        if Path(getattr(config, name) or ".").resolve() in [(Path(config.out_dir) / file).resolve() for file in (LATEST, PREVIOUS)]:
             raise ValueError(f"{name}={getattr(config, name)} would be overwritten by this run, and is its reference; name another out_dir")
     models = [load_model(generator_file, "generator", vocabulary), *load_frozen(config, vocabulary)]
     for model in models:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from grpo.checkpoint import LATEST
-from grpo.distributed import agree, is_first
+from grpo.distributed import agree, is_first, world
 from grpo.reward import RewardFailed
 
 # The first of these metrics that is not finite tells what went wrong: each is made from those before it.
@@ -31,7 +31,7 @@ class Signals:
 
     def receive(self, number, _):
         self.received = number
-        for each in self.before:
+        for each in self.before if world()[0] == 1 else ():  # torchrun passes on what all were sent, so a second one says nothing new
             signal.signal(each, signal.SIG_DFL)
 
     def requested(self):
@@ -56,7 +56,7 @@ def fetch(steps):
         figures = dict(zip(metrics, torch.stack([value.float() for value in metrics.values()]).tolist()))  # waits for the device once
         for name, what in SUSPECTS.items():
             if not math.isfinite(figures[name]):
-                raise Stopped(f"step {iteration}: not finite: {what} ({name}={figures[name]}); lower learning_rate, or look at what made it", 1)
+                raise Stopped(f"step {iteration}: not finite: {what} ({name}={figures[name]}); begin anew with a lower learning_rate, or look at what made it", 1)
     steps.clear()
     return figures
 
@@ -66,9 +66,9 @@ def exit_when_stopped(out_dir):
     """The one line, and the exit code."""
     try:
         yield
-    except (Stopped, RewardFailed, OSError, KeyboardInterrupt) as error:
+    except (Stopped, RewardFailed, OSError, MemoryError, KeyboardInterrupt) as error:
         message, code = error.args if isinstance(error, Stopped) else ("stopped", 130) if isinstance(error, KeyboardInterrupt) else (error, 1)
-        if is_first():
+        if is_first() or isinstance(error, RewardFailed):  # which may have failed in another process alone
             saved = (Path(out_dir) / LATEST).exists()
             print(f"train_grpo.py: {message}; " + (f"--init_from=resume goes on from {out_dir}/{LATEST}" if saved else "nothing was saved yet"), file=sys.stderr)
         sys.exit(code)

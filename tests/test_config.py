@@ -36,7 +36,7 @@ def test_help_names_every_setting():
 def test_resume_may_raise_max_iters_but_not_change_the_mathematics():
     saved = asdict(load_config(["--max_iters=10", "--min_lr=1e-6"]))
     del saved["kernel"]  # a checkpoint older than that setting
-    longer = load_config(["--max_iters=20", "--log_interval=5", "--min_lr=1e-6"])
+    longer = load_config(["--max_iters=20", "--save_interval=5", "--min_lr=1e-6"])
     check_resume(longer, saved)
     assert longer.lr_decay_iters == 10  # the schedule is not stretched
     for change, message in [("--kl_beta=0.3", "kl_beta=0.3.*kl_beta=0.1"), ("--lr_decay_iters=20", "lr_decay_iters=20.*lr_decay_iters=10"), ("--min_lr=0", "min_lr=0.0")]:

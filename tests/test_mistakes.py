@@ -150,7 +150,7 @@ OTHERS = [
     ("train_grpo.py", "--out_dir={x}/blocked", "blocked cannot be written"),
     ("train_grpo.py", "--out_dir={r} --generator_checkpoint={r}/checkpoint.pt", "would be overwritten by this run, and is its reference; name another out_dir"),
     ("train_grpo.py", "--out_dir={x}/fresh --init_from=resume", "fresh/checkpoint.pt, and there is none; leave init_from out to begin"),
-    ("train_grpo.py", "--out_dir={r} --init_from=resume --max_iters=2", "is at step 2 already; raise max_iters=2"),
+    ("train_grpo.py", "--out_dir={r} --init_from=resume --max_iters=2", "is at step 2 already; give a larger max_iters"),
     ("train_grpo.py", "--out_dir={r} --init_from=resume --max_iters=9", "the learning rate is 0 from step 2 on; begin with a larger lr_decay_iters"),
     ("train_grpo.py", "--out_dir={r} --init_from=resume --max_iters=9 --kl_beta=0.5", "kl_beta=0.5, but the run in {r} was made with kl_beta=0.1; set it back"),
     ("train_grpo.py", "--out_dir={r} --init_from=resume --max_iters=9 --seed=2", "seed=2, but the run in {r} was made with seed=1"),

@@ -140,6 +140,18 @@ def test_a_full_disk_keeps_the_checkpoint(server, flags):
     run(flags, init_from="resume")
 
 
+def test_a_new_run_in_an_old_folder(flags):
+    """What was saved there is kept beside; what would be taken for the new run's is gone; what is not the program's is not touched."""
+    out = Path(flags["out_dir"])
+    run(flags)
+    old = (out / "checkpoint.pt").read_bytes()
+    (out / "mine.tmp").write_text("a file of the user's")
+    with pytest.raises(SystemExit):
+        run(flags, seed=2, learning_rate=1e30, grad_clip=0)
+    assert (out / "checkpoint_prev.pt").read_bytes() == old and (out / "mine.tmp").exists()
+    assert not (out / "checkpoint.pt").exists() and not (out / "evaluation.json").exists()
+
+
 def test_a_damaged_checkpoint_names_the_one_before(flags, capsys):
     flags, out = flags | {"lr_decay_iters": 6}, Path(flags["out_dir"])
     run(flags, save_interval=2)
@@ -191,7 +203,7 @@ def test_what_is_not_finite_changes_no_weight(flags, monkeypatch, bad, named, va
 def test_a_diverging_run_says_so(flags, capsys):
     with pytest.raises(SystemExit) as stop:
         run(flags, learning_rate=1e30, grad_clip=0)
-    assert stop.value.code == 1 and "step 1: not finite: the generator's logits (entropy=nan); lower learning_rate" in capsys.readouterr().err
+    assert stop.value.code == 1 and "step 1: not finite: the generator's logits (entropy=nan); begin anew with a lower learning_rate" in capsys.readouterr().err
 
 
 def test_a_reward_that_fails_on_the_way_is_one_line(flags, tmp_path, capsys):
