@@ -233,7 +233,7 @@ def help_text():
     return "\n".join(lines)
 
 
-# On --init_from=resume these may differ from the run that wrote the checkpoint; every other setting would change its mathematics.
+# On --init_from=resume these may differ from the run that wrote the checkpoint; every other setting would change its mathematics or its record.
 FREE_ON_RESUME = {"init_from", "out_dir", "max_iters", "save_interval", "eval_interval", "eval_inputs", "wandb_log", "wandb_project",
                   "wandb_run_name", "device", "reference_device", "compile", "kernel", "gradient_checkpointing"}
 

@@ -49,7 +49,10 @@ class Clock:
 def read_metrics(path):
     """The lines of a metrics.jsonl: a list of dicts. A last line that a kill cut short is left out."""
     lines = Path(path).read_text().splitlines(keepends=True) if Path(path).exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError:
+        raise ValueError(f"{path} has a line that is not JSON; take it out, or name another out_dir") from None
 
 
 WANDB_SECONDS = 30  # that a run waits for Weights & Biases, at its start and at its end
@@ -74,6 +77,7 @@ class Log:
 
     def __init__(self, config, start):
         out, self.first, self.lock = Path(config.out_dir), is_first(), None  # of several processes one is heard
+        kept = [line for line in read_metrics(out / "metrics.jsonl") if line["iteration"] < start and (line["iteration"] + 1) % config.log_interval == 0] if start else []
         trouble = None
         if self.first:
             try:
@@ -91,7 +95,6 @@ class Log:
                 trouble = error
         if agree(trouble is not None):  # all processes end here, not in their first exchange
             raise trouble or ValueError
-        kept = [line for line in read_metrics(out / "metrics.jsonl") if line["iteration"] < start and (line["iteration"] + 1) % config.log_interval == 0] if start else []
         write(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
         self.file = open(out / "metrics.jsonl" if self.first else os.devnull, "ab", buffering=0)
         self.bar = tqdm(total=config.max_iters, initial=start, desc="GRPO", dynamic_ncols=True, mininterval=0.5, disable=not self.first)

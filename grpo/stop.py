@@ -23,7 +23,7 @@ class Stopped(Exception):
 
 
 class Signals:
-    """SIGINT and SIGTERM ask the run to stop after the step that it is in; a second one ends it at once."""
+    """SIGINT and SIGTERM ask the run to stop after the step that it is in; a second one ends it at once (but under torchrun)."""
 
     def __enter__(self):
         self.received, self.before = 0, {number: signal.signal(number, self.receive) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -50,7 +50,7 @@ class Signals:
 def fetch(steps):
     """Empties the list of (iteration, {metric: scalar tensor}) since the last time -> the last step's metrics, as numbers.
 
-    Raises Stopped, naming step and tensor, where one is not finite. Its update was left out (`step.update`): the weights are those before the step.
+    Raises Stopped, naming step and tensor, where one is not finite. The update that met it was left out (`step.update`).
     """
     for iteration, metrics in steps:
         figures = dict(zip(metrics, torch.stack([value.float() for value in metrics.values()]).tolist()))  # waits for the device once

@@ -163,6 +163,17 @@ def test_a_damaged_checkpoint_names_the_one_before(flags, capsys):
     assert run(flags, init_from="resume", max_iters=6)[0]["training"]["iteration"] == 6
 
 
+def test_a_damaged_line_of_metrics_is_named(flags, capsys):
+    out = Path(flags["out_dir"])
+    run(flags, lr_decay_iters=6)
+    (out / "metrics.jsonl").write_text("{half\n" + (out / "metrics.jsonl").read_text())
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(SystemExit) as stop:
+        run(flags, lr_decay_iters=6, max_iters=6, init_from="resume")
+    assert stop.value.code == 2 and "metrics.jsonl has a line that is not JSON; take it out" in capsys.readouterr().err
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+
+
 @pytest.mark.parametrize("changes", [*({"loss_type": t} for t in ("grpo", "dapo", "bnpo", "dr_grpo", "sum")), {"gradient_accumulation_steps": 3}, {"num_iterations": 4},
                                      {"reference_mode": "ema", "ema_alpha": 0.3}, {"reference_mode": "periodic", "reference_update_freq": 2, "minibatch_size": 2}])
 def test_n_steps_and_n_more_are_2n(flags, tmp_path, changes):
