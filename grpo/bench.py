@@ -1,7 +1,7 @@
 """
 How long the two operations and the whole GRPO step take, on this machine.
 
-    python -m grpo.bench [--only step --dtype bfloat16 --json bench.json]      # all of it takes about three minutes on 2 CPU cores
+    python -m grpo.bench [--only step --dtype bfloat16 --json bench.json]      # all of it takes about four minutes on 2 CPU cores
 
 Letters: B masked inputs, T characters, G group size, V vocabulary; rows = B·T.
 
