@@ -12,13 +12,19 @@ operations  `sample_completions`, `stats`, and `stats` with its gradient, every 
             and each output written once (for the gradient all inputs a second time), whatever an implementation really moves; `of_copy` is its share of
             the GB/s of a large copy, read and write counted. On CUDA the L2 cache is overwritten before each call, which takes so long that the call is
             launched meanwhile: Python's time is not in these figures. compiled_ad: the forward pass alone compiled, its gradient derived by PyTorch.
-step        one turn of train_grpo.py's loop with the shipped models, B 16, T 64, split into its phases; the learning rate is 0: all rounds do the same.
+step        one turn of train_grpo.py's loop with the shipped models, B 16, T 64, one update per rollout, split into its phases; the learning rate is 0:
+            all rounds do the same.
               shared       grpo_step: each input once through generator and reference
-              plain_judge  the same, all B·G completions judged in one batch, on a CPU too
-              repeated     the same update by the usual way, each input G times through generator and reference
+              two_updates  the same with num_iterations 2, as in the default experiment
+              plain_judge  as shared, but all B·G completions are judged, in one batch, on a CPU too
+              repeated     as shared, but by the usual way: each input G times through generator and reference
               bfloat16     as shared, every forward pass in bfloat16
-              judge_alone  that one batch through the judge, eager, in the dtype of `shared`, and nothing else
+              judge_alone  B·G rows in one batch through the judge, eager, in the dtype of `shared`, and nothing else
             over_shared, over_judge: the step's time divided by that of `shared`, of `judge_alone`.
+scaling     that step with one of B, G, T varied. over_linear: time ÷ the first line's, divided by B, G or T² + T ÷ the first line's; kept_MiB: what
+            the backward pass keeps of the forward passes.
+drift       train_grpo.py, B 4, G 4, for 100 and for 1,000 steps, in processes of their own: the median time of a step in each tenth of the run, the
+            last tenth's ÷ the first's (without its first three steps), and the most memory that the process ever held.
 models      on CUDA, the step with untrained models of 1, 10 and 100 M parameters, the judge as large as the generator: bfloat16, B 64, T 256, G 16.
 startup     seconds from the command to the first update of the default experiment with compile=false, each line in a process of its own.
 
@@ -30,8 +36,10 @@ MiB: peak memory above what was held before. mfu: FLOPs needed ÷ the step's tim
 import argparse
 import itertools
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from functools import partial
@@ -54,6 +62,7 @@ from model.transformer import Generator, Judge, TransformerConfig
 
 WHOLE = {"dtype": ["float32", "bfloat16"], "V": [28, 96, 256, 1024], "rows": [4096, 65536], "G": [8, 16, 32]}
 SHORT = {"cpu": {"dtype": ["float32"], "V": [28, 96], "rows": [4096], "G": [16]}, "cuda": WHOLE | {"rows": [65536], "G": [16]}}
+SCALES = {"batch_size": (8, 16, 32, 64), "group_size": (8, 16, 32, 64), "block_size": (16, 32, 64)}
 SIZES = {"1 M": (6, 128), "10 M": (6, 384), "100 M": (14, 768)}  # layers, width
 
 
@@ -151,7 +160,11 @@ def repeated_step(generator, reference, rewards, optimizer, tokens, mask, mask_i
     return r, {}
 
 
-plain_judge_step = mock.patch("grpo.reward.ROWS", 1 << 30)(grpo_step)
+def judge_all(judge, completions):
+    return judge(completions.flatten(0, 1)).float().sigmoid().view(completions.shape)
+
+
+plain_judge_step = mock.patch("grpo.reward.judge_scores", torch.no_grad()(judge_all))(grpo_step)
 
 
 def loop_turn(step, config, train, models, device):
@@ -184,7 +197,7 @@ def gpu_work(turn, step_ms):
     return {"kernels": len(work), "idle": 1 - sum(work) / step_ms}
 
 
-VARIANTS = {"shared": (grpo_step, {}), "again": (grpo_step, {}), "plain_judge": (plain_judge_step, {}), "repeated": (repeated_step, {}),
+VARIANTS = {"shared": (grpo_step, {}), "again": (grpo_step, {}), "two_updates": (grpo_step, {"num_iterations": 2}), "plain_judge": (plain_judge_step, {}), "repeated": (repeated_step, {}),
             "compiled": (grpo_step, {"compile": "true"}), "bfloat16": (grpo_step, {"dtype": "bfloat16"}), "both": (grpo_step, {"compile": "true", "dtype": "bfloat16"})}
 
 
@@ -207,7 +220,7 @@ def compare_steps(title, names, config, train, models, device, rounds, peak):
 
 def prepare(device, clock, **changes):
     """-> settings of the default experiment with `changes`, training text, shipped models: generator, reference, judge."""
-    config = load_config(["config/grpo_config.py", "--learning_rate=0", "--compile=false", *(f"--{name}={value}" for name, value in changes.items())])
+    config = load_config(["config/grpo_config.py", "--learning_rate=0", "--num_iterations=1", "--compile=false", *(f"--{name}={value}" for name, value in changes.items())])
     config.dtype = pick_dtype(config.dtype, device)
     train, _ = load_data(config.dataset, config.block_size)
     clock.mark("data")
@@ -218,7 +231,7 @@ def prepare(device, clock, **changes):
 
 
 def bench_step(groups, dtypes, device, rounds, peak):
-    names = ["shared", "again", "plain_judge", "repeated", "bfloat16"] if device.type == "cpu" else list(VARIANTS)
+    names = ["shared", "again", "two_updates", "plain_judge", "repeated", "bfloat16"] if device.type == "cpu" else list(VARIANTS)
     for G, dtype in itertools.product(groups, dtypes):
         yield from compare_steps("shipped", names, *prepare(device, Clock(device), batch_size=16, group_size=G, dtype=dtype), device, rounds, peak)
 
@@ -229,6 +242,32 @@ def bench_models(device, rounds, peak):
         shape = TransformerConfig(len(train.vocabulary), 256, layers, width // 64, width)
         models, names = (Generator(shape), Generator(shape), Judge(shape)), ("shared", "again", "compiled")
         yield from compare_steps(title, names, replace(config, block_size=256), train, models, device, rounds, peak)
+
+
+def bench_scaling(device, rounds):
+    for setting, values in SCALES.items():
+        config, train, models = prepare(device, Clock(device), batch_size=16, group_size=16)
+        turns = {n: loop_turn(grpo_step, replace(config, **{setting: n}), train, models, device) for n in values}
+        size = {n: n * n + n if setting == "block_size" else n for n in values}
+        times = {n: [result["step_ms"] for result in each] for n, each in interleave(turns, rounds).items()}
+        for n in values:
+            kept = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+                turns[n]()
+            storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in kept}
+            yield {"varied": setting, "value": n, "step_ms": quartiles(times[n]), "over_linear": quartiles(times[n], np.multiply(times[values[0]], size[n] / size[values[0]])),
+                   "kept_MiB": sum(storages.values()) / 2**20} | peak_memory(turns[n], device)
+
+
+def bench_drift(device, lengths=(100, 1000)):
+    for steps in lengths:
+        with tempfile.TemporaryDirectory() as out, tempfile.TemporaryFile() as output:
+            settings = {"batch_size": 4, "group_size": 4, "max_iters": steps, "warmup_iters": 0, "eval_inputs": 16, "device": device, "out_dir": out}
+            child = subprocess.Popen([sys.executable, "train_grpo.py", "config/grpo_config.py", *(f"--{name}={value}" for name, value in settings.items())], stdout=output, stderr=output)
+            usage = os.wait4(child.pid, 0)[2]
+            with open(f"{out}/metrics.jsonl") as lines:
+                tenths = [np.median(part) for part in np.array_split([json.loads(line)["step_ms"] for line in lines][3:], 10)]
+        yield {"steps": steps, "MiB": usage.ru_maxrss / 1024, "last_over_first": float(tenths[-1] / tenths[0]), "ms_by_tenth": [float(each) for each in tenths]}
 
 
 def first_update(begin, device):
@@ -267,7 +306,7 @@ def show(title, rows):
 
 def main(argv=None):
     parser = Parser(prog="python -m grpo.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=("operations", "step", "models", "startup"), help="these parts; by default all that the device can run")
+    parser.add_argument("--only", nargs="+", choices=("operations", "step", "scaling", "drift", "models", "startup"), help="these parts; by default all that the device can run")
     for name, values in WHOLE.items():
         parser.add_argument(f"--{name}", nargs="+", choices=values, type=type(values[0]), help=f"operations{' and step' if name in ('dtype', 'G') else ''} at these")
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed")
@@ -290,7 +329,8 @@ def main(argv=None):
     result |= {"copy_GB/s": copy / 1e9} | {f"{dtype}_TFLOP/s": each / 1e12 for dtype, each in peak.items()}
     print(", ".join(f"{name} {text(value)}" for name, value in result.items()))
     parts = {"operations": bench_operations(sweep, device, args.rounds, copy), "models": bench_models(device, args.rounds, peak),
-             "step": bench_step(args.G or [16, 32], args.dtype or ["float32"], device, args.rounds, peak), "startup": bench_startup(device)}
+             "step": bench_step(args.G or [16, 32], args.dtype or ["float32"], device, args.rounds, peak), "scaling": bench_scaling(device, args.rounds),
+             "drift": bench_drift(device), "startup": bench_startup(device)}
     for name in args.only or [name for name in parts if name != "models" or device.type == "cuda"]:
         result[name] = show(name, parts[name])
         if args.json:

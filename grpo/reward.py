@@ -18,15 +18,21 @@ import torch.nn.functional as F
 
 from grpo import words
 
-ROWS = 64  # scored at once on a CPU: the activations of more rows leave its cache, and the same work takes longer
+ROWS = 32  # judged at once on a CPU: the activations of more than 64 leave its cache, and the same work takes longer
 
 
 @torch.no_grad()
 def judge_scores(judge, completions):
-    """P(real) of every character: completions (B,G,T) -> (B,G,T) in [0,1]. `judge` maps (N,T) to logits (N,T)."""
+    """P(real) of every character: completions (B,G,T) -> (B,G,T) in [0,1]. `judge` maps (N,T) to logits (N,T).
+
+    On a CPU each of the D different completions is judged once, in batches of one shape. On CUDA, counting them would wait for the device.
+    """
     rows = completions.flatten(0, 1)                                                      # (B·G,T)
-    parts = rows.split(ROWS) if rows.device.type == "cpu" else (rows,)
-    return torch.cat([judge(part).float().sigmoid() for part in parts]).view(completions.shape)
+    if rows.device.type != "cpu":
+        return judge(rows).float().sigmoid().view(completions.shape)
+    different, which = rows.unique(dim=0, return_inverse=True)                            # (D,T), (B·G,)
+    parts = F.pad(different, (0, 0, 0, -len(different) % ROWS)).split(ROWS)               # each (ROWS,T)
+    return torch.cat([judge(part).float().sigmoid() for part in parts])[which].view(completions.shape)
 
 
 def credit(scores, mask, by="input", real=1.0):

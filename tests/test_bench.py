@@ -1,6 +1,7 @@
 import copy
 import itertools
 import json
+import math
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from grpo import bench
 from grpo.config import load_config
 from grpo.log import Clock
-from grpo.reward import Rewards
+from grpo.reward import ROWS, Rewards
 from grpo.setup import load_data, load_models, make_optimizer
 from grpo.step import draw_uniforms, grpo_step
 from tests.conftest import command_line
@@ -66,7 +67,9 @@ def test_flops_needed_are_those_that_run(flags):
     with FlopCounterMode(display=False) as counter:
         distinct = turn()["distinct"]
     assert 0 < distinct <= 1
-    assert counter.get_total_flops() == pytest.approx(bench.needed_flops(*models, config, 1), rel=0.1)
+    rows = config.batch_size * config.group_size
+    judged = math.ceil(distinct * rows / ROWS) * ROWS / rows                              # whole batches
+    assert counter.get_total_flops() == pytest.approx(bench.needed_flops(*models, config, judged), rel=0.1)
 
 
 def test_the_command_prints_and_writes_its_figures(flags, monkeypatch, tmp_path, capsys):
@@ -82,7 +85,7 @@ def test_the_command_prints_and_writes_its_figures(flags, monkeypatch, tmp_path,
     for row in result["operations"]:
         assert {"V", "rows", "G", "dtype", "eager_over_this", "GB/s", "of_copy"} <= row.keys() and len(row["ms"]) == 3
     steps = {row["variant"]: row for row in result["step"]}
-    assert list(steps) == ["shared", "again", "plain_judge", "repeated", "bfloat16", "judge_alone"]
+    assert list(steps) == ["shared", "again", "two_updates", "plain_judge", "repeated", "bfloat16", "judge_alone"]
     assert {row["dtype"] for row in result["operations"] + result["step"]} == {"bfloat16"}
     assert {"data_ms", "fill_ms", "reference_ms", "judge_ms", "update_ms", "distinct", "mfu"} <= steps["shared"].keys()
     assert steps["shared"]["over_shared"] == steps["judge_alone"]["over_judge"] == [1, 1, 1]
@@ -96,6 +99,34 @@ def test_untrained_models_of_the_sizes_asked_for(flags, monkeypatch):
     monkeypatch.setattr(bench, "SIZES", {"50 k": (1, 64)})
     rows = list(bench.bench_models(CPU, 1, {"bfloat16": 1e9}))
     assert [(row["models"], row["variant"]) for row in rows] == [("50 k", name) for name in ("shared", "again", "compiled", "judge_alone")]
+
+
+def test_scaling_varies_one_size_at_a_time(flags, monkeypatch):
+    monkeypatch.setattr(bench, "load_config", lambda arguments: load_config([*arguments, *command_line(flags, learning_rate=0.0, warmup_iters=0, kernel="torch")]))
+    monkeypatch.setattr(bench, "SCALES", {"batch_size": (2, 8), "group_size": (2, 8), "block_size": (8, 16)})
+    rows = {(row["varied"], row["value"]): row for row in bench.bench_scaling(CPU, 1)}
+    assert list(rows) == [(setting, value) for setting, values in bench.SCALES.items() for value in values]
+    for (setting, value), size in {("batch_size", 8): 4, ("group_size", 8): 4, ("block_size", 16): 16 * 17 / (8 * 9)}.items():
+        first, row = rows[setting, bench.SCALES[setting][0]], rows[setting, value]
+        assert first["over_linear"] == [1, 1, 1]
+        assert row["over_linear"] == pytest.approx([t / first["step_ms"][0] / size for t in row["step_ms"]])
+
+
+def test_what_is_kept_for_the_backward_pass_grows_with_the_inputs_and_not_with_the_group(flags, monkeypatch):
+    """But for a few numbers a draw: log-probabilities, ratios, losses."""
+    monkeypatch.setattr(bench, "load_config", lambda arguments: load_config([*arguments, *command_line(flags, learning_rate=0.0, warmup_iters=0, kernel="torch")]))
+    monkeypatch.setattr(bench, "SCALES", {"batch_size": (16, 32), "group_size": (2, 4, 8)})
+    kept = {(row["varied"], row["value"]): row["kept_MiB"] * 2**20 for row in bench.bench_scaling(CPU, 1)}
+    assert kept["batch_size", 32] > 1.5 * kept["batch_size", 16]
+    per_draw = (kept["group_size", 8] - kept["group_size", 4]) / (16 * 16 * 4)             # of B·T·4 draws, in bytes
+    assert 0 < per_draw < 64
+    assert kept["group_size", 4] - kept["group_size", 2] == pytest.approx((kept["group_size", 8] - kept["group_size", 4]) / 2, rel=0.2)
+
+
+def test_drift_is_that_of_the_trainer_itself():
+    (row,) = bench.bench_drift(CPU, lengths=(13,))
+    assert row["steps"] == 13 and len(row["ms_by_tenth"]) == 10 and min(row["ms_by_tenth"]) > 0
+    assert row["last_over_first"] == row["ms_by_tenth"][-1] / row["ms_by_tenth"][0] and row["MiB"] > 50
 
 
 def test_help_exits_0():

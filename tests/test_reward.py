@@ -9,6 +9,17 @@ def test_scores_are_the_judges_probabilities_whatever_the_batching():
     torch.testing.assert_close(judge_scores(judge, completions), (completions.float() - 2).sigmoid())
 
 
+def test_a_completion_is_judged_once_in_batches_of_one_shape():
+    seen = []
+    judge = lambda rows: seen.append(rows) or rows.float()  # noqa: E731
+    completions = torch.tensor([[1, 2], [3, 4], [1, 2], [5, 6]]).repeat(25, 1).view(4, 25, 2)  # 100 rows, 3 different ones
+    judge_scores(judge, completions)
+    assert [rows.shape for rows in seen] == [(32, 2)]
+    seen.clear()
+    judge_scores(judge, torch.arange(140).view(7, 10, 2))                                  # 70 rows, all different
+    assert [rows.shape for rows in seen] == [(32, 2)] * 3
+
+
 def test_credit():
     scores, mask = torch.tensor([[[0.0, 0.2, 0.4, 0.9, 0.5]]]), torch.tensor([[True, True, False, True, False]])
     torch.testing.assert_close(credit(scores, mask), torch.tensor([[[0.4]]]))
