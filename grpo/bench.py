@@ -18,7 +18,7 @@ step        one turn of train_grpo.py's loop with the shipped models, B 16, T 64
               two_updates  the same with num_iterations 2, as in the default experiment
               plain_judge  as shared, but all B·G completions are judged, in one batch, on a CPU too
               repeated     as shared, but by the usual way: each input G times through generator and reference
-              bfloat16     as shared, every forward pass in bfloat16
+              bfloat16     as shared, every forward pass in bfloat16; both: that, and every pass compiled
               judge_alone  B·G rows in one batch through the judge, eager, in the dtype of `shared`, and nothing else
             over_shared, over_judge: the step's time divided by that of `shared`, of `judge_alone`.
 scaling     that step with one of B, G, T varied. over_linear: time ÷ the first line's, divided by B, G or T² + T ÷ the first line's; kept_MiB: what
@@ -26,7 +26,8 @@ scaling     that step with one of B, G, T varied. over_linear: time ÷ the first
 drift       train_grpo.py, B 4, G 4, for 100 and for 1,000 steps, in processes of their own: the median time of a step in each tenth of the run, the
             last tenth's ÷ the first's (without its first three steps), and the most memory that the process ever held.
 models      on CUDA, the step with untrained models of 1, 10 and 100 M parameters, the judge as large as the generator: bfloat16, B 64, T 256, G 16.
-startup     seconds from the command to the first update of the default experiment with compile=false, each line in a process of its own.
+startup     seconds from the command to the first update of the default experiment, each line in a process of its own; compiled: with nothing in the
+            compiler's cache.
 
 distinct: different completions ÷ completions. kernels: what ran on the GPU in one step, copies included. idle: 1 − the sum of their times ÷ the step's.
 MiB: peak memory above what was held before. mfu: FLOPs needed ÷ the step's time ÷ FLOP/s of a large matrix product of the same dtype, where
@@ -231,7 +232,7 @@ def prepare(device, clock, **changes):
 
 
 def bench_step(groups, dtypes, device, rounds, peak):
-    names = ["shared", "again", "two_updates", "plain_judge", "repeated", "bfloat16"] if device.type == "cpu" else list(VARIANTS)
+    names = ["shared", "again", "two_updates", "plain_judge", "repeated", "bfloat16", "both"] if device.type == "cpu" else list(VARIANTS)
     for G, dtype in itertools.product(groups, dtypes):
         yield from compare_steps("shipped", names, *prepare(device, Clock(device), batch_size=16, group_size=G, dtype=dtype), device, rounds, peak)
 
@@ -270,20 +271,22 @@ def bench_drift(device, lengths=(100, 1000)):
         yield {"steps": steps, "MiB": usage.ru_maxrss / 1024, "last_over_first": float(tenths[-1] / tenths[0]), "ms_by_tenth": [float(each) for each in tenths]}
 
 
-def first_update(begin, device):
+def first_update(begin, device, compiled):
     """What train_grpo.py does until its first update, in a process started at `begin`: prints the seconds of each part."""
     clock = Clock(torch.device("cpu"))
     clock.marks = [("start", begin)]
     clock.mark("imports")
-    loop_turn(grpo_step, *prepare(pick_device(device), clock), pick_device(device))()
+    loop_turn(grpo_step, *prepare(pick_device(device), clock, compile=compiled), pick_device(device))()
     clock.mark("update")
-    print(json.dumps({name.removesuffix("_ms").replace("step", "all") + "_s": ms / 1000 for name, ms in clock.read().items()}))
+    print(json.dumps({"compiled": compiled} | {name.removesuffix("_ms").replace("step", "all") + "_s": ms / 1000 for name, ms in clock.read().items()}))
 
 
 def bench_startup(device):
-    code = "import sys, train_grpo; from grpo.bench import first_update; first_update(float(sys.argv[1]), sys.argv[2])"
-    for _ in range(3):
-        yield json.loads(subprocess.check_output([sys.executable, "-c", code, str(time.perf_counter()), str(device)], text=True).splitlines()[-1])
+    code = "import sys, train_grpo; from grpo.bench import first_update; first_update(float(sys.argv[1]), *sys.argv[2:])"
+    for compiled in ("false", "false", "false", "true"):
+        with tempfile.TemporaryDirectory() as cache:
+            arguments, variables = [str(time.perf_counter()), str(device), compiled], os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
+            yield json.loads(subprocess.check_output([sys.executable, "-c", code, *arguments], env=variables, text=True).splitlines()[-1])
 
 
 def text(value):

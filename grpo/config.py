@@ -92,7 +92,7 @@ class Config:
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one")
     dtype: str = setting("float32", "of the forward passes; auto: bfloat16 where the machine multiplies it", choices=("auto", "float32", "bfloat16", "float16"))
     gradient_checkpointing: bool = setting(False, "forget each block's activations and compute them again in the backward pass: less memory, one more forward pass")
-    compile: str = setting("auto", "torch.compile; auto: on cuda, where it pays within minutes", choices=("auto", "true", "false"))
+    compile: str = setting("auto", "torch.compile; auto: on cuda, and on a cpu in runs long enough to repay it", choices=("auto", "true", "false"))
     kernel: str = setting("auto", "sampling and stats: fused for CUDA, or their PyTorch definitions; auto: fused where it can run", choices=("auto", "cuda", "torch"))
     seed: int = setting(1, "of inputs and draws", 0, 2**31 - 1)
 

@@ -2,6 +2,7 @@
 From settings to what a run works with: the device, the data, the three models, the optimizer.
 """
 import os
+import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,6 +17,8 @@ from grpo.checkpoint import LATEST, PREVIOUS, load_model, read_training
 from grpo.config import Config, check_resume
 from grpo.sampling import as_sampled
 from model.transformer import Generator
+
+COMPILE_FROM = 2e7  # characters through the models, twice the default run: there compiling repays itself on 2 CPU cores, and on slower ones sooner
 
 
 def pick_device(name, setting="device"):
@@ -89,15 +92,19 @@ def make_optimizer(model, config):
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
-def is_compiled(device, config):
-    """On 2 CPU cores compiling took 25 seconds and saved a sixth of each pass: it repays itself after some three minutes, so not by itself there."""
-    return config.compile == "true" or (config.compile == "auto" and device.type == "cuda")
+def pick_compile(config, device, state):
+    """The setting `compile`, without `auto`: on CUDA; on a CPU with a C++ compiler if the run is long; a resumed run there as it began, to the bit."""
+    if config.compile != "auto" or device.type == "cuda":
+        return config.compile.replace("auto", "true")
+    characters = config.max_iters * config.batch_size * config.gradient_accumulation_steps * (config.group_size + 1 + 3 * config.num_iterations) * config.block_size
+    worth_it = characters > COMPILE_FROM and shutil.which(os.environ.get("CXX", "g++")) is not None
+    return state["config"]["compile"] if state else "true" if worth_it else "false"
 
 
 def forward(model, device, config):
     """The model as a function of tokens, under autocast and torch.compile as the settings say, and wherever it lives; a generator as it
     is sampled. float16 logits come as float32, as the kernel takes them."""
-    call = torch.compile(model, dynamic=False) if is_compiled(device, config) else model
+    call = torch.compile(model, dynamic=False) if config.compile == "true" else model
     autocast = nullcontext() if config.dtype == "float32" else torch.autocast(device.type, dtype=getattr(torch, config.dtype))
 
     def run(tokens):

@@ -85,7 +85,7 @@ def test_the_command_prints_and_writes_its_figures(flags, monkeypatch, tmp_path,
     for row in result["operations"]:
         assert {"V", "rows", "G", "dtype", "eager_over_this", "GB/s", "of_copy"} <= row.keys() and len(row["ms"]) == 3
     steps = {row["variant"]: row for row in result["step"]}
-    assert list(steps) == ["shared", "again", "two_updates", "plain_judge", "repeated", "bfloat16", "judge_alone"]
+    assert list(steps) == ["shared", "again", "two_updates", "plain_judge", "repeated", "bfloat16", "both", "judge_alone"]
     assert {row["dtype"] for row in result["operations"] + result["step"]} == {"bfloat16"}
     assert {"data_ms", "fill_ms", "reference_ms", "judge_ms", "update_ms", "distinct", "mfu"} <= steps["shared"].keys()
     assert steps["shared"]["over_shared"] == steps["judge_alone"]["over_judge"] == [1, 1, 1]
@@ -138,7 +138,7 @@ def test_help_exits_0():
 def test_the_first_update_of_the_default_experiment(capsys, monkeypatch):
     """What `startup` runs in a process of its own, with the settings and models that ship; the group is made small."""
     prepare = bench.prepare
-    monkeypatch.setattr(bench, "prepare", lambda device, clock: prepare(device, clock, batch_size=2, group_size=2))
-    bench.first_update(time.perf_counter(), "cpu")
+    monkeypatch.setattr(bench, "prepare", lambda device, clock, **changes: prepare(device, clock, batch_size=2, group_size=2, **changes))
+    bench.first_update(time.perf_counter(), "cpu", "false")
     seconds = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {"imports_s", "data_s", "models_s", "update_s", "all_s"} <= seconds.keys()
+    assert seconds["compiled"] == "false" and {"imports_s", "data_s", "models_s", "update_s", "all_s"} <= seconds.keys()

@@ -9,10 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import train_grpo
-from grpo.config import Config
+from grpo.config import Config, load_config
 from grpo.log import Clock
-from grpo.reward import Rewards
-from grpo.setup import is_compiled
+from grpo.reward import ROWS, Rewards
+from grpo.setup import pick_compile
 from grpo.step import grpo_step
 from model.transformer import Generator, Judge, TransformerConfig
 from tests.conftest import command_line
@@ -39,13 +39,19 @@ def test_compile_is_read(flags, tmp_path, monkeypatch, capsys, changes, more):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
     assert run(flags, tmp_path / "compiled", compile="true", **changes) == eager
     assert ", compiled, kernel: torch" in capsys.readouterr().out
-    tokens = [[shape for shape in graph if not isinstance(shape, tuple) or shape in ((2, 16), (4, 16), (4 * 4, 16))] for graph in graphs]
-    assert tokens == [[(4, 16)], [(4, 16)], [(16, 16)], *more]         # (B,T) twice, (B·G,T); a size that may vary would be listed as well
+    tokens = [[shape for shape in graph if not isinstance(shape, tuple) or shape in ((2, 16), (4, 16), (ROWS, 16))] for graph in graphs]
+    assert tokens == [[(4, 16)], [(4, 16)], [(ROWS, 16)], *more]       # (B,T) twice, (ROWS,T); a size that may vary would be listed as well
 
 
-def test_compile_is_auto_on_cuda():
-    assert [is_compiled(torch.device(device), Config(compile=setting)) for device in ("cpu", "cuda") for setting in ("auto", "true", "false")] == \
-        [False, True, False, True, True, False]
+def test_compile_auto_is_decided_by_the_length_of_the_run(monkeypatch):
+    long, cpu, cuda, by = Config(max_iters=10**6), torch.device("cpu"), torch.device("cuda"), "grpo.setup.shutil.which"
+    monkeypatch.setattr(by, lambda name: name)
+    assert [pick_compile(Config(compile=setting, max_iters=1), device, None) for device in (cpu, cuda) for setting in ("auto", "true", "false")] == \
+        ["false", "true", "false", "true", "true", "false"]
+    assert pick_compile(long, cpu, None) == "true" and pick_compile(load_config(["config/grpo_config.py"]), cpu, None) == "false"
+    assert pick_compile(long, cpu, {"config": {"compile": "false"}}) == "false"            # a resumed run goes on as it began
+    monkeypatch.setattr(by, lambda name: None)
+    assert pick_compile(long, cpu, None) == "false"
 
 
 class NoWaiting(TorchDispatchMode):
