@@ -2,7 +2,6 @@
 From settings to what a run works with: the device, the data, the three models, the optimizer.
 """
 import os
-import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -92,13 +91,21 @@ def make_optimizer(model, config):
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
+def can_compile():
+    """A CPU's compiler needs a C++ compiler and its headers: try it."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(64))
+    except Exception:  # whatever is missing, or broken
+        return False
+    return True
+
+
 def pick_compile(config, device, state):
-    """The setting `compile`, without `auto`: on CUDA; on a CPU with a C++ compiler if the run is long; a resumed run there as it began, to the bit."""
+    """The setting `compile`, without `auto`: on CUDA; on a CPU where it works and the run is long; a resumed run there as it began, to the bit."""
     if config.compile != "auto" or device.type == "cuda":
         return config.compile.replace("auto", "true")
     characters = config.max_iters * config.batch_size * config.gradient_accumulation_steps * (config.group_size + 1 + 3 * config.num_iterations) * config.block_size
-    worth_it = characters > COMPILE_FROM and shutil.which(os.environ.get("CXX", "g++")) is not None
-    return state["config"]["compile"] if state else "true" if worth_it else "false"
+    return state["config"]["compile"] if state else "true" if characters > COMPILE_FROM and can_compile() else "false"
 
 
 def forward(model, device, config):

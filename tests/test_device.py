@@ -44,13 +44,13 @@ def test_compile_is_read(flags, tmp_path, monkeypatch, capsys, changes, more):
 
 
 def test_compile_auto_is_decided_by_the_length_of_the_run(monkeypatch):
-    long, cpu, cuda, by = Config(max_iters=10**6), torch.device("cpu"), torch.device("cuda"), "grpo.setup.shutil.which"
-    monkeypatch.setattr(by, lambda name: name)
+    long, cpu, cuda = Config(max_iters=10**6), torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(torch, "compile", lambda f: f)
     assert [pick_compile(Config(compile=setting, max_iters=1), device, None) for device in (cpu, cuda) for setting in ("auto", "true", "false")] == \
         ["false", "true", "false", "true", "true", "false"]
     assert pick_compile(long, cpu, None) == "true" and pick_compile(load_config(["config/grpo_config.py"]), cpu, None) == "false"
     assert pick_compile(long, cpu, {"config": {"compile": "false"}}) == "false"            # a resumed run goes on as it began
-    monkeypatch.setattr(by, lambda name: None)
+    monkeypatch.setattr(torch, "compile", lambda f: 1 / 0)                                 # no compiler
     assert pick_compile(long, cpu, None) == "false"
 
 
