@@ -28,12 +28,6 @@ def join(device):
         atexit.register(dist.destroy_process_group)
 
 
-def wait():
-    """Until all processes have come here."""
-    if world()[0] > 1:
-        dist.barrier()
-
-
 def agree(number):
     """The largest of the numbers that the processes call this with."""
     if world()[0] == 1:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -119,10 +120,7 @@ class Log:
         shown = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl", "entropy": "entropy", "ms": "step_ms"}
         self.bar.set_postfix({name: f"{metrics[key]:.0f}" if name == "ms" else f"{metrics[key]:.3f}" for name, key in shown.items()}, refresh=False)
 
-    def advance(self):
-        self.bar.update()
-
-    def say(self, text=""):
+    def say(self, text):
         if self.first:
             tqdm.write(text)
 
@@ -154,9 +152,5 @@ def colours():
 def highlight(text, mask):
     """Blanks in colour on a terminal, in [brackets] elsewhere: text of T characters, mask (T,) -> str."""
     on, off = ("\033[1;32m", "\033[0m") if colours() else ("[", "]")
-    parts, inside = [], False
-    for character, blank in zip(text, mask):
-        parts.append((on if blank else off) if blank != inside else "")
-        parts.append(character)
-        inside = blank
-    return "".join(parts) + (off if inside else "")
+    runs = ((blank, "".join(c for _, c in run)) for blank, run in groupby(zip(mask, text), key=lambda pair: pair[0]))
+    return "".join(on + run + off if blank else run for blank, run in runs)

@@ -27,15 +27,11 @@ def penalise(logits, masked, repetition_penalty):
     A visible character's logit is divided by the penalty if it is positive, else multiplied by it (CTRL, 1909.05858, section 4.1). It comes
     before temperature and truncation, and it is part of the policy: it is sampled, scored and differentiated.
     """
+    if repetition_penalty == 1:
+        return logits
     B, _, V = logits.shape                                                                # what is no character is counted in column V, and cut
     seen = torch.zeros(B, V + 1, dtype=torch.bool, device=logits.device).scatter_(1, torch.where(masked < 0, V, masked), True)[:, None, :V]  # (B,1,V)
     return torch.where(seen, torch.where(logits < 0, logits * repetition_penalty, logits / repetition_penalty), logits)
-
-
-def as_sampled(generate, config):
-    """The function from tokens to logits, with the run's repetition penalty."""
-    penalty = config.repetition_penalty
-    return generate if penalty == 1 else lambda tokens: penalise(generate(tokens), tokens, penalty)
 
 
 def integer_weights(logits, temperature):
@@ -85,8 +81,7 @@ def draw(weights, uniforms):
     return torch.searchsorted(cumulative, target, right=True)
 
 
-def sample_completions(logits, masked, mask, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, xtc_threshold=0.1,
-                       xtc_probability=0.0):
+def sample_completions(logits, masked, mask, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, xtc_threshold=0.1, xtc_probability=0.0):
     """Fill every blank of each input G times, in parallel, from one set of logits.
 
     logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T) in [0,1)

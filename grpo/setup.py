@@ -15,7 +15,7 @@ from data.dataset import Dataset, Prompts
 from grpo import distributed
 from grpo.checkpoint import LATEST, PREVIOUS, load_model, read_training
 from grpo.config import Config, check_resume
-from grpo.sampling import as_sampled
+from grpo.sampling import penalise
 from model.transformer import Generator
 
 COMPILE_FROM = 2e7  # characters through the models, twice the default run: there compiling repays itself on 2 CPU cores, and on slower ones sooner
@@ -47,7 +47,7 @@ def load_data(dataset, block_size, prompts_file=""):
     if dataset == Config.dataset and not (folder / "meta.json").exists() and distributed.is_first():
         print(f"making {folder} from your Python's documentation: a few seconds", flush=True)
         prepare(folder)
-    distributed.wait()
+    distributed.agree(0)  # no process reads before it is written
     splits = [Dataset(folder, split) for split in ("train", "val")]
     shortest = min(len(split.tokens) for split in splits)
     if not 5 <= block_size <= shortest:
@@ -87,8 +87,7 @@ def load_frozen(config, vocabulary):
 
 def make_optimizer(model, config):
     """AdamW; weight decay on matrices only."""
-    matrices, vectors = ([p for p in model.parameters() if (p.dim() >= 2) == wanted] for wanted in (True, False))
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [{"params": [p for p in model.parameters() if (p.dim() >= 2) == decays], "weight_decay": config.weight_decay * decays} for decays in (True, False)]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
@@ -110,8 +109,9 @@ def forward(model, device, config):
     def run(tokens):
         with autocast:
             logits = call(tokens.to(device)).to(tokens.device)
-        return logits.float() if logits.dtype == torch.float16 else logits
-    return as_sampled(run, config) if isinstance(model, Generator) else run
+        logits = logits.float() if logits.dtype == torch.float16 else logits
+        return penalise(logits, tokens, config.repetition_penalty) if isinstance(model, Generator) else logits
+    return run
 
 
 def to_device(x, device):

@@ -35,12 +35,9 @@ class Signals:
             signal.signal(each, signal.SIG_DFL)
 
     def requested(self):
-        """The signal's number, 0: none. All processes get the same answer, so that none waits for another that has left."""
-        return agree(self.received)
-
-    @staticmethod
-    def name(number):
-        return signal.Signals(number).name
+        """The signal, or 0: none. All processes get the same answer, so that none waits for another that has left."""
+        number = agree(self.received)
+        return number and signal.Signals(number)
 
     def __exit__(self, *_):
         for number, handler in self.before.items():

@@ -104,10 +104,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         print(json.dumps(prepare(args.out_dir, args.input, args.alphabet)))
-    except ValueError as error:
-        parser.error(error)
-    except OSError as error:
-        parser.error(f"{error}; name another --out_dir")
+    except (ValueError, OSError) as error:
+        parser.error(f"{error}; name another --out_dir" if isinstance(error, OSError) else error)
 
 
 if __name__ == "__main__":
