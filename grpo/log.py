@@ -24,18 +24,15 @@ class Clock:
         self.start()
 
     def start(self):
-        self.marks = [("start", self.now())]
-
-    def now(self):
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        self.marks = []
+        self.mark("start")
 
     def mark(self, phase):
         """The time since the last mark belongs to `phase`."""
-        self.marks.append((phase, self.now()))
+        now = torch.cuda.Event(enable_timing=True) if self.cuda else time.perf_counter()
+        if self.cuda:
+            now.record()
+        self.marks.append((phase, now))
 
     def read(self):
         """{"fill_ms": ..., "step_ms": the whole}"""

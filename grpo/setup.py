@@ -3,9 +3,10 @@ From settings to what a run works with: the device, the data, the three models, 
 """
 import os
 import shutil
-import time
+import timeit
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -121,14 +122,8 @@ def to_device(x, device):
 
 @torch.no_grad()
 def estimate_minutes(generator, judge, config, steps):
-    """How long `steps` steps and the final table will take, from one timed forward pass of each model (eager, CPU only)."""
-    seconds = []
-    for model in (generator, judge):
-        call, rows = forward(model, torch.device("cpu"), replace(config, compile="false")), torch.zeros(64, config.block_size, dtype=torch.long)
-        call(rows)
-        start = time.perf_counter()
-        call(rows)
-        seconds.append((time.perf_counter() - start) / 64)                                # per row
-    row, judged = seconds
+    """How long `steps` steps and the final table will take, from the seconds of one forward pass of each model, its second (eager, CPU only)."""
+    rows, eager = torch.zeros(64, config.block_size, dtype=torch.long), replace(config, compile="false")
+    row, judged = (timeit.repeat(partial(forward(model, torch.device("cpu"), eager), rows), repeat=2, number=1)[1] / 64 for model in (generator, judge))
     step = config.batch_size * config.gradient_accumulation_steps * (config.group_size * judged + (1 + 3 * config.num_iterations) * row)
     return (steps * step + config.eval_inputs * (40 * judged + 30 * row)) / 60

@@ -63,12 +63,12 @@ class Stats(torch.autograd.Function):
     """`stats_forward`, differentiable in `logits` alone, by `stats_backward`."""
 
     @staticmethod
-    def forward(ctx, logits, ref_logits, completions, kept, mask, temperature):
-        ctx.save_for_backward(logits, ref_logits, completions, kept, mask)
-        ctx.temperature = temperature
-        logp, ref_logp, kl, entropy = stats_forward(logits, ref_logits, completions, kept, mask, temperature)
-        ctx.mark_non_differentiable(ref_logp)
-        return logp, ref_logp, kl, entropy
+    def forward(ctx, *inputs):
+        *tensors, ctx.temperature = inputs
+        ctx.save_for_backward(*tensors)
+        outputs = stats_forward(*inputs)
+        ctx.mark_non_differentiable(outputs[1])  # ref_logp
+        return outputs
 
     @staticmethod
     def backward(ctx, g_logp, _, g_kl, g_entropy):
