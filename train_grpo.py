@@ -1,5 +1,4 @@
-"""
-Single-step fill-in GRPO: teach a model that fills all blanks at once to make them agree.
+"""Single-step fill-in GRPO: teach a model that fills all blanks at once to make them agree.
 
     python train_grpo.py config/grpo_config.py --group_size=16
 

@@ -1,5 +1,4 @@
-"""
-Batches of masked inputs. The batch of step i is a function of (seed, i) alone, so resuming needs no data state,
+"""Batches of masked inputs. The batch of step i is a function of (seed, i) alone, so resuming needs no data state,
 and any number of processes agree on the whole step's inputs before each takes its slice.
 """
 import json

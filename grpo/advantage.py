@@ -1,5 +1,4 @@
-"""
-Rewards of a group -> advantages: how much better than the rest of its group was each completion?
+"""Rewards of a group -> advantages: how much better than the rest of its group was each completion?
 
 Letters: B masked inputs, G group size. Rewards are (B,G), or (B,G,T) where every blank is credited on its own.
 """

@@ -1,5 +1,4 @@
-"""
-Files of weights: written atomically, read strictly.
+"""Files of weights: written atomically, read strictly.
 
 Every file is one dict. A model file has `kind`, `architecture`, `vocabulary`, `weights`; a training checkpoint is the
 generator's model file with `training` beside them, so wherever a generator may be named, a checkpoint may be named too.

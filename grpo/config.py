@@ -1,5 +1,4 @@
-"""
-The settings of a run: one flat dataclass, filled from Python files of plain assignments and from `--key=value`.
+"""The settings of a run: one flat dataclass, filled from Python files of plain assignments and from `--key=value`.
 
     python train_grpo.py config/grpo_config.py --group_size=16      # left to right, the last one wins
 

@@ -1,5 +1,4 @@
-"""
-Is it really better? Numbers that neither the judge nor the loss sees, on held-out text.
+"""Is it really better? Numbers that neither the judge nor the loss sees, on held-out text.
 
     python -m grpo.evaluate out            # evaluate the run in `out` again
 

@@ -2,22 +2,18 @@
 //
 // Letters: B masked inputs, T characters, G group size, V vocabulary. A *row* is one of the B*T positions: V logits.
 //
-// How to read CUDA. Each function marked __global__ is run by thousands of threads at once, and every thread runs the same
-// text with another threadIdx.x. 32 neighbouring threads are a warp, and a thread's place in it is its lane. Here a row is
-// shared by LANES neighbouring lanes, its team, so that a small vocabulary does not leave most of a warp idle:
+// How to read CUDA. Each function marked __global__ is run by thousands of threads at once, and every thread runs the same text with another
+// threadIdx.x. 32 neighbouring threads are a warp, and a thread's place in it is its lane. Here a row is shared by LANES neighbouring lanes, its team,
+// so that a small vocabulary does not leave most of a warp idle; LAYOUTS in grpo/kernel.py says how many lanes, and how many columns each (PER).
 //
-//     V <= 32: 8 lanes x 4 columns    V <= 96: 8 x 12    V <= 256: 32 x 8    V <= 1024: 32 x 32
+// Columns are dealt out like cards: a lane holds columns lane, lane + LANES, lane + 2 * LANES, ... in its own registers, so that neighbouring lanes
+// always read neighbouring addresses. Columns past V are dealt too, as characters that cannot occur.
 //
-// Columns are dealt out like cards: a lane holds columns lane, lane + LANES, lane + 2 * LANES, ... in its own registers, so
-// that neighbouring lanes always read neighbouring addresses. Columns past V are dealt too, as characters that cannot occur.
+// What the lanes of a team know together they learn by __shfl_xor_sync(team, x, d): "give me the x of the lane whose number differs from mine in the
+// bits of d". All lanes named in `team` must arrive at the same call. They do: everything that decides which calls are made (is the row a blank? which
+// settings are on?) is the same for the whole team, and a row that is not a blank writes its zeros and leaves with its whole team before the first exchange.
 //
-// What the lanes of a team know together they learn by __shfl_xor_sync(team, x, d): "give me the x of the lane whose number
-// differs from mine in the bits of d". All lanes named in `team` must arrive at the same call. They do: everything that
-// decides which calls are made (is the row a blank? which settings are on?) is the same for the whole team, and a row that
-// is not a blank writes its zeros and leaves with its whole team before the first exchange.
-//
-// There is no shared memory and there are no atomics: every sum has one order, hence the same bits in every run. A row of
-// nothing but -inf, or that holds NaN or +inf, comes out as NaN (stats) or with an empty kept set (sampling), itself alone.
+// There is no shared memory and there are no atomics: every sum has one order, hence the same bits in every run.
 
 struct bf16 { unsigned short bits; };   // the upper half of a float: same exponent, 8 bits of mantissa
 
@@ -63,10 +59,9 @@ template <int LANES, int N> __device__ __forceinline__ void team_max(float (&x)[
 
 template <class Number, int LANES, int PER>
 __global__ void __launch_bounds__(THREADS) stats_forward(
-        const Number* __restrict__ logits, const Number* __restrict__ ref_logits, const long long* __restrict__ completions,
-        const bool* __restrict__ kept, const bool* __restrict__ mask, float* __restrict__ logp, float* __restrict__ ref_logp,
-        float* __restrict__ kl, float* __restrict__ entropy, float* __restrict__ norms,
-        int B, int T, int G, int V, double temperature) {
+        const Number* __restrict__ logits, const Number* __restrict__ ref_logits, const long long* __restrict__ completions, const bool* __restrict__ kept,
+        const bool* __restrict__ mask, float* __restrict__ logp, float* __restrict__ ref_logp, float* __restrict__ kl, float* __restrict__ entropy,
+        float* __restrict__ norms, int B, int T, int G, int V, double temperature) {
     const int lane = threadIdx.x % LANES;
     const long long row = row_of_this_thread<LANES>();
     if (row >= (long long)B * T) return;
@@ -139,10 +134,9 @@ __global__ void __launch_bounds__(THREADS) stats_forward(
 // dz[v] = 1/temperature ( sum_j g_logp[j] (1[v = y_j] - q[v])  +  g_kl p[v] (log p[v] - log r[v] - KL)  -  g_entropy p[v] (log p[v] + H) )
 template <class Number, int LANES, int PER>
 __global__ void __launch_bounds__(THREADS) stats_backward(
-        const float* __restrict__ g_logp, const float* __restrict__ g_kl, const float* __restrict__ g_entropy,
-        const Number* __restrict__ logits, const Number* __restrict__ ref_logits, const long long* __restrict__ completions,
-        const bool* __restrict__ kept, const bool* __restrict__ mask, const float* __restrict__ kl,
-        const float* __restrict__ entropy, const float* __restrict__ norms, Number* __restrict__ g_logits,
+        const float* __restrict__ g_logp, const float* __restrict__ g_kl, const float* __restrict__ g_entropy, const Number* __restrict__ logits,
+        const Number* __restrict__ ref_logits, const long long* __restrict__ completions, const bool* __restrict__ kept, const bool* __restrict__ mask,
+        const float* __restrict__ kl, const float* __restrict__ entropy, const float* __restrict__ norms, Number* __restrict__ g_logits,
         int B, int T, int G, int V, double temperature) {
     const int lane = threadIdx.x % LANES;
     const long long row = row_of_this_thread<LANES>();
@@ -209,9 +203,8 @@ __device__ __forceinline__ unsigned largest_threshold(const unsigned (&weight)[P
 
 template <class Number, int LANES, int PER>               // 8 blocks at once leave 64 registers to a thread: enough, and none is spilled
 __global__ void __launch_bounds__(THREADS, 8) sample_completions(
-        const Number* __restrict__ logits, const long long* __restrict__ masked, const bool* __restrict__ mask,
-        const float* __restrict__ uniforms, long long* __restrict__ completions, bool* __restrict__ kept,
-        int B, int T, int G, int V, double temperature, int top_k, double top_p, double min_p) {
+        const Number* __restrict__ logits, const long long* __restrict__ masked, const bool* __restrict__ mask, const float* __restrict__ uniforms,
+        long long* __restrict__ completions, bool* __restrict__ kept, int B, int T, int G, int V, double temperature, int top_k, double top_p, double min_p) {
     const int lane = threadIdx.x % LANES;
     const long long row = row_of_this_thread<LANES>();
     if (row >= (long long)B * T) return;

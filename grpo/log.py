@@ -1,6 +1,4 @@
-"""
-What a run leaves behind while it runs: the progress bar, metrics.jsonl, wandb, and how long each phase of a step took.
-"""
+"""What a run leaves behind while it runs: the progress bar, metrics.jsonl, wandb, and how long each phase of a step took."""
 import json
 import os
 import sys

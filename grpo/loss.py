@@ -1,5 +1,4 @@
-"""
-Advantages and log-probabilities -> the loss, in every published form. Plain tensors and numbers, differentiated by autograd.
+"""Advantages and log-probabilities -> the loss, in every published form. Plain tensors and numbers, differentiated by autograd.
 
 Letters: B masked inputs, T characters, G group size. logp, old_logp, ref_logp are (B,G,T); kl, entropy and mask are (B,T);
 advantages are (B,G,1), or (B,G,T) where every blank is credited on its own.

@@ -1,6 +1,4 @@
-"""
-From settings to what a run works with: the device, the data, the three models, the optimizer.
-"""
+"""From settings to what a run works with: the device, the data, the three models, the optimizer."""
 import os
 import shutil
 import timeit

@@ -1,10 +1,8 @@
-"""
-Log-probability of each drawn character, exact KL and exact entropy of each blank, with their gradient written by hand.
+"""Log-probability of each drawn character, exact KL and exact entropy of each blank, with their gradient written by hand.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
-The policy of a whole input is a product over its blanks, so nothing is estimated. For one blank with logits z, temperature τ
-and kept set S:
+The policy of a whole input is a product over its blanks, so nothing is estimated. For one blank with logits z, temperature τ and kept set S:
 
     p = softmax(z / τ)               over the whole vocabulary            r = the same from the reference's logits
     q = p restricted to S, renormalised                                   what the characters were drawn from
@@ -78,8 +76,7 @@ class Stats(torch.autograd.Function):
 def stats(logits, ref_logits, completions, kept, mask, temperature=1.0):
     """The four quantities, differentiable in `logits`.
 
-    logits, ref_logits (B,T,V) · completions (B,G,T) int64 · kept (B,T,V) bool, frozen at rollout · mask (B,T) bool
-    -> logp, ref_logp (B,G,T) · kl, entropy (B,T), in nats, zero wherever there is no blank
-    ref_logp is log r renormalised on the same S: the sampled estimators k1 to k3 need it.
+    logits, ref_logits (B,T,V) · completions (B,G,T) int64 · kept (B,T,V) bool, frozen at rollout · mask (B,T) bool -> logp, ref_logp (B,G,T) · kl, entropy
+    (B,T), in nats, zero wherever there is no blank ref_logp is log r renormalised on the same S: the sampled estimators k1 to k3 need it.
     """
     return Stats.apply(logits, ref_logits, completions, kept, mask, temperature)

@@ -1,5 +1,4 @@
-"""
-What ends a run before its last step: a signal, a figure that is not finite, a reward that fails, a full disk. It ends with one line on
+"""What ends a run before its last step: a signal, a figure that is not finite, a reward that fails, a full disk. It ends with one line on
 stderr and an exit code that is not 0, and the last checkpoint stays.
 """
 import contextlib

@@ -1,5 +1,4 @@
-"""
-Train the two models that GRPO starts from: the generator (fill the blanks), then the judge (was it filled?).
+"""Train the two models that GRPO starts from: the generator (fill the blanks), then the judge (was it filled?).
 
     python -m model.pretrain --out_dir=out-pretrain            # both; with --dtype=bfloat16 over an hour on 2 CPU cores
     python -m model.pretrain --out_dir=out-pretrain --resume   # go on where it was stopped

@@ -1,5 +1,4 @@
-"""
-Text -> train.bin, val.bin (one byte a character) and meta.json (the vocabulary). Needs no network.
+"""Text -> train.bin, val.bin (one byte a character) and meta.json (the vocabulary). Needs no network.
 
 The default text is English prose that every reader already owns: the language reference in `pydoc_data.topics` and
 the docstrings of the standard library, read with `ast`, so that no module is imported. `--input=FILE` takes any text.
