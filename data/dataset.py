@@ -58,9 +58,7 @@ class Dataset:
 
 class Prompts(Dataset):
     """The same text, but batches are drawn from the user's own inputs: JSON {"prompts": ["th_ c_t", ...]}, `_` for a blank.
-
-    What the blanks hid is unknown: the tokens have the vocabulary's letter `a` there, or its first character. Prompts shorter than block_size end in PAD.
-    """
+    What the blanks hid is unknown: the tokens have the vocabulary's letter `a` there, or its first character. Prompts shorter than block_size end in PAD."""
 
     def __init__(self, folder, split, path, block_size):
         super().__init__(folder, split)

@@ -84,9 +84,7 @@ def model_file(model, vocabulary, dtype=torch.float32):
 
 def build(content, kind, vocabulary, path):
     """The model in `content`, in float32 and evaluation mode.
-
-    Raises ValueError, with both values, where kind, vocabulary, shape or names of the weights are not the expected ones, before memory is taken for them.
-    """
+    Raises ValueError, with both values, where kind, vocabulary, shape or names of the weights are not the expected ones, before memory is taken for them."""
     if not isinstance(content, dict) or not {"kind", "architecture", "vocabulary", "weights"} <= content.keys():
         raise ValueError(f"checkpoint {path} is no model file; python -m model.pretrain writes one")
     if content["kind"] != kind:

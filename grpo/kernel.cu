@@ -72,7 +72,6 @@ __global__ void __launch_bounds__(THREADS) stats_forward(
         if (lane == 0) kl[row] = entropy[row] = 0;
         return;
     }
-
     // Read the row, once, and find the largest logit: of all characters, and of those in S.
     const float scale = 1 / (float)temperature;
     float z[PER], r[PER], top[4] = {minus_infinity(), minus_infinity(), minus_infinity(), minus_infinity()};
@@ -91,7 +90,6 @@ __global__ void __launch_bounds__(THREADS) stats_forward(
     }
     team_max<LANES>(top);
     const float top_s = (top[2] - top[0]) * scale, ref_top_s = (top[3] - top[1]) * scale;
-
     // S is summed from its own maximum: the reference may find all of S so unlikely that exp(x) is 0 throughout.
     float sum[6] = {0, 0, 0, 0, 0, 0};                   // Z, Z_r, the same over S, sum of p (x - x_r), sum of p x
     #pragma unroll
@@ -145,7 +143,6 @@ __global__ void __launch_bounds__(THREADS) stats_backward(
         for (int v = lane; v < V; v += LANES) store(g_logits + row * V + v, 0);
         return;
     }
-
     // Every lane walks through all completions, in order, and picks up the gradients that belong to its own columns. (One
     // step per completion would be an array indexed by v: but registers have no address, and the sums must keep an order.)
     const long long first = row / T * G * T + row % T;
@@ -240,7 +237,6 @@ __global__ void __launch_bounds__(THREADS, 8) sample_completions(
         low = max(low, largest_threshold<LANES>(weight, max(share, 1u), true));
     }
     if (min_p > 0) low = max(low, (unsigned)ceil((1 << 21) * min_p));   // the likeliest weighs 2^21
-
     // Replace each weight by the running total up to and including its column. The columns of one i are neighbours: add up
     // along the lanes, at distance 1, 2, 4, ..., then carry the sum of all of them over to the next i.
     unsigned carried = 0;
@@ -256,7 +252,6 @@ __global__ void __launch_bounds__(THREADS, 8) sample_completions(
         weight[i] = carried + running;
         carried += __shfl_sync(team_of_this_thread<LANES>(), running, LANES - 1, LANES);
     }
-
     // A uniform number points at one unit of the total; the character drawn is the number of columns that end before it.
     for (int j = 0; j < G; j++) {
         const long long at = first + (long long)j * T;

@@ -67,9 +67,7 @@ def start_wandb(config, start):
 
 class Log:
     """What a run writes while it goes: config.json, metrics.jsonl (on resume cut back to the checkpoint's iteration first), progress bar, wandb.
-
-    Raises ValueError, before anything is written, if another run is in out_dir or no folder can be made there.
-    """
+    Raises ValueError, before anything is written, if another run is in out_dir or no folder can be made there."""
 
     def __init__(self, config, start):
         out, self.first, self.lock = Path(config.out_dir), is_first(), None  # of several processes one is heard

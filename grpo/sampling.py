@@ -35,9 +35,7 @@ def penalise(logits, masked, repetition_penalty):
 
 def integer_weights(logits, temperature):
     """w[v] = round(exp((logits[v] - max) / temperature) * 2^21): (..., V) int64. A logit of -inf gives 0.
-
-    In float64, because two implementations of a float32 exp often round such a weight to different whole numbers.
-    """
+    In float64, because two implementations of a float32 exp often round such a weight to different whole numbers."""
     x = logits.double()
     return ((x - x.amax(dim=-1, keepdim=True)) / temperature).exp().mul(SCALE).round().long()
 

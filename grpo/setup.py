@@ -56,9 +56,7 @@ def load_data(dataset, block_size, prompts_file=""):
 
 def load_models(config, vocabulary):
     """-> generator, reference, judge, training state (None unless resuming), all on the CPU.
-
-    Raises ValueError for a file that is missing, damaged, of another kind or vocabulary, or a model shorter than block_size.
-    """
+    Raises ValueError for a file that is missing, damaged, of another kind or vocabulary, or a model shorter than block_size."""
     state, generator_file = None, config.generator_checkpoint
     if config.init_from == "resume":
         generator_file = Path(config.out_dir) / "checkpoint.pt"

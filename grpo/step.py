@@ -62,10 +62,8 @@ def draw_uniforms(inputs, group_size, length, seed):
 
 def probability_of_equal_fills(logits, kept, mask, temperature, G):
     """P(all G fills of an input are equal) = Π over blanks of Σ_v q(v)^G, before anything is scored: -> (B,).
-
-    Equal fills have equal rewards: the mean over inputs bounds the expected share of groups that teach nothing from below. Such
-    groups are not skipped, that would bias the gradient.
-    """
+    Equal fills have equal rewards: the mean over inputs bounds the expected share of groups that teach nothing from below. Such groups are not skipped, that
+    would bias the gradient."""
     log_q = stats.restrict(stats.log_softmax(logits, temperature), kept)                  # (B,T,V)
     return stats.where_blank((G * log_q).logsumexp(dim=-1), mask).sum(dim=-1).exp()
 
@@ -106,9 +104,7 @@ def differentiate(generator, r, counts, config, scaler):
 
 def update(optimizer, scaler, grad_clip, loss):
     """Add up the gradients of all processes, clip, step -> the norm before clipping; 0 where float16 overflowed.
-
-    Where the norm or the loss is not finite the step is left out, without waiting for the device: the fused AdamW then touches neither weights nor moments.
-    """
+    Where the norm or the loss is not finite the step is left out, without waiting for the device: the fused AdamW then touches neither weights nor moments."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     health = loss.clone()
     add_up([*(p.grad for p in parameters), health])

@@ -45,9 +45,7 @@ class Signals:
 
 def fetch(steps):
     """Empties the list of (iteration, {metric: scalar tensor}) since the last time -> the last step's metrics, as numbers.
-
-    Raises Stopped, naming step and tensor, where one is not finite. The update that met it was left out (`step.update`).
-    """
+    Raises Stopped, naming step and tensor, where one is not finite. The update that met it was left out (`step.update`)."""
     for iteration, metrics in steps:
         figures = dict(zip(metrics, torch.stack([value.float() for value in metrics.values()]).tolist()))  # waits for the device once
         for name, what in SUSPECTS.items():

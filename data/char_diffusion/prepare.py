@@ -64,9 +64,7 @@ def is_validation(paragraph):
 
 def prepare(out_dir, input_file=None, alphabet="text8"):
     """Write train.bin, val.bin and meta.json into `out_dir`; returns what meta.json holds.
-
-    Raises ValueError, with nothing written, for a text that is not UTF-8 or too short to split in two.
-    """
+    Raises ValueError, with nothing written, for a text that is not UTF-8 or too short to split in two."""
     try:
         text = Path(input_file).read_text(encoding="utf-8") if input_file is not None else "\n\n".join(standard_library_text())
     except (UnicodeDecodeError, OSError) as error:
