@@ -31,7 +31,7 @@ from grpo.evaluate import Evaluation, word_figures
 from grpo.kernel import choose
 from grpo.log import Clock, Log
 from grpo.reference import make_reference, update_reference
-from grpo.setup import estimate_minutes, forward, load_data, load_models, make_optimizer, pick_compile, pick_device, pick_dtype, to_device
+from grpo.setup import estimate_minutes, forward, load_data, load_models, make_optimizer, pick_compile, pick_device, pick_dtype
 from grpo.step import draw_uniforms, grpo_step
 from grpo.stop import Signals, Stopped, exit_when_stopped, fetch
 
@@ -82,7 +82,9 @@ def train_loop(config, device, train, evaluation, generator, untouched, judge, s
                 group["lr"] = learning_rate(iteration, config)
             tokens, mask = train.batch(inputs, config.block_size, masking, config.mask_ratio, config.hidden_words, (config.seed, iteration, 0))
             uniforms = draw_uniforms(inputs, config.group_size, config.block_size, (config.seed, iteration, 1))
-            tokens, mask, uniforms = (to_device(share(x), device) for x in (tokens, mask, uniforms))
+            tokens, mask, uniforms = (share(x) for x in (tokens, mask, uniforms))
+            if device.type == "cuda":  # it copies from pinned memory while the program goes on
+                tokens, mask, uniforms = (x.pin_memory().to(device, non_blocking=True) for x in (tokens, mask, uniforms))
             clock.mark("data")
             rollout, metrics = grpo_step(generate, refer, evaluation.rewards, optimizer, tokens, mask, train.mask_id, uniforms, config, clock, scaler, (config.seed, iteration))
             steps.append((iteration, metrics))

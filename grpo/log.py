@@ -3,6 +3,7 @@ import json
 import os
 import sys
 import time
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -65,7 +66,7 @@ def start_wandb(config, start):
     return wandb
 
 
-class Log:
+class Log(AbstractContextManager):
     """What a run writes while it goes: config.json, metrics.jsonl (on resume cut back to the checkpoint's iteration first), progress bar, wandb.
     Raises ValueError, before anything is written, if another run is in out_dir or no folder can be made there."""
 
@@ -125,9 +126,6 @@ class Log:
             wandb.log({"completions": wandb.Table(list(rows[0]), [list(row.values()) for row in rows])}, step=self.config.max_iters - 1)
             wandb.summary.update(json.loads(result))
         self.to_wandb(send)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, kind, *_):
         self.bar.close()

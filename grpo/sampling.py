@@ -26,8 +26,6 @@ def penalise(logits, masked, repetition_penalty):
     A visible character's logit is divided by the penalty if it is positive, else multiplied by it (CTRL, 1909.05858, section 4.1). It comes
     before temperature and truncation, and it is part of the policy: it is sampled, scored and differentiated.
     """
-    if repetition_penalty == 1:
-        return logits
     B, _, V = logits.shape                                                                # what is no character is counted in column V, and cut
     seen = torch.zeros(B, V + 1, dtype=torch.bool, device=logits.device).scatter_(1, torch.where(masked < 0, V, masked), True)[:, None, :V]  # (B,1,V)
     return torch.where(seen, torch.where(logits < 0, logits * repetition_penalty, logits / repetition_penalty), logits)

@@ -2,7 +2,6 @@
 import os
 import shutil
 import timeit
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -101,19 +100,14 @@ def forward(model, device, config):
     """The model as a function of tokens, under autocast and torch.compile as the settings say, and wherever it lives; a generator as it
     is sampled. float16 logits come as float32, as the kernel takes them."""
     call = torch.compile(model, dynamic=False) if config.compile == "true" else model
-    autocast = nullcontext() if config.dtype == "float32" else torch.autocast(device.type, dtype=getattr(torch, config.dtype))
+    autocast = torch.autocast(device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
 
     def run(tokens):
         with autocast:
             logits = call(tokens.to(device)).to(tokens.device)
         logits = logits.float() if logits.dtype == torch.float16 else logits
-        return penalise(logits, tokens, config.repetition_penalty) if isinstance(model, Generator) else logits
+        return penalise(logits, tokens, config.repetition_penalty) if config.repetition_penalty != 1 and isinstance(model, Generator) else logits
     return run
-
-
-def to_device(x, device):
-    """A batch on its way: a GPU copies from pinned memory while the program goes on."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
 @torch.no_grad()
