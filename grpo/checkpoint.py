@@ -20,7 +20,7 @@ from grpo.distributed import is_first
 from model.transformer import Generator, Judge, TransformerConfig
 
 LATEST, PREVIOUS = "checkpoint.pt", "checkpoint_prev.pt"
-KINDS = {"generator": Generator, "judge": Judge}
+KINDS = {cls.__name__.lower(): cls for cls in (Generator, Judge)}
 
 
 def lock(folder):

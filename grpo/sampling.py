@@ -79,7 +79,8 @@ def draw(weights, uniforms):
 def sample_completions(logits, masked, mask, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, xtc_threshold=0.1, xtc_probability=0.0):
     """Fill every blank of each input G times, in parallel, from one set of logits.
 
-    logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T) in [0,1) -> completions (B,G,T) int64, kept (B,T,V) bool, empty where there is no blank
+    logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T) in [0,1)
+    -> completions (B,G,T) int64, kept (B,T,V) bool, empty where there is no blank
     """
     weights = integer_weights(logits, temperature)                                        # (B,T,V)
     kept = keep(weights, top_k, top_p, min_p) & mask[..., None]                           # (B,T,V)

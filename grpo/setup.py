@@ -112,7 +112,7 @@ def forward(model, device, config):
 
 @torch.no_grad()
 def estimate_minutes(generator, judge, config, steps):
-    """How long `steps` steps and the final table will take, from the seconds of one forward pass of each model, its second (eager, CPU only)."""
+    """How long `steps` steps and the final table will take, from one timed forward pass of each model, after an untimed one (eager, CPU only)."""
     rows, eager = torch.zeros(64, config.block_size, dtype=torch.long), replace(config, compile="false")
     row, judged = (timeit.repeat(partial(forward(model, torch.device("cpu"), eager), rows), repeat=2, number=1)[1] / 64 for model in (generator, judge))
     step = config.batch_size * config.gradient_accumulation_steps * (config.group_size * judged + (1 + 3 * config.num_iterations) * row)

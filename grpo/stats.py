@@ -76,7 +76,8 @@ class Stats(torch.autograd.Function):
 def stats(logits, ref_logits, completions, kept, mask, temperature=1.0):
     """The four quantities, differentiable in `logits`.
 
-    logits, ref_logits (B,T,V) · completions (B,G,T) int64 · kept (B,T,V) bool, frozen at rollout · mask (B,T) bool -> logp, ref_logp (B,G,T) · kl, entropy
-    (B,T), in nats, zero wherever there is no blank ref_logp is log r renormalised on the same S: the sampled estimators k1 to k3 need it.
+    logits, ref_logits (B,T,V) · completions (B,G,T) int64 · kept (B,T,V) bool, frozen at rollout · mask (B,T) bool
+    -> logp, ref_logp (B,G,T) · kl, entropy (B,T), in nats, zero wherever there is no blank
+    ref_logp is log r renormalised on the same S: the sampled estimators k1 to k3 need it.
     """
     return Stats.apply(logits, ref_logits, completions, kept, mask, temperature)
