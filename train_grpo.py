@@ -1,5 +1,4 @@
-"""
-Single-step fill-in GRPO: teach a model that fills all blanks at once to make them agree.
+"""Single-step fill-in GRPO: teach a model that fills all blanks at once to make them agree.
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
@@ -96,11 +95,11 @@ def train_loop(config, device, train, evaluation, generator, untouched, judge, s
             if log_now:
                 metrics["valid_words"] = word_figures(gather(tokens), gather(mask), gather(rollout.completions), train.vocabulary, evaluation.words)["valid_words"]
                 log.metrics(iteration, metrics | {"lr": learning_rate(iteration, config)} | clock.read(), rollout)
-            log.advance()
+            log.bar.update()
             if save_now or stop:
                 save_training(config, generator, reference, optimizer, scaler, done, train.vocabulary)
             if stop:
-                raise Stopped(f"stopped by {signals.name(stop)} after step {iteration}", 128 + stop)
+                raise Stopped(f"stopped by {stop.name} after step {iteration}", 128 + stop)
             if done % config.eval_interval == 0 and done < config.max_iters:
                 log.say(evaluation.peek(generate, before, done))
     log.say(evaluation.peek(generate, before, config.max_iters))

@@ -1,5 +1,4 @@
-"""
-Batches of masked inputs. The batch of step i is a function of (seed, i) alone, so resuming needs no data state,
+"""Batches of masked inputs. The batch of step i is a function of (seed, i) alone, so resuming needs no data state,
 and any number of processes agree on the whole step's inputs before each takes its slice.
 """
 import json
@@ -59,9 +58,7 @@ class Dataset:
 
 class Prompts(Dataset):
     """The same text, but batches are drawn from the user's own inputs: JSON {"prompts": ["th_ c_t", ...]}, `_` for a blank.
-
-    What the blanks hid is unknown: the tokens have the vocabulary's letter `a` there, or its first character. Prompts shorter than block_size end in PAD.
-    """
+    What the blanks hid is unknown: the tokens have the vocabulary's letter `a` there, or its first character. Prompts shorter than block_size end in PAD."""
 
     def __init__(self, folder, split, path, block_size):
         super().__init__(folder, split)

@@ -1,5 +1,4 @@
-"""
-Which characters are hidden. Four ways, mixed by weight in the config: `masking="word"`, `masking="random:0.5,span:0.5"`.
+"""Which characters are hidden. Four ways, mixed by weight in the config: `masking="word"`, `masking="random:0.5,span:0.5"`.
 
     the cat sat on the mat
     t_e cat s_t _n the mat     random   single characters

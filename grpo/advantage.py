@@ -1,5 +1,4 @@
-"""
-Rewards of a group -> advantages: how much better than the rest of its group was each completion?
+"""Rewards of a group -> advantages: how much better than the rest of its group was each completion?
 
 Letters: B masked inputs, G group size. Rewards are (B,G), or (B,G,T) where every blank is credited on its own.
 """
@@ -12,8 +11,7 @@ INDISTINCT = 1e-6      # rewards that span less than this are equal but for roun
 def advantages(rewards, baseline="mean", scale_rewards="group", mask=None):
     """A = (reward − baseline) / scale, over the group: rewards (B,G) or (B,G,T) of the whole step -> the same shape.
 
-    `mask` (B,1,T) says which of (B,G,T) are blanks; the rest does not count.
-
+    mask            (B,1,T)        which of (B,G,T) are blanks; the rest does not count
     baseline        mean           of the group, GRPO (2402.03300, section 4.1.2)
                     leave_one_out  mean of the others, RLOO (2402.14740): unbiased, G/(G−1) times the above
     scale_rewards   group          the group's population standard deviation + 1e-4, GRPO

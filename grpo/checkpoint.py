@@ -1,5 +1,4 @@
-"""
-Files of weights: written atomically, read strictly.
+"""Files of weights: written atomically, read strictly.
 
 Every file is one dict. A model file has `kind`, `architecture`, `vocabulary`, `weights`; a training checkpoint is the
 generator's model file with `training` beside them, so wherever a generator may be named, a checkpoint may be named too.
@@ -66,9 +65,8 @@ def read(path):
     """The dict that `write` wrote, on the CPU. Only tensors and plain data are unpickled: a file cannot run code."""
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # compares checksums: torch.load would not notice a flipped bit
-        if damaged is None:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            if archive.testzip() is None:  # compares checksums: torch.load would not notice a flipped bit
+                return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}; name a file that exists") from None
     except Exception:  # whatever a foreign file makes of torch.load
@@ -80,16 +78,13 @@ def read(path):
 
 def model_file(model, vocabulary, dtype=torch.float32):
     """What to write for a model; `dtype` is that of the weights in the file."""
-    kind = next(name for name, cls in KINDS.items() if isinstance(model, cls))
     weights = {name: w.detach().to("cpu", dtype) for name, w in model.state_dict().items()}
-    return {"kind": kind, "architecture": asdict(model.trunk.config), "vocabulary": vocabulary, "weights": weights}
+    return {"kind": type(model).__name__.lower(), "architecture": asdict(model.trunk.config), "vocabulary": vocabulary, "weights": weights}
 
 
 def build(content, kind, vocabulary, path):
     """The model in `content`, in float32 and evaluation mode.
-
-    Raises ValueError, with both values, where kind, vocabulary, shape or names of the weights are not the expected ones, before memory is taken for them.
-    """
+    Raises ValueError, with both values, where kind, vocabulary, shape or names of the weights are not the expected ones, before memory is taken for them."""
     if not isinstance(content, dict) or not {"kind", "architecture", "vocabulary", "weights"} <= content.keys():
         raise ValueError(f"checkpoint {path} is no model file; python -m model.pretrain writes one")
     if content["kind"] != kind:
@@ -99,10 +94,9 @@ def build(content, kind, vocabulary, path):
     try:
         weights, shape = dict(content["weights"]), TransformerConfig(**content["architecture"])
         known = all(type(n) is int and 0 < n <= 1 << 16 for n in asdict(shape).values()) and shape.n_embd % (2 * shape.n_head) == 0
-        known = known and is_vocabulary(vocabulary) and shape.vocab_size == len(vocabulary) and shape.n_layer <= len(weights)
+        if not (known and is_vocabulary(vocabulary) and shape.vocab_size == len(vocabulary) and shape.n_layer <= len(weights)):
+            raise ValueError
     except (TypeError, ValueError):
-        known = False
-    if not known:
         raise ValueError(f"checkpoint {path} has the architecture {content['architecture']!r:.200}, which this code does not know; make the file again")
     with torch.device("meta"):  # shapes without numbers
         want = {name: tuple(w.shape) for name, w in KINDS[kind](shape).state_dict().items()}

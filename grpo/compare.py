@@ -1,5 +1,4 @@
-"""
-Runs side by side: the settings that differ, and their last figures.
+"""Runs side by side: the settings that differ, and their last figures.
 
     python -m grpo.compare out-a out-b ... [--plot=curves.png]      # and their curves, where matplotlib is installed
 """

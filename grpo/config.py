@@ -1,5 +1,4 @@
-"""
-The settings of a run: one flat dataclass, filled from Python files of plain assignments and from `--key=value`.
+"""The settings of a run: one flat dataclass, filled from Python files of plain assignments and from `--key=value`.
 
     python train_grpo.py config/grpo_config.py --group_size=16      # left to right, the last one wins
 
@@ -121,10 +120,6 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; --help lists what there is")
 
 
-def reject(name, value, allowed, source):
-    raise ValueError(f"{source}: {name}={value!r} is not allowed; {name} ({FIELDS[name].metadata['about']}) takes {allowed}")
-
-
 def check_name(name, source):
     if name not in FIELDS:
         near = difflib.get_close_matches(name, FIELDS, n=1)
@@ -134,8 +129,7 @@ def check_name(name, source):
 def convert(name, value, source):
     """A value as the field's own type: `value` is text from a flag, or a Python value from a file."""
     check_name(name, source)
-    f, kind = FIELDS[name], FIELDS[name].type
-    choices, low, high = (f.metadata[key] for key in ("choices", "low", "high"))
+    kind, (about, low, high, choices) = FIELDS[name].type, FIELDS[name].metadata.values()
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
     if choices:
@@ -149,13 +143,12 @@ def convert(name, value, source):
             value = words[value.lower()] if kind is bool else kind(value)
         elif kind is float and type(value) is int:
             value = float(value)
+        fits = type(value) is kind and (not choices or value in choices) and (kind is not float or math.isfinite(value))
+        if fits and (low is None or value >= low) and (high is None or value <= high):
+            return value
     except (ValueError, KeyError, OverflowError):
-        reject(name, value, expected, source)
-    if type(value) is not kind or (choices and value not in choices) or (kind is float and not math.isfinite(value)):
-        reject(name, value, expected, source)
-    if (low is not None and value < low) or (high is not None and value > high):
-        reject(name, value, expected, source)
-    return value
+        pass
+    raise ValueError(f"{source}: {name}={value!r} is not allowed; {name} ({about}) takes {expected}")
 
 
 def read_file(path):

@@ -1,5 +1,4 @@
-"""
-Several processes, one step: `torchrun --nproc_per_node=N train_grpo.py ...`. Without torchrun everything here does nothing.
+"""Several processes, one step: `torchrun --nproc_per_node=N train_grpo.py ...`. Without torchrun everything here does nothing.
 
 N processes of A micro-batches each take the step that one process takes with N·A of them. Every process draws the whole step's
 inputs and uniforms from the seed and keeps its share; the weights of the loss count over the whole step, so gradients are added up,
@@ -26,12 +25,6 @@ def join(device):
     if world()[0] > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(dist.destroy_process_group)
-
-
-def wait():
-    """Until all processes have come here."""
-    if world()[0] > 1:
-        dist.barrier()
 
 
 def agree(number):

@@ -1,5 +1,4 @@
-"""
-Is it really better? Numbers that neither the judge nor the loss sees, on held-out text.
+"""Is it really better? Numbers that neither the judge nor the loss sees, on held-out text.
 
     python -m grpo.evaluate out            # evaluate the run in `out` again
 
@@ -50,10 +49,9 @@ def ngram(text, vocab_size):
     where distinct(h) counts the different characters seen after h. -> the function from the string hc to P(c | h)
     """
     count = Counter(text[i: i + k] for k in range(1, ORDER + 1) for i in range(len(text) - k + 1))
-    followed, distinct = Counter(), Counter()
+    followed, distinct = Counter(), Counter(gram[:-1] for gram in count)
     for gram, times in count.items():
         followed[gram[:-1]] += times
-        distinct[gram[:-1]] += 1
 
     @functools.cache
     def probability(gram):

@@ -1,5 +1,4 @@
-"""
-Talk to the generator: a text with blanks, each filled from one forward pass, before and after GRPO.
+"""Talk to the generator: a text with blanks, each filled from one forward pass, before and after GRPO.
 
     python -m grpo.fill "the ___ sat on the mat"                  # before: the pretrained model; after: out/checkpoint.pt, if it is there
     python -m grpo.fill "th_ c_t" --checkpoint=out-b/checkpoint.pt --k=8 --temperature=0.7

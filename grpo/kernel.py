@@ -1,5 +1,4 @@
-"""
-`grpo/kernel.cu` from PyTorch: compiled once, launched on the current stream, replaced by its definition where it cannot run.
+"""`grpo/kernel.cu` from PyTorch: compiled once, launched on the current stream, replaced by its definition where it cannot run.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 

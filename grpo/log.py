@@ -1,11 +1,11 @@
-"""
-What a run leaves behind while it runs: the progress bar, metrics.jsonl, wandb, and how long each phase of a step took.
-"""
+"""What a run leaves behind while it runs: the progress bar, metrics.jsonl, wandb, and how long each phase of a step took."""
 import json
 import os
 import sys
 import time
+from contextlib import AbstractContextManager
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -23,18 +23,15 @@ class Clock:
         self.start()
 
     def start(self):
-        self.marks = [("start", self.now())]
-
-    def now(self):
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        self.marks = []
+        self.mark("start")
 
     def mark(self, phase):
         """The time since the last mark belongs to `phase`."""
-        self.marks.append((phase, self.now()))
+        now = torch.cuda.Event(enable_timing=True) if self.cuda else time.perf_counter()
+        if self.cuda:
+            now.record()
+        self.marks.append((phase, now))
 
     def read(self):
         """{"fill_ms": ..., "step_ms": the whole}"""
@@ -69,11 +66,9 @@ def start_wandb(config, start):
     return wandb
 
 
-class Log:
+class Log(AbstractContextManager):
     """What a run writes while it goes: config.json, metrics.jsonl (on resume cut back to the checkpoint's iteration first), progress bar, wandb.
-
-    Raises ValueError, before anything is written, if another run is in out_dir or no folder can be made there.
-    """
+    Raises ValueError, before anything is written, if another run is in out_dir or no folder can be made there."""
 
     def __init__(self, config, start):
         out, self.first, self.lock = Path(config.out_dir), is_first(), None  # of several processes one is heard
@@ -119,10 +114,7 @@ class Log:
         shown = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl", "entropy": "entropy", "ms": "step_ms"}
         self.bar.set_postfix({name: f"{metrics[key]:.0f}" if name == "ms" else f"{metrics[key]:.3f}" for name, key in shown.items()}, refresh=False)
 
-    def advance(self):
-        self.bar.update()
-
-    def say(self, text=""):
+    def say(self, text):
         if self.first:
             tqdm.write(text)
 
@@ -134,9 +126,6 @@ class Log:
             wandb.log({"completions": wandb.Table(list(rows[0]), [list(row.values()) for row in rows])}, step=self.config.max_iters - 1)
             wandb.summary.update(json.loads(result))
         self.to_wandb(send)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, kind, *_):
         self.bar.close()
@@ -154,9 +143,5 @@ def colours():
 def highlight(text, mask):
     """Blanks in colour on a terminal, in [brackets] elsewhere: text of T characters, mask (T,) -> str."""
     on, off = ("\033[1;32m", "\033[0m") if colours() else ("[", "]")
-    parts, inside = [], False
-    for character, blank in zip(text, mask):
-        parts.append((on if blank else off) if blank != inside else "")
-        parts.append(character)
-        inside = blank
-    return "".join(parts) + (off if inside else "")
+    runs = ((blank, "".join(c for _, c in run)) for blank, run in groupby(zip(mask, text), key=lambda pair: pair[0]))
+    return "".join(on + run + off if blank else run for blank, run in runs)

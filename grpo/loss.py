@@ -1,5 +1,4 @@
-"""
-Advantages and log-probabilities -> the loss, in every published form. Plain tensors and numbers, differentiated by autograd.
+"""Advantages and log-probabilities -> the loss, in every published form. Plain tensors and numbers, differentiated by autograd.
 
 Letters: B masked inputs, T characters, G group size. logp, old_logp, ref_logp are (B,G,T); kl, entropy and mask are (B,T);
 advantages are (B,G,1), or (B,G,T) where every blank is credited on its own.
@@ -83,8 +82,6 @@ def grpo_loss(logp, old_logp, ref_logp, kl, entropy, advantages, mask, weights, 
     pg_loss = ((weights if learning is None else weights * learning[:, None]) * losses).sum()
     kl_penalty = kl_beta * (weights * kl_estimate(logp, ref_logp, kl, kl_estimator).expand_as(logp)).sum()
     loss = pg_loss + kl_penalty - entropy_coef * G * (weights[:, 0] * entropy).sum()
-    blank = mask[:, None].expand_as(logp)
-    difference = (logp - old_logp).detach()
-    parts = {"loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty, "clip_ratio": (stopped & blank).sum() / G,
-             "approx_kl": (difference.exp() - 1 - difference).sum() / G}  # the last two are per blank: divide by the step's blanks
+    parts = {"loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty, "clip_ratio": (stopped & mask[:, None]).sum() / G,
+             "approx_kl": kl_estimate(old_logp, logp.detach(), None, "k3").sum() / G}  # the last two are per blank: divide by the step's blanks
     return loss, {name: value.detach() for name, value in parts.items()}

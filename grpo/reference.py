@@ -1,5 +1,4 @@
-"""
-The reference that the KL holds the policy to: static, or following the policy at a distance (TR-DPO, 2404.09656, there for DPO).
+"""The reference that the KL holds the policy to: static, or following the policy at a distance (TR-DPO, 2404.09656, there for DPO).
 
     ema         after every step, reference = (1 − ema_alpha) · reference + ema_alpha · policy
     periodic    after every reference_update_freq steps, reference = policy

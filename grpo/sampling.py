@@ -1,5 +1,4 @@
-"""
-Which characters may be drawn, and the draws.
+"""Which characters may be drawn, and the draws.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
@@ -32,17 +31,9 @@ def penalise(logits, masked, repetition_penalty):
     return torch.where(seen, torch.where(logits < 0, logits * repetition_penalty, logits / repetition_penalty), logits)
 
 
-def as_sampled(generate, config):
-    """The function from tokens to logits, with the run's repetition penalty."""
-    penalty = config.repetition_penalty
-    return generate if penalty == 1 else lambda tokens: penalise(generate(tokens), tokens, penalty)
-
-
 def integer_weights(logits, temperature):
     """w[v] = round(exp((logits[v] - max) / temperature) * 2^21): (..., V) int64. A logit of -inf gives 0.
-
-    In float64, because two implementations of a float32 exp often round such a weight to different whole numbers.
-    """
+    In float64, because two implementations of a float32 exp often round such a weight to different whole numbers."""
     x = logits.double()
     return ((x - x.amax(dim=-1, keepdim=True)) / temperature).exp().mul(SCALE).round().long()
 
@@ -85,8 +76,7 @@ def draw(weights, uniforms):
     return torch.searchsorted(cumulative, target, right=True)
 
 
-def sample_completions(logits, masked, mask, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, xtc_threshold=0.1,
-                       xtc_probability=0.0):
+def sample_completions(logits, masked, mask, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, xtc_threshold=0.1, xtc_probability=0.0):
     """Fill every blank of each input G times, in parallel, from one set of logits.
 
     logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T) in [0,1)

@@ -1,10 +1,8 @@
-"""
-From settings to what a run works with: the device, the data, the three models, the optimizer.
-"""
+"""From settings to what a run works with: the device, the data, the three models, the optimizer."""
 import os
-import time
-from contextlib import nullcontext
+import timeit
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +12,7 @@ from data.dataset import Dataset, Prompts
 from grpo import distributed
 from grpo.checkpoint import LATEST, PREVIOUS, load_model, read_training
 from grpo.config import Config, check_resume
-from grpo.sampling import as_sampled
+from grpo.sampling import penalise
 from model.transformer import Generator
 
 COMPILE_FROM = 2e7  # characters through the models, twice the default run: there compiling repays itself on 2 CPU cores, and on slower ones sooner
@@ -46,7 +44,7 @@ def load_data(dataset, block_size, prompts_file=""):
     if dataset == Config.dataset and not (folder / "meta.json").exists() and distributed.is_first():
         print(f"making {folder} from your Python's documentation: a few seconds", flush=True)
         prepare(folder)
-    distributed.wait()
+    distributed.agree(0)  # no process reads before it is written
     splits = [Dataset(folder, split) for split in ("train", "val")]
     shortest = min(len(split.tokens) for split in splits)
     if not 5 <= block_size <= shortest:
@@ -56,9 +54,7 @@ def load_data(dataset, block_size, prompts_file=""):
 
 def load_models(config, vocabulary):
     """-> generator, reference, judge, training state (None unless resuming), all on the CPU.
-
-    Raises ValueError for a file that is missing, damaged, of another kind or vocabulary, or a model shorter than block_size.
-    """
+    Raises ValueError for a file that is missing, damaged, of another kind or vocabulary, or a model shorter than block_size."""
     state, generator_file = None, config.generator_checkpoint
     if config.init_from == "resume":
         generator_file = Path(config.out_dir) / "checkpoint.pt"
@@ -86,8 +82,7 @@ def load_frozen(config, vocabulary):
 
 def make_optimizer(model, config):
     """AdamW; weight decay on matrices only."""
-    matrices, vectors = ([p for p in model.parameters() if (p.dim() >= 2) == wanted] for wanted in (True, False))
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [{"params": [p for p in model.parameters() if (p.dim() >= 2) == decays], "weight_decay": config.weight_decay * decays} for decays in (True, False)]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
@@ -112,13 +107,14 @@ def forward(model, device, config):
     """The model as a function of tokens, under autocast and torch.compile as the settings say, and wherever it lives; a generator as it
     is sampled. float16 logits come as float32, as the kernel takes them."""
     call = torch.compile(model, dynamic=False) if config.compile == "true" else model
-    autocast = nullcontext() if config.dtype == "float32" else torch.autocast(device.type, dtype=getattr(torch, config.dtype))
+    autocast = torch.autocast(device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
 
     def run(tokens):
         with autocast:
             logits = call(tokens.to(device)).to(tokens.device)
-        return logits.float() if logits.dtype == torch.float16 else logits
-    return as_sampled(run, config) if isinstance(model, Generator) else run
+        logits = logits.float() if logits.dtype == torch.float16 else logits
+        return penalise(logits, tokens, config.repetition_penalty) if config.repetition_penalty != 1 and isinstance(model, Generator) else logits
+    return run
 
 
 def to_device(x, device):
@@ -128,14 +124,8 @@ def to_device(x, device):
 
 @torch.no_grad()
 def estimate_minutes(generator, judge, config, steps):
-    """How long `steps` steps and the final table will take, from one timed forward pass of each model (eager, CPU only)."""
-    seconds = []
-    for model in (generator, judge):
-        call, rows = forward(model, torch.device("cpu"), replace(config, compile="false")), torch.zeros(64, config.block_size, dtype=torch.long)
-        call(rows)
-        start = time.perf_counter()
-        call(rows)
-        seconds.append((time.perf_counter() - start) / 64)                                # per row
-    row, judged = seconds
+    """How long `steps` steps and the final table will take, from one timed forward pass of each model, after an untimed one (eager, CPU only)."""
+    rows, eager = torch.zeros(64, config.block_size, dtype=torch.long), replace(config, compile="false")
+    row, judged = (timeit.repeat(partial(forward(model, torch.device("cpu"), eager), rows), repeat=2, number=1)[1] / 64 for model in (generator, judge))
     step = config.batch_size * config.gradient_accumulation_steps * (config.group_size * judged + (1 + 3 * config.num_iterations) * row)
     return (steps * step + config.eval_inputs * (40 * judged + 30 * row)) / 60

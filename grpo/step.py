@@ -1,11 +1,9 @@
-"""
-One GRPO step: fill every input G times, score the completions, update the policy.
+"""One GRPO step: fill every input G times, score the completions, update the policy.
 
-Letters: B masked inputs, T characters, G group size, V vocabulary. In one-shot filling the logits depend on the masked input
-alone, so its G completions share them: a step is one forward pass of generator and reference over B rows, one of the judge
-over B·G rows, and one backward pass over B rows. Inputs are never repeated G times. (Only with several micro-batches or inner updates is
-the generator's forward pass made again for each backward pass, so that one graph is held at a time.) What is compared over the step
-is compared over all of it: a baseline or a count that saw one micro-batch would be another loss.
+Letters: B masked inputs, T characters, G group size, V vocabulary. In one-shot filling the logits depend on the masked input alone, so its G completions
+share them: a step is one forward pass of generator and reference over B rows, one of the judge over B·G rows, and one backward pass over B rows. Inputs are
+never repeated G times. (Only with several micro-batches or inner updates is the generator's forward pass made again for each backward pass, so that one
+graph is held at a time.) What is compared over the step is compared over all of it: a baseline or a count that saw one micro-batch would be another loss.
 """
 from dataclasses import dataclass
 
@@ -64,10 +62,8 @@ def draw_uniforms(inputs, group_size, length, seed):
 
 def probability_of_equal_fills(logits, kept, mask, temperature, G):
     """P(all G fills of an input are equal) = Π over blanks of Σ_v q(v)^G, before anything is scored: -> (B,).
-
-    Equal fills have equal rewards: the mean over inputs bounds the expected share of groups that teach nothing from below. Such
-    groups are not skipped, that would bias the gradient.
-    """
+    Equal fills have equal rewards: the mean over inputs bounds the expected share of groups that teach nothing from below. Such groups are not skipped, that
+    would bias the gradient."""
     log_q = stats.restrict(stats.log_softmax(logits, temperature), kept)                  # (B,T,V)
     return stats.where_blank((G * log_q).logsumexp(dim=-1), mask).sum(dim=-1).exp()
 
@@ -108,9 +104,7 @@ def differentiate(generator, r, counts, config, scaler):
 
 def update(optimizer, scaler, grad_clip, loss):
     """Add up the gradients of all processes, clip, step -> the norm before clipping; 0 where float16 overflowed.
-
-    Where the norm or the loss is not finite the step is left out, without waiting for the device: the fused AdamW then touches neither weights nor moments.
-    """
+    Where the norm or the loss is not finite the step is left out, without waiting for the device: the fused AdamW then touches neither weights nor moments."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     health = loss.clone()
     add_up([*(p.grad for p in parameters), health])

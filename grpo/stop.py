@@ -1,5 +1,4 @@
-"""
-What ends a run before its last step: a signal, a figure that is not finite, a reward that fails, a full disk. It ends with one line on
+"""What ends a run before its last step: a signal, a figure that is not finite, a reward that fails, a full disk. It ends with one line on
 stderr and an exit code that is not 0, and the last checkpoint stays.
 """
 import contextlib
@@ -35,12 +34,9 @@ class Signals:
             signal.signal(each, signal.SIG_DFL)
 
     def requested(self):
-        """The signal's number, 0: none. All processes get the same answer, so that none waits for another that has left."""
-        return agree(self.received)
-
-    @staticmethod
-    def name(number):
-        return signal.Signals(number).name
+        """The signal, or 0: none. All processes get the same answer, so that none waits for another that has left."""
+        number = agree(self.received)
+        return number and signal.Signals(number)
 
     def __exit__(self, *_):
         for number, handler in self.before.items():
@@ -49,9 +45,7 @@ class Signals:
 
 def fetch(steps):
     """Empties the list of (iteration, {metric: scalar tensor}) since the last time -> the last step's metrics, as numbers.
-
-    Raises Stopped, naming step and tensor, where one is not finite. The update that met it was left out (`step.update`).
-    """
+    Raises Stopped, naming step and tensor, where one is not finite. The update that met it was left out (`step.update`)."""
     for iteration, metrics in steps:
         figures = dict(zip(metrics, torch.stack([value.float() for value in metrics.values()]).tolist()))  # waits for the device once
         for name, what in SUSPECTS.items():

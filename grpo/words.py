@@ -1,6 +1,4 @@
-"""
-Words in a text of characters: which are hidden, and is what was filled in a word? For the rewards and for the evaluation.
-"""
+"""Words in a text of characters: which are hidden, and is what was filled in a word? For the rewards and for the evaluation."""
 import re
 
 import numpy as np

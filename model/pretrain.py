@@ -1,5 +1,4 @@
-"""
-Train the two models that GRPO starts from: the generator (fill the blanks), then the judge (was it filled?).
+"""Train the two models that GRPO starts from: the generator (fill the blanks), then the judge (was it filled?).
 
     python -m model.pretrain --out_dir=out-pretrain            # both; with --dtype=bfloat16 over an hour on 2 CPU cores
     python -m model.pretrain --out_dir=out-pretrain --resume   # go on where it was stopped
@@ -96,11 +95,9 @@ def by_word(flags, is_space):
 
 def judge_loss(judge, generator, dataset, words, size, block_size, seed):
     """Mean binary cross-entropy, in nats a character, of "the word that this character stands in is the original one".
-
-    One label per word, not per character: a parallel fill is drawn blind to itself, so whether a single character is the original
-    says little about its neighbours, whereas a word is right only if its characters agree. Half of the rows are fills of blanks, where the
-    words that had blanks weigh 0.85; half have swapped words, where real and swapped weigh the same.
-    """
+    One label per word, not per character: a parallel fill is drawn blind to itself, so whether a single character is the original says little about its
+    neighbours, whereas a word is right only if its characters agree. Half of the rows are fills of blanks, where the words that had blanks weigh 0.85; half
+    have swapped words, where real and swapped weigh the same."""
     tokens, mask = masked_batch(dataset, size // 2, block_size, seed)
     others, _ = dataset.batch(size - size // 2, block_size, MASKING, 0.0, 1, (*seed, 7))
     completions = torch.cat([wrong_fills(generator, dataset, tokens, mask, (*seed, 2)), swap_words(dataset, words, others, (*seed, 3))])  # (B,T)

@@ -1,5 +1,4 @@
-"""
-One bidirectional character transformer, two heads.
+"""One bidirectional character transformer, two heads.
 
 Letters: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads.
 The trunk is RMSNorm (1910.07467), rotary positions (2104.09864), scaled_dot_product_attention without a causal mask and a

@@ -10,7 +10,7 @@ from grpo.checkpoint import model_file, write
 from grpo.config import Config
 from grpo.log import Clock
 from grpo.reward import Rewards
-from grpo.sampling import as_sampled
+from grpo.setup import forward
 from grpo.stats import log_softmax
 from grpo.step import draw_uniforms, grpo_step
 from model.transformer import Generator, Judge, TransformerConfig
@@ -36,7 +36,7 @@ def step(settings, tokens, mask, judge=JUDGES["a judge"], V=6, G=4):
     config = Config(**{"batch_size": len(tokens), "group_size": G, "learning_rate": 1.0, "grad_clip": 0.0, "temperature": 0.7} | settings)
     optimizer = torch.optim.SGD(generator.parameters(), lr=1.0)
     before = torch.cat([p.detach().flatten().clone() for p in generator.parameters()])
-    rollout, metrics = grpo_step(as_sampled(generator, config), as_sampled(reference, config), Rewards(judge), optimizer, tokens, mask, V - 1,
+    rollout, metrics = grpo_step(*(forward(model, torch.device("cpu"), config) for model in (generator, reference)), Rewards(judge), optimizer, tokens, mask, V - 1,
                                  draw_uniforms(len(tokens), G, tokens.shape[1], (1,)), config, Clock(torch.device("cpu")))
     after = torch.cat([p.detach().flatten() for p in generator.parameters()])
     assert after.isfinite().all() and all(value.isfinite() for value in metrics.values()), metrics

@@ -1,5 +1,4 @@
-"""
-Text -> train.bin, val.bin (one byte a character) and meta.json (the vocabulary). Needs no network.
+"""Text -> train.bin, val.bin (one byte a character) and meta.json (the vocabulary). Needs no network.
 
 The default text is English prose that every reader already owns: the language reference in `pydoc_data.topics` and
 the docstrings of the standard library, read with `ast`, so that no module is imported. `--input=FILE` takes any text.
@@ -65,9 +64,7 @@ def is_validation(paragraph):
 
 def prepare(out_dir, input_file=None, alphabet="text8"):
     """Write train.bin, val.bin and meta.json into `out_dir`; returns what meta.json holds.
-
-    Raises ValueError, with nothing written, for a text that is not UTF-8 or too short to split in two.
-    """
+    Raises ValueError, with nothing written, for a text that is not UTF-8 or too short to split in two."""
     try:
         text = Path(input_file).read_text(encoding="utf-8") if input_file is not None else "\n\n".join(standard_library_text())
     except (UnicodeDecodeError, OSError) as error:
@@ -104,10 +101,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         print(json.dumps(prepare(args.out_dir, args.input, args.alphabet)))
-    except ValueError as error:
-        parser.error(error)
-    except OSError as error:
-        parser.error(f"{error}; name another --out_dir")
+    except (ValueError, OSError) as error:
+        parser.error(f"{error}; name another --out_dir" if isinstance(error, OSError) else error)
 
 
 if __name__ == "__main__":
