@@ -31,7 +31,7 @@ from grpo.evaluate import Evaluation, word_figures
 from grpo.kernel import choose
 from grpo.log import Clock, Log
 from grpo.reference import make_reference, update_reference
-from grpo.setup import estimate_minutes, forward, load_data, load_models, make_optimizer, pick_compile, pick_device, pick_dtype, to_device
+from grpo.setup import estimate_minutes, forward, is_compiled, load_data, load_models, make_optimizer, pick_compile, pick_device, pick_dtype, to_device
 from grpo.step import draw_uniforms, grpo_step
 from grpo.stop import Signals, Stopped, exit_when_stopped, fetch
 
@@ -71,7 +71,7 @@ def train_loop(config, device, train, evaluation, generator, untouched, judge, s
         restore_training(state, optimizer, scaler)
     masking, inputs, clock, steps = parse_masking(config.masking), config.batch_size * config.gradient_accumulation_steps, Clock(device), []
     log.say(f"{config.max_iters - start} GRPO steps of {inputs} inputs x {config.group_size} completions on {device}"
-            f"{', compiled' if config.compile == 'true' else ''}, kernel: {config.kernel}; then the table on {config.eval_inputs} held-out inputs"
+            f"{', compiled' if is_compiled(device, config) else ''}, kernel: {config.kernel}; then the table on {config.eval_inputs} held-out inputs"
             + (f": about {estimate_minutes(generator, judge, config, config.max_iters - start):.1f} minutes" if device.type == "cpu" else ""))
     log.say(evaluation.peek(generate, before, start))
 

@@ -21,17 +21,17 @@ step        one turn of train_grpo.py's loop with the shipped models, B 16, T 64
               bfloat16     as shared, every forward pass in bfloat16; both: that, and every pass compiled
               judge_alone  B·G rows in one batch through the judge, eager, in the dtype of `shared`, and nothing else
             over_shared, over_judge: the step's time divided by that of `shared`, of `judge_alone`.
-scaling     that step with one of B, G, T varied. over_linear: time ÷ the first line's, divided by B, G or T² + T ÷ the first line's; kept_MiB: what
-            the backward pass keeps of the forward passes.
-drift       train_grpo.py, B 4, G 4, for 100 and for 1,000 steps, in processes of their own: the median time of a step in each tenth of the run, the
-            last tenth's ÷ the first's (without its first three steps), and the most memory that the process ever held.
+scaling     that step with one of B, G, T varied. over_linear, over_flops: time ÷ the first line's, divided by B, G or T² + T, by FLOPs needed, ÷ the
+            first line's; kept_MiB: what the backward pass needs kept, weights included.
+drift       train_grpo.py, B 4, G 4, for 100 and for 1,000 steps, in processes of their own: the most memory that the process ever held (Linux), and
+            the median step_ms in each tenth of the run, and the last tenth's ÷ the first's (without its first three steps).
 models      on CUDA, the step with untrained models of 1, 10 and 100 M parameters, the judge as large as the generator: bfloat16, B 64, T 256, G 16.
 startup     seconds from the command to the first update of the default experiment, each line in a process of its own; compiled: with nothing in the
             compiler's cache.
 
 distinct: different completions ÷ completions. kernels: what ran on the GPU in one step, copies included. idle: 1 − the sum of their times ÷ the step's.
 MiB: peak memory above what was held before. mfu: FLOPs needed ÷ the step's time ÷ FLOP/s of a large matrix product of the same dtype, where
-    FLOPs needed = T · (B · (3 f(generator) + f(reference)) + distinct · B·G · f(judge)),    f = 2 · weights in matrices + 4 · layers · T · width
+    FLOPs needed = T · (B · (3 updates · f(generator) + f(reference)) + distinct · B·G · f(judge)),    f = 2 · weights in matrices + 4 · layers · T · width
 (a backward pass takes two forward passes; the embedding is a look-up; softmax, norms and the optimizer are not counted).
 """
 import argparse
@@ -56,7 +56,7 @@ from grpo.checkpoint import write
 from grpo.config import Parser, exit_on_mistake, load_config
 from grpo.log import Clock
 from grpo.reward import Rewards
-from grpo.setup import forward, load_data, load_models, make_optimizer, pick_device, pick_dtype
+from grpo.setup import can_compile, forward, load_data, load_models, make_optimizer, pick_device, pick_dtype
 from grpo.step import differentiate, draw_uniforms, grpo_step, rollout, update
 from grpo.words import lexicon
 from model.transformer import Generator, Judge, TransformerConfig
@@ -187,7 +187,7 @@ def needed_flops(generator, reference, judge, config, distinct):
     def f(model):
         weights = sum(p.numel() for p in model.parameters() if p.dim() == 2) - model.trunk.embedding.weight.numel()
         return 2 * weights + 4 * model.trunk.config.n_layer * config.block_size * model.trunk.config.n_embd
-    return config.block_size * config.batch_size * (3 * f(generator) + f(reference) + distinct * config.group_size * f(judge))
+    return config.block_size * config.batch_size * (3 * config.num_iterations * f(generator) + f(reference) + distinct * config.group_size * f(judge))
 
 
 def gpu_work(turn, step_ms):
@@ -213,7 +213,7 @@ def compare_steps(title, names, config, train, models, device, rounds, peak):
     for name, each in results.items():
         row = {key: float(np.median([result[key] for result in each])) for key in each[0]}
         if name in turns:
-            row["mfu"] = needed_flops(*models, config, row["distinct"]) / (row["step_ms"] / 1000) / peak[configs[name].dtype]
+            row["mfu"] = needed_flops(*models, configs[name], row["distinct"]) / (row["step_ms"] / 1000) / peak[configs[name].dtype]
             row |= (gpu_work(turns[name], row["step_ms"]) if device.type == "cuda" else {}) | peak_memory(turns[name], device)
         row |= {"step_ms": quartiles(times[name]), "over_shared": quartiles(times[name], times["shared"]), "over_judge": quartiles(times[name], times["judge_alone"])}
         yield {"models": title, "dtype": configs.get(name, config).dtype, "G": config.group_size, "variant": name} | row
@@ -232,7 +232,7 @@ def prepare(device, clock, **changes):
 
 
 def bench_step(groups, dtypes, device, rounds, peak):
-    names = ["shared", "again", "two_updates", "plain_judge", "repeated", "bfloat16", "both"] if device.type == "cpu" else list(VARIANTS)
+    names = ["shared", "again", "two_updates", "plain_judge", "repeated", "bfloat16", *(["both"] if can_compile() else [])] if device.type == "cpu" else list(VARIANTS)
     for G, dtype in itertools.product(groups, dtypes):
         yield from compare_steps("shipped", names, *prepare(device, Clock(device), batch_size=16, group_size=G, dtype=dtype), device, rounds, peak)
 
@@ -247,28 +247,31 @@ def bench_models(device, rounds, peak):
 
 def bench_scaling(device, rounds):
     for setting, values in SCALES.items():
-        config, train, models = prepare(device, Clock(device), batch_size=16, group_size=16)
-        turns = {n: loop_turn(grpo_step, replace(config, **{setting: n}), train, models, device) for n in values}
-        size = {n: n * n + n if setting == "block_size" else n for n in values}
+        base, train, models = prepare(device, Clock(device), batch_size=16, group_size=16)
+        configs = {n: replace(base, **{setting: n}) for n in values}
+        turns = {n: loop_turn(grpo_step, config, train, models, device) for n, config in configs.items()}
+        sizes = {n: (n * n + n if setting == "block_size" else n, needed_flops(*models, config, 1)) for n, config in configs.items()}
         times = {n: [result["step_ms"] for result in each] for n, each in interleave(turns, rounds).items()}
         for n in values:
+            linear, flops = (quartiles(times[n], np.multiply(times[values[0]], size / first)) for size, first in zip(sizes[n], sizes[values[0]]))
             kept = []
             with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
                 turns[n]()
             storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in kept}
-            yield {"varied": setting, "value": n, "step_ms": quartiles(times[n]), "over_linear": quartiles(times[n], np.multiply(times[values[0]], size[n] / size[values[0]])),
+            yield {"varied": setting, "value": n, "step_ms": quartiles(times[n]), "over_linear": linear, "over_flops": flops,
                    "kept_MiB": sum(storages.values()) / 2**20} | peak_memory(turns[n], device)
 
 
 def bench_drift(device, lengths=(100, 1000)):
+    code = "import sys, train_grpo; train_grpo.main(sys.argv[1:]); status = open('/proc/self/status').read(); print(status.split('VmHWM:')[1].split()[0])"
     for steps in lengths:
-        with tempfile.TemporaryDirectory() as out, tempfile.TemporaryFile() as output:
+        with tempfile.TemporaryDirectory() as out:
             settings = {"batch_size": 4, "group_size": 4, "max_iters": steps, "warmup_iters": 0, "eval_inputs": 16, "device": device, "out_dir": out}
-            child = subprocess.Popen([sys.executable, "train_grpo.py", "config/grpo_config.py", *(f"--{name}={value}" for name, value in settings.items())], stdout=output, stderr=output)
-            usage = os.wait4(child.pid, 0)[2]
+            flags = [f"--{name}={value}" for name, value in settings.items()]
+            said = subprocess.run([sys.executable, "-c", code, "config/grpo_config.py", *flags], check=True, stdout=subprocess.PIPE, text=True).stdout
             with open(f"{out}/metrics.jsonl") as lines:
                 tenths = [np.median(part) for part in np.array_split([json.loads(line)["step_ms"] for line in lines][3:], 10)]
-        yield {"steps": steps, "MiB": usage.ru_maxrss / 1024, "last_over_first": float(tenths[-1] / tenths[0]), "ms_by_tenth": [float(each) for each in tenths]}
+        yield {"steps": steps, "MiB": int(said.split()[-1]) / 1024, "last_over_first": float(tenths[-1] / tenths[0]), "ms_by_tenth": [float(each) for each in tenths]}
 
 
 def first_update(begin, device, compiled):

@@ -96,17 +96,23 @@ def can_compile():
 
 
 def pick_compile(config, device, state):
-    """The setting `compile`, without `auto`: on CUDA; on a CPU where it works and the run is long; a resumed run there as it began, to the bit."""
+    """The setting `compile`; `auto` on a CPU becomes true where compiling works and the run is long, or, resumed, began so: else false."""
     if config.compile != "auto" or device.type == "cuda":
-        return config.compile.replace("auto", "true")
-    characters = config.max_iters * config.batch_size * config.gradient_accumulation_steps * (config.group_size + 1 + 3 * config.num_iterations) * config.block_size
-    return state["config"]["compile"] if state else "true" if characters > COMPILE_FROM and can_compile() else "false"
+        return config.compile
+    inputs = config.max_iters * config.batch_size * config.gradient_accumulation_steps // distributed.world()[0]
+    characters = inputs * config.block_size * (config.group_size + 1 + 3 * config.num_iterations)
+    wanted = state["config"].get("compile") == "true" if state else characters > COMPILE_FROM
+    return "true" if wanted and can_compile() else "false"
+
+
+def is_compiled(device, config):
+    return config.compile == "true" or config.compile == "auto" and device.type == "cuda"
 
 
 def forward(model, device, config):
     """The model as a function of tokens, under autocast and torch.compile as the settings say, and wherever it lives; a generator as it
     is sampled. float16 logits come as float32, as the kernel takes them."""
-    call = torch.compile(model, dynamic=False) if config.compile == "true" else model
+    call = torch.compile(model, dynamic=False) if is_compiled(device, config) else model
     autocast = torch.autocast(device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
 
     def run(tokens):
@@ -124,8 +130,9 @@ def to_device(x, device):
 
 @torch.no_grad()
 def estimate_minutes(generator, judge, config, steps):
-    """How long `steps` steps and the final table will take, from one timed forward pass of each model, after an untimed one (eager, CPU only)."""
+    """How long `steps` steps and the final table will take, from one timed forward pass of each model, after an untimed one (eager, CPU only).
+    Of the completions 0.65 are judged: so many differ, over the default run."""
     rows, eager = torch.zeros(64, config.block_size, dtype=torch.long), replace(config, compile="false")
     row, judged = (timeit.repeat(partial(forward(model, torch.device("cpu"), eager), rows), repeat=2, number=1)[1] / 64 for model in (generator, judge))
-    step = config.batch_size * config.gradient_accumulation_steps * (config.group_size * judged + (1 + 3 * config.num_iterations) * row)
-    return (steps * step + config.eval_inputs * (40 * judged + 30 * row)) / 60
+    step = config.batch_size * config.gradient_accumulation_steps * (0.65 * config.group_size * judged + (1 + 3 * config.num_iterations) * row)
+    return (steps * step + config.eval_inputs * (26 * judged + 30 * row)) / 60

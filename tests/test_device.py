@@ -1,6 +1,7 @@
 """What a step asks of its device: each pass one graph of one shape where `compile` says so, and no waiting for values. B inputs, T characters, G group size."""
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import train_grpo
 from grpo.config import Config, load_config
 from grpo.log import Clock
-from grpo.reward import ROWS, Rewards
-from grpo.setup import pick_compile
+from grpo.reward import Rewards
+from grpo.setup import is_compiled, pick_compile
 from grpo.step import grpo_step
 from model.transformer import Generator, Judge, TransformerConfig
 from tests.conftest import command_line
@@ -39,19 +40,25 @@ def test_compile_is_read(flags, tmp_path, monkeypatch, capsys, changes, more):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
     assert run(flags, tmp_path / "compiled", compile="true", **changes) == eager
     assert ", compiled, kernel: torch" in capsys.readouterr().out
-    tokens = [[shape for shape in graph if not isinstance(shape, tuple) or shape in ((2, 16), (4, 16), (ROWS, 16))] for graph in graphs]
-    assert tokens == [[(4, 16)], [(4, 16)], [(ROWS, 16)], *more]       # (B,T) twice, (ROWS,T); a size that may vary would be listed as well
+    tokens = [[shape for shape in graph if not isinstance(shape, tuple) or shape in ((2, 16), (4, 16), (4 * 4, 16))] for graph in graphs]
+    assert tokens == [[(4, 16)], [(4, 16)], [(16, 16)], *more]         # (B,T) twice, (B·G,T); a size that may vary would be listed as well
 
 
 def test_compile_auto_is_decided_by_the_length_of_the_run(monkeypatch):
     long, cpu, cuda = Config(max_iters=10**6), torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr(torch, "compile", lambda f: f)
-    assert [pick_compile(Config(compile=setting, max_iters=1), device, None) for device in (cpu, cuda) for setting in ("auto", "true", "false")] == \
-        ["false", "true", "false", "true", "true", "false"]
-    assert pick_compile(long, cpu, None) == "true" and pick_compile(load_config(["config/grpo_config.py"]), cpu, None) == "false"
-    assert pick_compile(long, cpu, {"config": {"compile": "false"}}) == "false"            # a resumed run goes on as it began
+    def compiled(config, device, saved=None):
+        """Of a run on `device` that nothing saved, or that goes on from these settings."""
+        return is_compiled(device, replace(config, compile=pick_compile(config, device, saved and {"config": saved})))
+
+    assert [compiled(Config(compile=setting, max_iters=1), device) for device in (cpu, cuda) for setting in ("auto", "true", "false")] == [False, True, False, True, True, False]
+    assert compiled(long, cpu) and not compiled(load_config(["config/grpo_config.py"]), cpu)
+    assert not is_compiled(cpu, replace(long, compile=pick_compile(long, cuda, None)))     # a reference on the CPU of a run on CUDA
+    resumed = {"true": True, "false": False, "auto": False}                                # as it began; auto: on CUDA
+    assert {began: compiled(Config(max_iters=1), cpu, {"compile": began}) for began in resumed} == resumed
+    assert not compiled(long, cpu, {"max_iters": 10**6})                                   # of a version without the setting
     monkeypatch.setattr(torch, "compile", lambda f: 1 / 0)                                 # no compiler
-    assert pick_compile(long, cpu, None) == "false"
+    assert not compiled(long, cpu) and not compiled(long, cpu, {"compile": "true"})
 
 
 class NoWaiting(TorchDispatchMode):
