@@ -1,7 +1,7 @@
 """
 How long the two operations and the whole GRPO step take, on this machine.
 
-    python -m grpo.bench [--only step --dtype bfloat16 --json bench.json]      # all of it takes about four minutes on 2 CPU cores
+    python -m grpo.bench [--only step --dtype bfloat16 --json bench.json]      # all of it takes about ten minutes on 2 CPU cores
 
 Letters: B masked inputs, T characters, G group size, V vocabulary; rows = B·T.
 
@@ -24,7 +24,7 @@ step        one turn of train_grpo.py's loop with the shipped models, B 16, T 64
 scaling     that step with one of B, G, T varied. over_linear, over_flops: time ÷ the first line's, divided by B, G or T² + T, by FLOPs needed, ÷ the
             first line's; kept_MiB: what the backward pass needs kept, weights included.
 drift       train_grpo.py, B 4, G 4, for 100 and for 1,000 steps, in processes of their own: the most memory that the process ever held (Linux), and
-            the median step_ms in each tenth of the run, and the last tenth's ÷ the first's (without its first three steps).
+            the step_ms that a tenth of the steps stayed below, in each tenth of the run, and the last ÷ the first (without its first three steps).
 models      on CUDA, the step with untrained models of 1, 10 and 100 M parameters, the judge as large as the generator: bfloat16, B 64, T 256, G 16.
 startup     seconds from the command to the first update of the default experiment, each line in a process of its own; compiled: with nothing in the
             compiler's cache.
@@ -270,7 +270,7 @@ def bench_drift(device, lengths=(100, 1000)):
             flags = [f"--{name}={value}" for name, value in settings.items()]
             said = subprocess.run([sys.executable, "-c", code, "config/grpo_config.py", *flags], check=True, stdout=subprocess.PIPE, text=True).stdout
             with open(f"{out}/metrics.jsonl") as lines:
-                tenths = [np.median(part) for part in np.array_split([json.loads(line)["step_ms"] for line in lines][3:], 10)]
+                tenths = [np.percentile(part, 10) for part in np.array_split([json.loads(line)["step_ms"] for line in lines][3:], 10)]
         yield {"steps": steps, "MiB": int(said.split()[-1]) / 1024, "last_over_first": float(tenths[-1] / tenths[0]), "ms_by_tenth": [float(each) for each in tenths]}
 
 

@@ -15,7 +15,7 @@ from grpo.config import Config, check_resume
 from grpo.sampling import penalise
 from model.transformer import Generator
 
-COMPILE_FROM = 2e7  # characters through the models, twice the default run: there compiling repays itself on 2 CPU cores, and on slower ones sooner
+COMPILE_FROM = 2e7  # characters through the models, twice the default run: there compiling, 50 seconds on 2 CPU cores, repays itself
 
 
 def pick_device(name, setting="device"):
