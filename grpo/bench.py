@@ -20,7 +20,8 @@ step        one turn of train_grpo.py's loop with the shipped models, B 16, T 64
               repeated     as shared, but by the usual way: each input G times through generator and reference
               bfloat16     as shared, every forward pass in bfloat16; both: that, and every pass compiled
               judge_alone  B·G rows in one batch through the judge, eager, in the dtype of `shared`, and nothing else
-            over_shared, over_judge: the step's time divided by that of `shared`, of `judge_alone`.
+            over_shared, over_judge: the step's time divided by that of `shared`, of `judge_alone`. reward_off: by how much the judge's score of B·G
+            inputs of the text, nothing hidden, is off its score in float32: the mean and the largest.
 scaling     that step with one of B, G, T varied. over_linear, over_flops: time ÷ the first line's, divided by B, G or T² + T, by FLOPs needed, ÷ the
             first line's; kept_MiB: what the backward pass needs kept, weights included.
 drift       train_grpo.py, B 4, G 4, for 100 and for 1,000 steps, in processes of their own: the most memory that the process ever held (Linux), and
@@ -55,7 +56,7 @@ from grpo.advantage import advantages
 from grpo.checkpoint import write
 from grpo.config import Parser, exit_on_mistake, load_config
 from grpo.log import Clock
-from grpo.reward import Rewards
+from grpo.reward import Rewards, judge_scores
 from grpo.setup import can_compile, forward, load_data, load_models, make_optimizer, pick_device, pick_dtype
 from grpo.step import differentiate, draw_uniforms, grpo_step, rollout, update
 from grpo.words import lexicon
@@ -206,8 +207,9 @@ def compare_steps(title, names, config, train, models, device, rounds, peak):
     torch.compiler.reset()
     configs = {name: replace(config, **VARIANTS[name][1]) for name in names}
     turns = {name: loop_turn(VARIANTS[name][0], configs[name], train, models, device) for name in names}
-    rows = torch.zeros(config.batch_size * config.group_size, config.block_size, dtype=torch.long, device=device)  # (B·G,T)
+    rows = train.batch(config.batch_size * config.group_size, config.block_size, {"random": 1.0}, 0.0, 0, (config.seed, 2))[0].to(device)  # (B·G,T)
     judge = torch.no_grad()(partial(forward(models[2], device, config), rows))
+    rewards = {dtype: judge_scores(forward(models[2], device, replace(config, dtype=dtype)), rows[None]).mean(dim=-1) for dtype in WHOLE["dtype"]}  # (1,B·G) each
     results = interleave(turns | {"judge_alone": lambda: {"step_ms": milliseconds(judge, device)}}, rounds)
     times = {name: [result["step_ms"] for result in each] for name, each in results.items()}
     for name, each in results.items():
@@ -216,6 +218,8 @@ def compare_steps(title, names, config, train, models, device, rounds, peak):
             row["mfu"] = needed_flops(*models, configs[name], row["distinct"]) / (row["step_ms"] / 1000) / peak[configs[name].dtype]
             row |= (gpu_work(turns[name], row["step_ms"]) if device.type == "cuda" else {}) | peak_memory(turns[name], device)
         row |= {"step_ms": quartiles(times[name]), "over_shared": quartiles(times[name], times["shared"]), "over_judge": quartiles(times[name], times["judge_alone"])}
+        off = (rewards[configs.get(name, config).dtype] - rewards["float32"]).abs()
+        row["reward_off"] = [off.mean().item(), off.max().item()]
         yield {"models": title, "dtype": configs.get(name, config).dtype, "G": config.group_size, "variant": name} | row
 
 

@@ -91,6 +91,7 @@ def test_the_command_prints_and_writes_its_figures(flags, monkeypatch, tmp_path,
     assert {row["dtype"] for row in result["operations"] + result["step"]} == {"bfloat16"}
     assert {"data_ms", "fill_ms", "reference_ms", "judge_ms", "update_ms", "distinct", "mfu"} <= steps["shared"].keys()
     assert steps["shared"]["over_shared"] == steps["judge_alone"]["over_judge"] == [1, 1, 1]
+    assert 0 < steps["shared"]["reward_off"][0] < steps["shared"]["reward_off"][1] < 0.01  # bfloat16, as asked
     assert "over_judge" in shown and "\noperations\n" in shown and "plain_judge" in shown
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 
