@@ -12,6 +12,7 @@ Letters: B inputs, T characters, V vocabulary. Losses and report take the models
 """
 import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -189,11 +190,11 @@ def pretrain(args, device, train, val):
     size, words = (args.batch_size, args.block_size), words_by_length(train)
     torch.manual_seed(args.seed)
     config = TransformerConfig(len(train.vocabulary), args.block_size, args.n_layer, args.n_embd // 32, args.n_embd)
-    models = generator, judge = Generator(config).to(device), Judge(config).to(device)
+    models = generator, judge = Generator(config).to(device), Judge(replace(config, n_layer=args.judge_layers or args.n_layer)).to(device)
     generate, score = (forward(model, device, Config(dtype=args.dtype, compile="false")) for model in models)
     fit("generator", generator, lambda step: generator_loss(generate, train, *size, (args.seed, 0, step)), args.generator_steps, 8e-3, args)
     write(Path(args.out_dir) / "generator.pt", model_file(generator, train.vocabulary, torch.float16))
-    judge.trunk.load_state_dict(generator.trunk.state_dict())
+    judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)               # its first layers
     fit("judge", judge, lambda step: judge_loss(score, generate, train, words, *size, (args.seed, 1, step)), args.judge_steps, 4e-3, args)
     with torch.no_grad():
         judge.head.bias -= DOUBT
@@ -203,7 +204,7 @@ def pretrain(args, device, train, val):
 
 NUMBERS = {  # default, least value, about
     "generator_steps": (11000, 1, "steps"), "judge_steps": (2400, 1, "steps"), "batch_size": (64, 2, "inputs per step"), "block_size": (64, 5, "characters per input"),
-    "n_layer": (6, 1, "layers of each model"), "n_embd": (128, 32, "width, a multiple of 32"), "seed": (1, 0, "of weights, inputs and draws")}
+    "n_layer": (6, 1, "layers of the generator"), "judge_layers": (0, 0, "layers of the judge, 0: as many, at most n_layer"), "n_embd": (128, 32, "width, a multiple of 32"), "seed": (1, 0, "of weights, inputs and draws")}
 
 
 def main(argv=None):
@@ -222,6 +223,8 @@ def main(argv=None):
                 raise ValueError(f"--{name}={getattr(args, name)} is not allowed; {name} ({about}) takes a whole number of {least} or more")
         if args.resume and not (state_file := Path(args.out_dir) / "generator_state.pt").exists():
             raise ValueError(f"--resume goes on from {state_file}, and there is none; leave --resume out to begin")
+        if args.judge_layers > args.n_layer:
+            raise ValueError(f"--judge_layers={args.judge_layers} is more than --n_layer={args.n_layer}; the judge starts from the generator's first layers: name as many or fewer")
         device, splits = pick_device(args.device), load_data(args.dataset, args.block_size)
         Path(args.out_dir).mkdir(parents=True, exist_ok=True)  # a folder that cannot be is noticed now, not after an hour
         pretrain(args, device, *splits)

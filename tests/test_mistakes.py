@@ -194,7 +194,7 @@ OTHERS = [
         ("--dtype=float8", "'float8' (choose from"), ("--only models", "--only models needs a CUDA device"), ("--json=/dev/null/x.json", "/dev/null"),
         ("fast", "fast"))),
     *(("-m model.pretrain", f"--dataset={{w}}/text --block_size=16 {arguments}", told) for arguments, told in (
-        ("--n_layer=0", "1 or more"), ("--device=tpu", "auto or one of: cpu"), ("--n_embd=100", "a multiple of 32"), ("--batch_size=1", "2 or more"), ("--generator_steps=0", "1 or more"),
+        ("--n_layer=0", "1 or more"), ("--judge_layers=7", "--n_layer=6"), ("--device=tpu", "auto or one of: cpu"), ("--n_embd=100", "a multiple of 32"), ("--batch_size=1", "2 or more"), ("--generator_steps=0", "1 or more"),
         ("--seed=-1", "0 or more"), ("--seed=x", "'x'"),
         ("--dtype=float8", "'float8' (choose from"), ("--block_size=3", "block_size=3"), ("--block_size=9999999", "block_size=9999999"),
         ("--dataset={x}/none", "none cannot be read"),

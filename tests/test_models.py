@@ -106,6 +106,16 @@ def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys, monkeyp
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+def test_a_smaller_judge_starts_as_the_first_layers_of_the_generator(world, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pretrain, "fit", lambda *_: None)
+    pretrain.main([f"--dataset={world / 'text'}", "--block_size=16", "--n_layer=3", "--judge_layers=2", "--n_embd=32", f"--out_dir={tmp_path}"])
+    generator, judge = (read(tmp_path / name) for name in ("generator.pt", "judge.pt"))
+    assert (generator["architecture"]["n_layer"], judge["architecture"]["n_layer"]) == (3, 2)
+    trunk = [name for name in judge["weights"] if name.startswith("trunk.")]
+    assert len({name.split(".")[2] for name in trunk if "blocks" in name}) == 2
+    assert all(torch.equal(judge["weights"][name], generator["weights"][name]) for name in trunk)
+
+
 def test_padding_is_never_attended_to():
     """A short input gives the same, alone or padded to any length; and its gradient too."""
     torch.manual_seed(0)
