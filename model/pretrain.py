@@ -204,7 +204,8 @@ def pretrain(args, device, train, val):
 
 NUMBERS = {  # default, least value, about
     "generator_steps": (11000, 1, "steps"), "judge_steps": (2400, 1, "steps"), "batch_size": (64, 2, "inputs per step"), "block_size": (64, 5, "characters per input"),
-    "n_layer": (6, 1, "layers of the generator"), "judge_layers": (0, 0, "layers of the judge, 0: as many, at most n_layer"), "n_embd": (128, 32, "width, a multiple of 32"), "seed": (1, 0, "of weights, inputs and draws")}
+    "n_layer": (6, 1, "layers of the generator"), "judge_layers": (0, 0, "layers of the judge, 0: as many, at most n_layer"),
+    "n_embd": (128, 32, "width, a multiple of 32"), "seed": (1, 0, "of weights, inputs and draws")}
 
 
 def main(argv=None):
