@@ -1,9 +1,10 @@
 """One GRPO step: fill every input G times, score the completions, update the policy.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary. In one-shot filling the logits depend on the masked input alone, so its G completions
-share them: a step is one forward pass of generator and reference over B rows, one of the judge over B·G rows (on a CPU the different ones), and one backward pass over B rows. Inputs are
-never repeated G times. (Only with several micro-batches or inner updates is the generator's forward pass made again for each backward pass, so that one
-graph is held at a time.) What is compared over the step is compared over all of it: a baseline or a count that saw one micro-batch would be another loss.
+share them: a step is one forward pass of generator and reference over B rows, one of the judge over B·G rows (on a CPU the different ones), and one
+backward pass over B rows. Inputs are never repeated G times. (Only with several micro-batches or inner updates is the generator's forward pass made again
+for each backward pass, so that one graph is held at a time.) What is compared over the step is compared over all of it: a baseline or a count that saw one
+micro-batch would be another loss.
 """
 from dataclasses import dataclass
 
