@@ -153,10 +153,12 @@ def mean_scores(judge, tokens, completions, where):
     return ((judge(rows).sigmoid() * where).sum(dim=1) / where.sum(dim=1) for rows in (tokens, completions))
 
 
-def auc(judge, tokens, fills, where):
-    """Share of (original, fill) pairs, every original against every fill, in which the judge prefers the original."""
+def auc(judge, tokens, fills, where, paired=False):
+    """Share of (original, fill) pairs in which the judge prefers the original, a tie being half: every original against every fill, or, paired, against
+    its own. GRPO compares fills of one input with each other, so what it learns from is the paired one."""
     real, fake = mean_scores(judge, tokens, fills, where)
-    return ((real[:, None] > fake).float() + 0.5 * (real[:, None] == fake).float()).mean().item()
+    real = real if paired else real[:, None]
+    return ((real > fake).float() + 0.5 * (real == fake).float()).mean().item()
 
 
 def prefers_original(judge, tokens, completions):
@@ -173,15 +175,17 @@ def report(generator, judge, dataset, words, block_size, size=1024):
         print(f"{name:26s}" + "".join(f"  {key} {value:.3f}" for key, value in figures.items()))
 
     tests = [("random 15%", "random", 0.15, 0), ("random 30%", "random", 0.30, 0), ("random and short runs 15%", "random:0.5,sticky:0.5", 0.15, 0),
-             ("one word", "word", 0, 1), ("two words", "word", 0, 2)]
+             ("one word", "word", 0, 1), ("two words", "word", 0, 2), ("random and short runs 30%", "random:0.5,sticky:0.5", 0.30, 0)]
     for i, (name, masking, ratio, hidden) in enumerate(tests):
         tokens, mask = dataset.batch(size, block_size, parse_masking(masking), ratio, hidden, (7, i))
         masked = tokens.masked_fill(mask, dataset.mask_id)
         logits, uniforms = generator(masked), torch.rand(size, 1, block_size, generator=torch.Generator().manual_seed(i))  # (B,T,V), (B,1,T)
-        right = (logits.argmax(-1) == tokens) | ~mask                                     # (B,T)
+        right, everywhere = (logits.argmax(-1) == tokens) | ~mask, torch.ones_like(mask)  # (B,T)
         fills = sample_completions(logits, masked, mask, uniforms)[0][:, 0]               # (B,T)
         show(name, characters=1 - (~right).sum().item() / mask.sum().item(), whole_inputs=right.all(dim=1).float().mean().item(),
-             judge_auc=auc(judge, tokens, fills, torch.ones_like(mask)), judge_auc_at_blanks=auc(judge, tokens, fills, mask))
+             judge_auc=auc(judge, tokens, fills, everywhere), judge_auc_at_blanks=auc(judge, tokens, fills, mask),
+             judge_auc_paired=auc(judge, tokens, fills, everywhere, paired=True))
+    tokens, _ = dataset.batch(size, block_size, MASKING, 0.0, 1, (7, 4))
     show("another word in its place", judge_prefers_original=prefers_original(judge, tokens, swap_words(dataset, words, tokens, (7, 9), share=0.1)))
 
 

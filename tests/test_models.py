@@ -5,7 +5,7 @@ import torch
 from data.dataset import Dataset
 from grpo.checkpoint import read
 from model import pretrain
-from model.pretrain import by_word, prefers_original, swap_words, words_by_length, wrong_fills
+from model.pretrain import auc, by_word, prefers_original, swap_words, words_by_length, wrong_fills
 from model.transformer import Generator, Judge, TransformerConfig, rotary_table, rotate
 
 SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32)
@@ -74,6 +74,14 @@ def test_swapped_words_are_words_of_the_text_in_the_wrong_place(world):
     assert changed > 100
 
 
+def test_auc_over_all_pairs_and_over_those_of_one_input():
+    """The second input scores low whatever is filled in: against its own original its fill loses, against the first one's nothing is learned from it."""
+    judge, everywhere = lambda rows: rows.float(), torch.ones(2, 1)
+    originals, fills = torch.tensor([[3], [1]]), torch.tensor([[2], [0]])
+    assert auc(judge, originals, fills, everywhere) == 0.75 and auc(judge, originals, fills, everywhere, paired=True) == 1.0
+    assert auc(judge, originals, originals, everywhere, paired=True) == 0.5                  # a fill that equals the original: a tie
+
+
 def test_preferring_the_original_is_counted_per_input():
     tokens = torch.tensor([[1, 2, 0, 3], [1, 2, 0, 3], [4, 4, 0, 4]])
     others = torch.tensor([[5, 6, 0, 3], [1, 2, 0, 2], [4, 4, 0, 4]])                        # the last one is unchanged: it does not count
@@ -86,7 +94,7 @@ def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys, monkeyp
     arguments = [f"--dataset={world / 'text'}", "--block_size=16", "--n_layer=1", "--n_embd=32", "--batch_size=16", "--generator_steps=100", "--judge_steps=40"]
     pretrain.main([*arguments, f"--out_dir={tmp_path / 'a'}"])
     shown = capsys.readouterr().out
-    assert "two words" in shown and "judge_auc" in shown
+    assert "two words" in shown and "judge_auc_paired" in shown
     assert float(shown.split("random 15%")[1].split("characters")[1].split()[0]) > 0.15   # 27 characters: chance is 0.04
 
     judge_loss = pretrain.judge_loss
