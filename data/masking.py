@@ -1,10 +1,11 @@
-"""Which characters are hidden. Four ways, mixed by weight in the config: `masking="word"`, `masking="random:0.5,span:0.5"`.
+"""Which characters are hidden. Five ways, mixed by weight in the config: `masking="short"`, `masking="random:0.5,span:0.5"`.
 
-    the cat sat on the mat
-    t_e cat s_t _n the mat     random   single characters
-    the ca___at on the mat     span     one run of characters
-    the ___ sat on the ___     word     whole words, between two spaces
-    the cat __t __ t_e mat     sticky   likelier beside a hidden character
+    the cat purred on the mat
+    t_e cat pu_red _n the mat  random   single characters
+    the ca____rred on the mat  span     one run of characters
+    the ___ ______ on the mat  word     whole words, between two spaces
+    the ___ purred on ___ mat  short    whole words of up to four letters
+    the cat __r_ed __ the mat  sticky   likelier beside a hidden character
 
 Letters: B inputs, T characters. Each way maps (T,) bool, is it a space?, to a (T,) bool mask; `rng` is a numpy Generator and owns the randomness.
 """
@@ -29,12 +30,17 @@ def span_mask(is_space, ratio, words, rng):
     return (0 <= position) & (position < length)
 
 
-def word_mask(is_space, ratio, words, rng):
-    """Hide `words` whole words; fewer if there are fewer."""
+def word_mask(is_space, ratio, words, rng, longest=np.inf):
+    """Hide `words` whole words of up to `longest` letters; fewer if there are fewer."""
     mask = np.zeros(len(is_space), dtype=bool)
-    for start, end in rng.permutation(whole_words(is_space))[:words]:
+    for start, end in rng.permutation([(start, end) for start, end in whole_words(is_space) if end - start <= longest])[:words]:
         mask[start:end] = True
     return mask
+
+
+def short_mask(is_space, ratio, words, rng):
+    """Hide `words` whole words of up to four letters: enough to clash, and few enough ways to agree that a policy finds them in minutes."""
+    return word_mask(is_space, ratio, words, rng, longest=4)
 
 
 def sticky_mask(is_space, ratio, words, rng):
@@ -47,7 +53,7 @@ def sticky_mask(is_space, ratio, words, rng):
     return mask
 
 
-MASKINGS = {"random": random_mask, "span": span_mask, "word": word_mask, "sticky": sticky_mask}
+MASKINGS = {"random": random_mask, "span": span_mask, "word": word_mask, "short": short_mask, "sticky": sticky_mask}
 
 
 def parse_masking(text):

@@ -50,9 +50,9 @@ class Config:
     gradient_accumulation_steps: int = setting(1, "micro-batches per step", 1)
     block_size: int = setting(64, "characters per input, T; the 5-gram referee needs 5", 5)
     prompts_file: str = setting("", 'train on your own inputs: JSON {"prompts": ["th_ c_t", ...]}, _ for a blank, any lengths up to block_size')
-    masking: str = setting("word", "random, span, word, sticky, or a weighted mix: random:0.5,word:0.5")
+    masking: str = setting("word", "random, span, word, short, sticky, or a weighted mix: random:0.5,word:0.5")
     mask_ratio: float = setting(0.15, "share of hidden characters (random, span, sticky)", 0.0, 1.0)
-    hidden_words: int = setting(2, "hidden words per input (word)", 1)
+    hidden_words: int = setting(2, "hidden words per input (word, short)", 1)
     # the draws
     group_size: int = setting(8, "completions per input, G: each is compared with the others", 2, 1024)
     temperature: float = setting(0.8, "softmax temperature of the policy", 1e-3, 100.0)
@@ -211,8 +211,8 @@ NEEDS = [
     ("ema_alpha", "reference_mode=ema", lambda c: c.reference_mode == "ema"),
     ("reference_update_freq", "reference_mode=periodic", lambda c: c.reference_mode == "periodic"),
     ("xtc_threshold", "xtc_probability above 0", lambda c: c.xtc_probability > 0),
-    ("mask_ratio", "a masking other than word", lambda c: c.masking != "word"),
-    ("hidden_words", "word in masking", lambda c: "word" in c.masking),
+    ("mask_ratio", "a masking other than word and short", lambda c: c.masking not in ("word", "short")),
+    ("hidden_words", "word or short in masking", lambda c: "word" in c.masking or "short" in c.masking),
     ("credit", "the judge in reward", lambda c: "judge" in parse_reward(c.reward)),
     *((name, "the ratio, importance_sampling_level=token or sequence", lambda c: c.importance_sampling_level != "none")
       for name in ("num_iterations", "minibatch_size", "clip_eps", "clip_eps_high", "clip_delta"))]

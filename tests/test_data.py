@@ -49,6 +49,16 @@ def test_word_hides_whole_uncut_words():
     assert not (mask & IS_SPACE).any()
 
 
+def test_short_hides_words_of_up_to_four_letters():
+    text = "a cat purred on the round mat by noon yes"
+    is_space = np.array([[c == " " for c in text]] * 500)
+    hidden = make_mask(is_space, {"short": 1.0}, 0.1, 2, np.random.default_rng(0))
+    words = {"".join(c for c, blank in zip(text, row) if blank or c == " ").strip() for row in hidden}
+    assert {word for pair in words for word in pair.split()} == {"cat", "on", "the", "mat", "by", "noon"} and all(len(pair.split()) == 2 for pair in words)
+    none = make_mask(np.array([[c == " " for c in "a purred rounded sat"]]), {"short": 1.0}, 0.1, 2, np.random.default_rng(0))
+    assert none.sum() == 1  # no short word: one character
+
+
 def test_a_mix_uses_every_part():
     weights = parse_masking("span:3,word:1")
     assert weights == {"span": 0.75, "word": 0.25}

@@ -61,7 +61,7 @@ SETTINGS = {
     "--importance_sampling_level=none --minibatch_size=2": "leave minibatch_size at 0", "--importance_sampling_level=none --clip_eps=0.1": "needs the ratio",
     "--importance_sampling_level=none --clip_eps_high=0.1": "needs the ratio", "--importance_sampling_level=none --clip_delta=4": "needs the ratio",
     "--gradient_accumulation_steps=3 --minibatch_size=6": "a multiple of it", "--masking=word --mask_ratio=0.3": "needs a masking other than word",
-    "--masking=span --hidden_words=3": "needs word in masking",
+    "--masking=span --hidden_words=3": "needs word or short in masking",
 }
 
 CONFIGS = {  # text of a file -> what is told

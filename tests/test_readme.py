@@ -42,12 +42,13 @@ COSTLY = {  # part of a command: why it is not run here
     "config/quick.py": "20 seconds; tests/test_train.py runs the same path on tiny models",
     "--kl_beta=0.1 --out_dir=out-b": "minutes",
     "config/fooled.py": "minutes",
+    "config/long_words.py": "minutes",
     "--alphabet=ascii": "reads the whole standard library; tests/test_data.py prepares this alphabet from a small text",
     "model.pretrain": "minutes to an hour",
     "grpo.bench": "ten minutes; tests/test_bench.py runs its parts on tiny models",
     "--dataset=mine": "minutes",
     "--kl_estimator=k1 --out_dir=out-k1": "minutes, as all exercises",
-    "grpo.compare out out-k1": "the same as `grpo.compare out out-b`",
+    "grpo.compare out-long out-k1": "the same as `grpo.compare out out-b`",
 }
 
 
