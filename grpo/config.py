@@ -212,7 +212,6 @@ NEEDS = [
     ("reference_update_freq", "reference_mode=periodic", lambda c: c.reference_mode == "periodic"),
     ("xtc_threshold", "xtc_probability above 0", lambda c: c.xtc_probability > 0),
     ("mask_ratio", "a masking other than word and short", lambda c: c.masking not in ("word", "short")),
-    ("hidden_words", "word or short in masking", lambda c: "word" in c.masking or "short" in c.masking),
     ("credit", "the judge in reward", lambda c: "judge" in parse_reward(c.reward)),
     *((name, "the ratio, importance_sampling_level=token or sequence", lambda c: c.importance_sampling_level != "none")
       for name in ("num_iterations", "minibatch_size", "clip_eps", "clip_eps_high", "clip_delta"))]

@@ -31,8 +31,8 @@ SETTINGS = {
     "--top_p=0": "a number from", "--top_p=1.5": "a number from", "--top_k=-1": "0 or more", "--min_p=2": "a number from", "--kl_beta=-1": "0.0 or more",
     "--kl_estimator=k4": "exact, k1, k2, k3", "--loss_type=ppo": "grpo, dapo", "--baseline=median": "mean, leave_one_out",
     "--scale_rewards=yes": "group, batch, none",
-    "--importance_sampling_level=word": "token, sequence, none", "--masking=words": "random, span, word, sticky", "--masking=word:-1": "WEIGHT >= 0",
-    "--masking=word,span,word:2": "each once", "--masking=word:0": "no positive weight; write", "--masking=": "random, span, word, sticky",
+    "--importance_sampling_level=word": "token, sequence, none", "--masking=words": "random, span, word, short, sticky", "--masking=word:-1": "WEIGHT >= 0",
+    "--masking=word,span,word:2": "each once", "--masking=word:0": "no positive weight; write", "--masking=": "random, span, word, short, sticky",
     "--mask_ratio=1.5": "from 0.0 to 1.0", "--hidden_words=0": "1 or more",
     "--batch_size=0": "1 or more", "--gradient_accumulation_steps=0": "1 or more", "--block_size=1": "5 or more", "--out_dir=": "names no folder; write",
     "--max_iters=0": "1 or more",
@@ -61,7 +61,6 @@ SETTINGS = {
     "--importance_sampling_level=none --minibatch_size=2": "leave minibatch_size at 0", "--importance_sampling_level=none --clip_eps=0.1": "needs the ratio",
     "--importance_sampling_level=none --clip_eps_high=0.1": "needs the ratio", "--importance_sampling_level=none --clip_delta=4": "needs the ratio",
     "--gradient_accumulation_steps=3 --minibatch_size=6": "a multiple of it", "--masking=word --mask_ratio=0.3": "needs a masking other than word",
-    "--masking=span --hidden_words=3": "needs word or short in masking",
 }
 
 CONFIGS = {  # text of a file -> what is told

@@ -101,7 +101,7 @@ def test_every_other_command_is_known_to_be_costly():
         assert any(part in command for command in FENCED + INLINE), part
 
 
-@pytest.mark.parametrize("command", TRAINING + [f"config/grpo_config.py {flag}" for flag in re.findall(r"^\| \d? ?\| `(--.+?)` \|", README, re.MULTILINE)])
+@pytest.mark.parametrize("command", TRAINING + [f"config/grpo_config.py config/long_words.py {flag}" for flag in re.findall(r"^\| \d? ?\| `(--.+?)` \|", README, re.MULTILINE)])
 def test_every_training_command_is_understood(command, monkeypatch):
     monkeypatch.setattr(Path, "exists", lambda self: True)  # a file that another command makes
     load_config([argument for argument in shlex.split(command) if argument not in ("--help", "…")])
