@@ -225,7 +225,8 @@ def compare_steps(title, names, config, train, models, device, rounds, peak):
 
 def prepare(device, clock, **changes):
     """-> settings of `config/long_words.py` with `changes`, training text, its models: generator, reference, judge."""
-    config = load_config(["config/grpo_config.py", "config/long_words.py", "--learning_rate=0", "--num_iterations=1", "--compile=false", *(f"--{name}={value}" for name, value in changes.items())])
+    config = load_config(["config/grpo_config.py", "config/long_words.py", "--learning_rate=0", "--num_iterations=1", "--compile=false",
+                          *(f"--{name}={value}" for name, value in changes.items())])
     config.dtype = pick_dtype(config.dtype, device)
     train, _ = load_data(config.dataset, config.block_size)
     clock.mark("data")
@@ -272,7 +273,8 @@ def bench_drift(device, lengths=(100, 1000)):
         with tempfile.TemporaryDirectory() as out:
             settings = {"batch_size": 4, "group_size": 4, "max_iters": steps, "warmup_iters": 0, "eval_inputs": 16, "device": device, "out_dir": out}
             flags = [f"--{name}={value}" for name, value in settings.items()]
-            said = subprocess.run([sys.executable, "-c", code, "config/grpo_config.py", "config/long_words.py", *flags], check=True, stdout=subprocess.PIPE, text=True).stdout
+            said = subprocess.run([sys.executable, "-c", code, "config/grpo_config.py", "config/long_words.py", *flags],
+                                  check=True, stdout=subprocess.PIPE, text=True).stdout
             with open(f"{out}/metrics.jsonl") as lines:
                 tenths = [np.percentile(part, 10) for part in np.array_split([json.loads(line)["step_ms"] for line in lines][3:], 10)]
         yield {"steps": steps, "MiB": int(said.split()[-1]) / 1024, "last_over_first": float(tenths[-1] / tenths[0]), "ms_by_tenth": [float(each) for each in tenths]}
