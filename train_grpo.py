@@ -10,12 +10,13 @@ One iteration, in the words of Algorithm 1 of DeepSeekMath (2402.03300):
     advantages: how much better than its group was each one?                   grpo/advantage.py  advantages
     for each inner update (num_iterations):                                    grpo/step.py       grpo_step
         log-probabilities, exact KL and entropy, with their gradient           grpo/stats.py      stats
-        loss = clipped policy gradient + kl_beta · KL − entropy_coef · H       grpo/loss.py       grpo_loss
+        loss = clipped policy gradient + kl_weight · KL − entropy_coef · H     grpo/loss.py       grpo_loss
         AdamW step
     the reference follows, or stays                                            grpo/reference.py  update_reference
 
 Where this departs from the paper: the logits are computed once per input, not once per completion (a parallel fill depends on
-nothing else); the KL is the sum over the vocabulary, not a sample's estimate; with credit=run a blank is rewarded by the judge's view of
+nothing else); the KL is the sum over the vocabulary, not a sample's estimate; with kl_target its weight grows with it (loss.kl_weight);
+with credit=run a blank is rewarded by the judge's view of
 its neighbourhood, not of the whole completion; the reference is replaced only on request (reference_mode).
 """
 import math

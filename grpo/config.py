@@ -63,7 +63,8 @@ class Config:
     xtc_probability: float = setting(0.0, "with this probability per blank; 0: off", 0.0, 1.0)
     repetition_penalty: float = setting(1.0, "visible characters are made less likely: positive logits divided by it, negative multiplied; 1: off", 0.01, 100.0)
     # GRPO
-    kl_beta: float = setting(0.1, "weight of KL(policy || reference)", 0.0)
+    kl_beta: float = setting(0.1, "weight of KL(policy || reference); with kl_target, its weight there", 0.0)
+    kl_target: float = setting(0.0, "KL per blank, in nats, at which the weight is kl_beta: far less below, far more above, so that the KL ends near it; 0: kl_beta at any", 0.0)
     kl_estimator: str = setting("exact", "how the KL is computed", choices=("exact", "k1", "k2", "k3"))
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", 0.0)
     top_entropy_quantile: float = setting(1.0, "share of blanks, the most uncertain, that carry policy gradient; 1: all", 1e-6, 1.0)

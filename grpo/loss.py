@@ -10,6 +10,8 @@ any number of processes, add up to the step's loss exactly.
 """
 import torch
 
+STIFFNESS = 4  # of `kl_weight`
+
 
 def loss_weights(mask, loss_type, group_size, inputs, blanks, micro_batches):
     """The weight of each blank: mask (B,T) of one micro-batch -> (B,T) float, 0 where there is no blank.
@@ -68,6 +70,15 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
     """
     d = ref_logp - logp                                                                   # (B,G,T)
     return {"exact": lambda: kl[:, None], "k1": lambda: -d, "k2": lambda: d * d / 2, "k3": lambda: d.exp() - 1 - d}[kl_estimator]()
+
+
+def kl_weight(kl_beta, kl_target, kl):
+    """The weight of the KL, where it is to end near a target: kl_beta · (KL / kl_target)^STIFFNESS, of the step's mean KL per blank, in nats.
+
+    The more blanks have committed, the more it pays to commit: under a constant weight, how far a run goes depends on the seed, and steeply on kl_beta.
+    (1909.08593 steers the weight by feedback, over many steps; this acts at once, and has no state.)
+    """
+    return kl_beta * (kl / kl_target) ** STIFFNESS
 
 
 def grpo_loss(logp, old_logp, ref_logp, kl, entropy, advantages, mask, weights, kl_beta=0.1, kl_estimator="exact", entropy_coef=0.0,

@@ -14,7 +14,7 @@ import torch
 from grpo import kernel, sampling, stats
 from grpo.advantage import INDISTINCT, advantages
 from grpo.distributed import add_up, gather, share, world
-from grpo.loss import grpo_loss, loss_weights, most_uncertain
+from grpo.loss import grpo_loss, kl_weight, loss_weights, most_uncertain
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Rollout:
     p_equal: torch.Tensor           # (B,) the probability that all G fills are equal
     logits: torch.Tensor | None     # (B,T,V) with their graph, for the first update; None: computed again then
     old_logp: torch.Tensor | None   # (B,G,T) log-probability when drawn; None: there is one update, whose own it is
+    kl: torch.Tensor | None         # (B,T) when drawn, as `old_logp`
     entropy: torch.Tensor | None    # (B,T) when drawn, as `old_logp`
     advantages: torch.Tensor | None = None  # as `credits`
     learning: torch.Tensor | None = None    # (B,T) bool, the blanks that carry policy gradient; None: all
@@ -82,20 +83,20 @@ def rollout(generator, reference, rewards, masked, mask, uniforms, config, clock
         clock.mark("reference")
         credits, parts = rewards(completions, masked, mask, config.credit)
         clock.mark("judge")
-        old_logp = entropy = None
-        if config.num_iterations > 1 or config.minibatch_size or config.top_entropy_quantile < 1:
-            old_logp, _, _, entropy = compute_stats(logits, ref_logits, completions, kept, mask, config.temperature)
-    return Rollout(masked, mask, completions, kept, ref_logits, credits, parts, p_equal, logits if keep_graph else None, old_logp, entropy)
+        old_logp = kl = entropy = None
+        if config.num_iterations > 1 or config.minibatch_size or config.top_entropy_quantile < 1 or config.kl_target:
+            old_logp, _, kl, entropy = compute_stats(logits, ref_logits, completions, kept, mask, config.temperature)
+    return Rollout(masked, mask, completions, kept, ref_logits, credits, parts, p_equal, logits if keep_graph else None, old_logp, kl, entropy)
 
 
-def differentiate(generator, r, counts, config, scaler):
+def differentiate(generator, r, counts, kl_beta, config, scaler):
     """Add the gradient of one micro-batch's loss to the parameters -> figures of the update that add up over micro-batches."""
     logits, G = generator(r.masked) if r.logits is None else r.logits, r.completions.shape[1]  # (B,T,V)
     _, compute_stats = operations(config)
     logp, ref_logp, kl, entropy = compute_stats(logits, r.ref_logits, r.completions, r.kept, r.mask, config.temperature)
     old_logp = logp.detach() if r.old_logp is None else r.old_logp                        # (B,G,T)
     weights = loss_weights(r.mask, config.loss_type, G, **counts)                         # (B,T)
-    loss, figures = grpo_loss(logp, old_logp, ref_logp, kl, entropy, r.advantages, r.mask, weights, config.kl_beta, config.kl_estimator, config.entropy_coef,
+    loss, figures = grpo_loss(logp, old_logp, ref_logp, kl, entropy, r.advantages, r.mask, weights, kl_beta, config.kl_estimator, config.entropy_coef,
                               config.importance_sampling_level, config.clip_eps, config.clip_eps_high, config.clip_delta, r.learning)
     scaler.scale(loss).backward()
     per_blank = {"mean_kl": kl.sum(), "entropy": entropy.sum(), "mean_log_prob": logp.sum() / G,
@@ -126,10 +127,11 @@ def compare(r, rewards, config):
     r.advantages = share(advantage)
     if config.top_entropy_quantile < 1:
         r.learning = share(most_uncertain(gather(r.entropy), mask, config.top_entropy_quantile))
+    weight = {"kl_weight": kl_weight(config.kl_beta, config.kl_target, gather(r.kl).sum() / mask.sum().clamp(min=1))} if config.kl_target else {}
     total = rewards.total(parts)                                                          # (N,G)
     equal = total.amax(dim=1) - total.amin(dim=1) <= INDISTINCT                           # (N,)
     return {"mean_reward": total.mean(), "std_reward": total.std(), "mean_advantage": advantage.mean(), "frac_reward_zero_std": equal.float().mean(),
-            "dead_groups_foretold": gather(r.p_equal).mean(), **{f"reward_{name}": parts[..., i].mean() for i, name in enumerate(rewards.names)}}
+            "dead_groups_foretold": gather(r.p_equal).mean(), **{f"reward_{name}": parts[..., i].mean() for i, name in enumerate(rewards.names)}, **weight}
 
 
 def grpo_step(generator, reference, rewards, optimizer, tokens, mask, mask_id, uniforms, config, clock, scaler=None, seed=(0, 0)):
@@ -143,6 +145,7 @@ def grpo_step(generator, reference, rewards, optimizer, tokens, mask, mask_id, u
     r = join([rollout(generator, reference, rewards, *micro, config, clock, keep_graph=A == 1 and not config.minibatch_size)
               for micro in zip(masked.chunk(A), mask.chunk(A), uniforms.chunk(A))])
     figures = compare(r, rewards, config)
+    kl_beta = figures.get("kl_weight", config.kl_beta)
     size = config.minibatch_size or len(mask)
     updates, norms, sums = config.num_iterations * len(mask) // size, [], {}
     for inner in range(config.num_iterations):
@@ -153,7 +156,7 @@ def grpo_step(generator, reference, rewards, optimizer, tokens, mask, mask_id, u
             micros = mini.split(len(mask) // A)
             counts = {"inputs": len(mini.mask) * processes, "blanks": gather(mini.mask).sum().clamp(min=1), "micro_batches": len(micros) * processes}
             for micro in micros:
-                for name, value in differentiate(generator, micro, counts, config, scaler).items():
+                for name, value in differentiate(generator, micro, counts, kl_beta, config, scaler).items():
                     sums[name] = sums.get(name, 0) + value / updates
             r.logits = None  # their graph serves one backward pass
             norms.append(update(optimizer, scaler, config.grad_clip, sums["loss"]))

@@ -148,15 +148,15 @@ def fit(name, model, loss_fn, steps, learning_rate, args):
             write(state_file, {"parts": [part.state_dict() for part in parts], "step": step + 1, "recipe": recipe})
 
 
-def mean_scores(judge, tokens, completions, where):
-    """The judge's mean P(real) over `where` of the originals and of their completions: (B,T) each -> (B,) twice."""
-    return ((judge(rows).sigmoid() * where).sum(dim=1) / where.sum(dim=1) for rows in (tokens, completions))
+def mean_scores(judge, tokens, completions, where, lenience=0.0):
+    """The judge's mean P(real) over `where` of the originals and of their completions, with the odds of "real" raised by e^lenience: (B,T) each -> (B,) twice."""
+    return (((judge(rows) + lenience).sigmoid() * where).sum(dim=1) / where.sum(dim=1) for rows in (tokens, completions))
 
 
-def auc(judge, tokens, fills, where, paired=False):
+def auc(judge, tokens, fills, where, paired=False, lenience=0.0):
     """Share of (original, fill) pairs in which the judge prefers the original, a tie being half: every original against every fill, or, paired, against
     its own. GRPO compares fills of one input with each other, so what it learns from is the paired one."""
-    real, fake = mean_scores(judge, tokens, fills, where)
+    real, fake = mean_scores(judge, tokens, fills, where, lenience)
     real = real if paired else real[:, None]
     return ((real > fake).float() + 0.5 * (real == fake).float()).mean().item()
 
@@ -184,7 +184,7 @@ def report(generator, judge, dataset, words, block_size, size=1024):
         fills = sample_completions(logits, masked, mask, uniforms)[0][:, 0]               # (B,T)
         show(name, characters=1 - (~right).sum().item() / mask.sum().item(), whole_inputs=right.all(dim=1).float().mean().item(),
              judge_auc=auc(judge, tokens, fills, everywhere), judge_auc_at_blanks=auc(judge, tokens, fills, mask),
-             judge_auc_paired=auc(judge, tokens, fills, everywhere, paired=True))
+             judge_auc_paired=auc(judge, tokens, fills, everywhere, paired=True), judge_auc_lenient=auc(judge, tokens, fills, everywhere, lenience=2 * DOUBT))
     tokens, _ = dataset.batch(size, block_size, MASKING, 0.0, 1, (7, 4))
     show("another word in its place", judge_prefers_original=prefers_original(judge, tokens, swap_words(dataset, words, tokens, (7, 9), share=0.1)))
 

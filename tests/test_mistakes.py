@@ -28,7 +28,7 @@ SETTINGS = {
     "--group_size=": "whole number from 2 to 1024", "--group_size=many": "whole number", "--group_size=8.5": "whole number", "--group_size=1": "from 2 to 1024",
     "--group_size=2000": "from 2 to 1024", "--temperature=0": "a number from", "--temperature=hot": "a number", "--temperature=nan": "a number",
     "--temperature=inf": "a number",
-    "--top_p=0": "a number from", "--top_p=1.5": "a number from", "--top_k=-1": "0 or more", "--min_p=2": "a number from", "--kl_beta=-1": "0.0 or more",
+    "--top_p=0": "a number from", "--top_p=1.5": "a number from", "--top_k=-1": "0 or more", "--min_p=2": "a number from", "--kl_beta=-1": "0.0 or more", "--kl_target=-1": "0.0 or more",
     "--kl_estimator=k4": "exact, k1, k2, k3", "--loss_type=ppo": "grpo, dapo", "--baseline=median": "mean, leave_one_out",
     "--scale_rewards=yes": "group, batch, none",
     "--importance_sampling_level=word": "token, sequence, none", "--masking=words": "random, span, word, short, sticky", "--masking=word:-1": "WEIGHT >= 0",

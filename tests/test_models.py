@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from data.dataset import Dataset
-from grpo.checkpoint import read
+from grpo.checkpoint import load_model, read
+from grpo.config import load_config
 from model import pretrain
 from model.pretrain import auc, by_word, prefers_original, swap_words, words_by_length, wrong_fills
 from model.transformer import Generator, Judge, TransformerConfig, rotary_table, rotate
@@ -80,6 +83,8 @@ def test_auc_over_all_pairs_and_over_those_of_one_input():
     originals, fills = torch.tensor([[3], [1]]), torch.tensor([[2], [0]])
     assert auc(judge, originals, fills, everywhere) == 0.75 and auc(judge, originals, fills, everywhere, paired=True) == 1.0
     assert auc(judge, originals, originals, everywhere, paired=True) == 0.5                  # a fill that equals the original: a tie
+    doubted, half_wrong = torch.tensor([[-1, -1]]), torch.tensor([[9, -9]])
+    assert [auc(judge, doubted, half_wrong, torch.ones(1, 2), lenience=x) for x in (0.0, 6.0)] == [0, 1]  # a lenient judge sees what is surely wrong
 
 
 def test_preferring_the_original_is_counted_per_input():
@@ -147,3 +152,11 @@ def test_gradient_checkpointing_changes_no_gradient():
         gradients.append([p.grad.clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients))
     assert len(calls) == 3                                                                # once, and twice: computed again
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in Path("config").glob("*.py")))
+def test_the_models_of_every_experiment_ship(name):
+    config = load_config(["config/grpo_config.py", f"config/{name}"])
+    for kind in ("generator", "judge"):
+        path = Path(getattr(config, f"{kind}_checkpoint"))
+        assert path.stat().st_size <= 4e6 and load_model(path, kind, " abcdefghijklmnopqrstuvwxyz_") is not None

@@ -30,7 +30,7 @@ TRAINING = sorted({match for command in FENCED + INLINE for match in re.findall(
 CHEAP = {  # command: what its output must match
     'python -m grpo.fill "the ___ sat on the mat"':
         r"\Abefore  model/pretrained/generator\.pt\n  probability  judge  drawn\n( +\S+  0\.\d{3}    [1-5]/5  the \[[a-z ]{3}\] sat on the mat\n)+after   out/checkpoint\.pt\n",
-    "python -m grpo.compare out out-b": r"\A +out +out-b\nsettings that differ\n  kl_beta +0\.03 +0\.1\nthe last step's inputs\n(.*\n)+  gap_closed ",
+    "python -m grpo.compare out out-b": r"\A +out +out-b\nsettings that differ\n  kl_target +0\.65 +0\.5\nthe last step's inputs\n(.*\n)+  gap_closed ",
     "python train_grpo.py --help": r"  --group_size=8 .*completions per input",
     """python -c "from pydoc_data.topics import topics; print(*topics.values(), sep='\\n\\n')" > my.txt""": r"\A\Z",
     "python data/char_diffusion/prepare.py --input=my.txt --out_dir=data/mine": r'"vocabulary": " abcdefghijklmnopqrstuvwxyz_".*"paragraphs": \d{4}, "train_characters": [23]\d{5}, "val_characters": \d{5}}',
@@ -40,8 +40,9 @@ CHEAP = {  # command: what its output must match
 COSTLY = {  # part of a command: why it is not run here
     "pip install": "downloads torch; the second of the two is what .ci/run runs in a fresh environment",
     "config/quick.py": "20 seconds; tests/test_train.py runs the same path on tiny models",
-    "--kl_beta=0.1 --out_dir=out-b": "minutes",
+    "--kl_target=0.5 --out_dir=out-b": "minutes",
     "config/fooled.py": "minutes",
+    "--kl_beta=0 --out_dir=out-free": "minutes",
     "config/long_words.py": "minutes",
     "--alphabet=ascii": "reads the whole standard library; tests/test_data.py prepares this alphabet from a small text",
     "model.pretrain": "minutes to an hour",
@@ -65,8 +66,8 @@ def folder(world, tmp_path_factory):
     small = {"dataset": world / "text", "batch_size": 2, "group_size": 2, "max_iters": 1, "warmup_iters": 0, "eval_inputs": 2, "num_iterations": 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for out_dir, kl_beta in ("out", 0.03), ("out-b", 0.1):
-            train_grpo.main(["config/grpo_config.py", *command_line(small, out_dir=out_dir, kl_beta=kl_beta)])
+        for out_dir, kl_target in ("out", 0.65), ("out-b", 0.5):
+            train_grpo.main(["config/grpo_config.py", *command_line(small, out_dir=out_dir, kl_target=kl_target)])
     return folder
 
 

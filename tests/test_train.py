@@ -57,7 +57,7 @@ def test_a_run_leaves_what_it_promises(flags, capsys):
 
 
 @pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo", "log_interval": 2},
-                                     {"reference_mode": "ema", "ema_alpha": 0.3, "minibatch_size": 2, "num_iterations": 2, "top_entropy_quantile": 0.5},
+                                     {"reference_mode": "ema", "ema_alpha": 0.3, "minibatch_size": 2, "num_iterations": 2, "top_entropy_quantile": 0.5, "kl_target": 0.01},
                                      {"reference_mode": "periodic", "reference_update_freq": 2, "xtc_probability": 0.5, "repetition_penalty": 1.2}])
 def test_resume_is_bit_for_bit(flags, tmp_path, changes):
     """n steps, resume, n more = 2n steps never stopped: weights, optimizer, and every figure but the times."""
@@ -111,12 +111,12 @@ def test_inputs_are_never_repeated_through_the_generator():
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "sum"])
 @pytest.mark.parametrize("scale, quantile", [("group", 1.0), ("batch", 0.4)])
 def test_accumulated_micro_batches_equal_one_batch(loss_type, scale, quantile):
-    """The same update and the same figures, though the micro-batches hold different numbers of blanks."""
+    """The same update and the same figures, though the micro-batches hold different numbers of blanks, and the weight of the KL is the whole step's."""
     results = []
     for A in (1, 3):
         generator = tiny_generator().double()
         config = Config(batch_size=6 // A, gradient_accumulation_steps=A, loss_type=loss_type, scale_rewards=scale, learning_rate=1e-2, num_iterations=2,
-                        top_entropy_quantile=quantile)
+                        top_entropy_quantile=quantile, kl_target=0.01)
         _, metrics = one_step(config, generator, rule, 6)
         results.append((generator.state_dict(), metrics))
     for name, value in results[0][0].items():
@@ -160,22 +160,45 @@ def test_equal_fills_are_foretold():
     assert probability_of_equal_fills(logits, kept, torch.tensor([[True, False]]), 0.7, G).item() == pytest.approx((q[0] ** G).sum().item(), rel=1e-5)
 
 
+def learn(seed, steps, **changes):
+    """Two blanks that must agree -> the metrics of each step."""
+    generator, reference = tiny_generator(seed), tiny_generator(seed)
+    config = Config(**{"batch_size": 8, "group_size": 8, "learning_rate": 3e-3, "kl_beta": 0.01, "temperature": 1.0, "top_p": 1.0} | changes)
+    optimizer, clock, metrics = make_optimizer(generator, config), Clock(torch.device("cpu")), []
+    mask = torch.zeros(8, 8, dtype=torch.bool)
+    mask[:, :2] = True
+    for step in range(steps):
+        tokens = torch.randint(5, (8, 8), generator=torch.Generator().manual_seed(1000 * seed + step))
+        metrics.append(grpo_step(generator, reference, Rewards(rule), optimizer, tokens, mask, 5, draw_uniforms(8, 8, 8, (seed, step)), config, clock)[1])
+    return metrics
+
+
 @pytest.mark.parametrize("changes", [{}, {"loss_type": "dr_grpo", "scale_rewards": "none", "baseline": "leave_one_out"},
                                      {"importance_sampling_level": "sequence", "num_iterations": 2}])
 def test_it_learns(changes):
-    """Two blanks that must agree: drawn blind to each other they agree one time in five, after 60 steps at least seven times in ten."""
+    """Drawn blind to each other the blanks agree one time in five, after 60 steps at least seven times in ten."""
     for seed in (1, 2, 3):
-        generator, reference = tiny_generator(seed), tiny_generator(seed)
-        config = Config(**{"batch_size": 8, "group_size": 8, "learning_rate": 3e-3, "kl_beta": 0.01, "temperature": 1.0, "top_p": 1.0} | changes)
-        optimizer, clock = make_optimizer(generator, config), Clock(torch.device("cpu"))
-        mask = torch.zeros(8, 8, dtype=torch.bool)
-        mask[:, :2] = True
-        rewards = []
-        for step in range(60):
-            tokens = torch.randint(5, (8, 8), generator=torch.Generator().manual_seed(1000 * seed + step))
-            _, metrics = grpo_step(generator, reference, Rewards(rule), optimizer, tokens, mask, 5, draw_uniforms(8, 8, 8, (seed, step)), config, clock)
-            rewards.append(metrics["mean_reward"].item())
+        rewards = [metrics["mean_reward"].item() for metrics in learn(seed, 60, **changes)]
         assert rewards[0] < 0.4 and sum(rewards[-5:]) / 5 > 0.7, (seed, rewards[::10])
+
+
+def test_the_weight_of_the_kl_grows_with_the_fourth_power_of_the_kl():
+    config = Config(group_size=4, batch_size=4, loss_type="dapo", kl_beta=0.2, kl_target=0.01)
+    _, metrics = one_step(config, tiny_generator(), rule, 4)                              # another net's logits are the reference: the KL is not 0
+    assert metrics["kl_weight"].item() == pytest.approx(0.2 * (metrics["mean_kl"].item() / 0.01) ** 4, rel=1e-5) and metrics["mean_kl"] > 0.01
+    assert metrics["kl_penalty"].item() == pytest.approx(metrics["kl_weight"].item() * metrics["mean_kl"].item(), rel=1e-5)
+    assert "kl_weight" not in one_step(replace(config, kl_target=0.0), tiny_generator(), rule, 4)[1]
+
+
+def test_a_target_keeps_the_kl_near_whatever_the_weight():
+    """The mean KL of the last ten of 80 steps: sixteen times the weight divides it by more than twenty, with a target by about two."""
+    def ends_with(seed, **changes):
+        return sum(metrics["mean_kl"].item() for metrics in learn(seed, 80, **changes)[-10:]) / 10
+
+    for seed in (1, 2, 3):
+        free, tight = (ends_with(seed, kl_beta=beta) for beta in (0.05, 0.8))
+        loose, stiff = (ends_with(seed, kl_beta=beta, kl_target=0.4) for beta in (0.05, 0.8))
+        assert free > 20 * tight and 0.2 < stiff < loose < 0.8
 
 
 @pytest.mark.parametrize("changes", [{"eval_inputs": 1}, {"mask_ratio": 1.0, "masking": "random"}, {"block_size": 5, "masking": "span"}])
@@ -253,8 +276,8 @@ LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
 
 def test_two_processes_equal_one(flags, tmp_path):
     """torchrun with 2 ranks x B inputs = one process with 2 micro-batches of B, and, but for bnpo, with one batch of 2B: weights and metrics."""
-    extras = {"max_iters": 2, "eval_inputs": 2, "scale_rewards": "batch", "top_entropy_quantile": 0.5, "num_iterations": 2, "credit": "run", "reward": "judge,valid_words",
-              "reference_mode": "periodic", "reference_update_freq": 1}
+    extras = {"max_iters": 2, "eval_inputs": 2, "scale_rewards": "batch", "top_entropy_quantile": 0.5, "num_iterations": 2, "credit": "run", "reward": "judge,valid_words", "kl_target": 0.01,
+              "reference_mode": "periodic", "reference_update_freq": 2}
     (tmp_path / "all.py").write_text("import json, sys, train_grpo\nfor arguments in json.load(open(sys.argv[1])): train_grpo.main(arguments)")
     (tmp_path / "all.json").write_text(json.dumps([command_line(flags, **extras, loss_type=t, out_dir=str(tmp_path / t)) for t in LOSS_TYPES]))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
