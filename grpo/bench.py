@@ -156,7 +156,7 @@ def repeated_step(generator, reference, rewards, optimizer, tokens, mask, mask_i
     r = rollout(generator, reference, rewards, rows.masked_fill(blanks, mask_id), blanks, uniforms.view(B * G, 1, T), config, clock, keep_graph=True)
     grouped, counted = r.credits.view(B, G, -1), mask[:, None] if config.credit == "run" else None  # (B,G,1) or (B,G,T)
     r.advantages = advantages(grouped, config.baseline, config.scale_rewards, counted).view_as(r.credits)
-    figures = differentiate(generator, r, {"inputs": B * G, "blanks": blanks.sum(), "micro_batches": 1}, config, scaler)
+    figures = differentiate(generator, r, {"inputs": B * G, "blanks": blanks.sum(), "micro_batches": 1}, config.kl_beta, config, scaler)
     update(optimizer, scaler, config.grad_clip, figures["loss"])
     clock.mark("update")
     return r, {}
