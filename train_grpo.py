@@ -16,8 +16,8 @@ One iteration, in the words of Algorithm 1 of DeepSeekMath (2402.03300):
 
 Where this departs from the paper: the logits are computed once per input, not once per completion (a parallel fill depends on
 nothing else); the KL is the sum over the vocabulary, not a sample's estimate; with kl_target its weight grows with it (loss.kl_weight);
-with credit=run a blank is rewarded by the judge's view of
-its neighbourhood, not of the whole completion; the reference is replaced only on request (reference_mode).
+with credit=run a blank is rewarded by the judge's view of its neighbourhood, not of the whole completion; the reference is replaced
+only on request (reference_mode).
 """
 import math
 import sys

@@ -75,7 +75,7 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
 def kl_weight(kl_beta, kl_target, kl):
     """The weight of the KL, where it is to end near a target: kl_beta · (KL / kl_target)^STIFFNESS, of the step's mean KL per blank, in nats.
 
-    The more blanks have committed, the more it pays to commit: under a constant weight, how far a run goes depends on the seed, and steeply on kl_beta.
+    So how far a run goes depends less on kl_beta: tests/test_train.py compares it with a constant weight.
     (1909.08593 steers the weight by feedback, over many steps; this acts at once, and has no state.)
     """
     return kl_beta * (kl / kl_target) ** STIFFNESS
