@@ -5,6 +5,6 @@
 out_dir = "out-dapo"
 loss_type = "dapo"
 clip_eps_high = 0.28
-minibatch_size = 32             # clipping needs more than one update per rollout
+minibatch_size = 32  # clipping needs more than one update per rollout
 kl_beta = 0.0
 num_iterations = 1

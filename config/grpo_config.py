@@ -10,15 +10,17 @@ temperature = 1.0
 top_p = 1.0
 
 group_size = 16
-batch_size = 64                 # many inputs per step: the gradient's noise is mostly that of the inputs
-num_iterations = 2              # the judge is most of a step's time, and need not be asked again
+batch_size = 64  # many inputs per step: the gradient's noise is mostly that of the inputs
+num_iterations = 2  # the judge is most of a step's time, and need not be asked again
 max_iters = 110
-learning_rate = 1e-3            # 100 times an LLM's: a million parameters, a fresh reward
+learning_rate = 1e-3  # 100 times an LLM's: a million parameters, a fresh reward
 warmup_iters = 5
-kl_beta = 0.09                  # the weight of the KL at kl_target
-kl_target = 0.65                # nats a blank. Farther: more valid words, less entropy; nearer: the other way round
-credit = "run"                  # a word need not answer for the others
-scale_rewards = "batch"         # where all fills are hopeless, their noise is not scaled up
-dtype = "auto"                  # the judge in bfloat16 where the CPU multiplies it: half the time
+kl_beta = 0.09  # the weight of the KL at kl_target
+kl_target = (
+    0.65  # nats a blank. Farther: more valid words, less entropy; nearer: the other way round
+)
+credit = "run"  # a word need not answer for the others
+scale_rewards = "batch"  # where all fills are hopeless, their noise is not scaled up
+dtype = "auto"  # the judge in bfloat16 where the CPU multiplies it: half the time
 eval_inputs = 512
 eval_interval = 25

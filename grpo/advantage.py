@@ -2,10 +2,11 @@
 
 Letters: B masked inputs, G group size. Rewards are (B,G), or (B,G,T) where every blank is credited on its own.
 """
+
 import torch
 
-EPSILON = 1e-4         # added to the standard deviation
-INDISTINCT = 1e-6      # rewards that span less than this are equal but for rounding
+EPSILON = 1e-4  # added to the standard deviation
+INDISTINCT = 1e-6  # rewards that span less than this are equal but for rounding
 
 
 def advantages(rewards, baseline="mean", scale_rewards="group", mask=None):
@@ -28,8 +29,12 @@ def advantages(rewards, baseline="mean", scale_rewards="group", mask=None):
     if scale_rewards == "group":
         centred = centred / (rewards.std(dim=1, keepdim=True, correction=0) + EPSILON)
     elif scale_rewards == "batch":
-        count = torch.ones_like(rewards) if mask is None else mask.expand_as(rewards).to(rewards.dtype)
+        count = (
+            torch.ones_like(rewards) if mask is None else mask.expand_as(rewards).to(rewards.dtype)
+        )
         mean = (count * rewards).sum() / count.sum()
-        centred = centred / ((count * (rewards - mean) ** 2).sum().div(count.sum()).sqrt() + EPSILON)
+        centred = centred / (
+            (count * (rewards - mean) ** 2).sum().div(count.sum()).sqrt() + EPSILON
+        )
     span = rewards.amax(dim=1, keepdim=True) - rewards.amin(dim=1, keepdim=True)
-    return torch.where(span <= INDISTINCT, 0, centred)                                    # so written, NaN stays NaN, and is found
+    return torch.where(span <= INDISTINCT, 0, centred)  # so written, NaN stays NaN, and is found

@@ -5,6 +5,7 @@
 
 A reference that follows lets the policy go further, one trust region after another, and holds it less.
 """
+
 import copy
 
 import torch
@@ -23,7 +24,9 @@ def make_reference(untouched, mode, state=None):
 @torch.no_grad()
 def update_reference(reference, generator, done, mode, ema_alpha, reference_update_freq):
     """After `done` steps: move the reference's weights towards the policy's, wherever they live."""
-    alpha = {"static": 0.0, "ema": ema_alpha, "periodic": float(done % reference_update_freq == 0)}[mode]
+    alpha = {"static": 0.0, "ema": ema_alpha, "periodic": float(done % reference_update_freq == 0)}[
+        mode
+    ]
     if alpha:
         for r, p in zip(reference.parameters(), generator.parameters()):
-            r.lerp_(p.to(r.device), alpha)                             # with alpha 1 exactly p
+            r.lerp_(p.to(r.device), alpha)  # with alpha 1 exactly p

@@ -1,4 +1,5 @@
 """Tiny data and tiny models, made in the process: 2 layers, 32 wide, 16 characters."""
+
 import os
 
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -7,12 +8,20 @@ import torch
 
 from data.char_diffusion.prepare import prepare
 from data.dataset import Dataset
-from grpo.checkpoint import model_file, write
+from grpo.plumbing.checkpoint import model_file, write
 from model.transformer import Generator, Judge, TransformerConfig
 
-TEXT = "\n\n".join(f"the {a} {b} sat on the {c} and the {d} ran to {e} number {i}"
-                   for i, (a, b, c, d, e) in enumerate((a, b, c, d, e) for a in ("old", "red", "big") for b in ("cat", "cow", "dog", "hen")
-                                                       for c in ("mat", "hat") for d in ("rat", "bee", "fox") for e in ("us", "me", "it")))
+TEXT = "\n\n".join(
+    f"the {a} {b} sat on the {c} and the {d} ran to {e} number {i}"
+    for i, (a, b, c, d, e) in enumerate(
+        (a, b, c, d, e)
+        for a in ("old", "red", "big")
+        for b in ("cat", "cow", "dog", "hen")
+        for c in ("mat", "hat")
+        for d in ("rat", "bee", "fox")
+        for e in ("us", "me", "it")
+    )
+)
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +32,9 @@ def world(tmp_path_factory):
     prepare(folder / "text", folder / "text.txt")
     vocabulary = Dataset(folder / "text", "train").vocabulary
     torch.manual_seed(0)
-    shape = TransformerConfig(vocab_size=len(vocabulary), block_size=16, n_layer=2, n_head=2, n_embd=32)
+    shape = TransformerConfig(
+        vocab_size=len(vocabulary), block_size=16, n_layer=2, n_head=2, n_embd=32
+    )
     judge = Judge(shape)
     torch.nn.init.normal_(judge.head.weight)  # an untrained judge that prefers something
     write(folder / "generator.pt", model_file(Generator(shape), vocabulary))
@@ -34,9 +45,20 @@ def world(tmp_path_factory):
 @pytest.fixture
 def flags(world, tmp_path):
     """Command line of a run of seconds: {name: value}."""
-    return {"dataset": str(world / "text"), "generator_checkpoint": str(world / "generator.pt"), "judge_checkpoint": str(world / "judge.pt"),
-            "out_dir": str(tmp_path / "out"), "block_size": 16, "masking": "word:0.7,random:0.3", "batch_size": 4, "group_size": 4, "max_iters": 4,
-            "learning_rate": 1e-2, "eval_inputs": 8, "device": "cpu"}
+    return {
+        "dataset": str(world / "text"),
+        "generator_checkpoint": str(world / "generator.pt"),
+        "judge_checkpoint": str(world / "judge.pt"),
+        "out_dir": str(tmp_path / "out"),
+        "block_size": 16,
+        "masking": "word:0.7,random:0.3",
+        "batch_size": 4,
+        "group_size": 4,
+        "max_iters": 4,
+        "learning_rate": 1e-2,
+        "eval_inputs": 8,
+        "device": "cpu",
+    }
 
 
 def command_line(flags, **changes):

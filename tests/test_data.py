@@ -32,6 +32,7 @@ def test_the_share_of_hidden_characters(name):
 def test_sticky_blanks_cluster_and_random_ones_do_not():
     def beside(mask):  # P(hidden | the one before is hidden)
         return (mask[:, 1:] & mask[:, :-1]).sum() / mask[:, :-1].sum()
+
     assert abs(beside(masks("random")) - 0.25) < 0.03 and abs(beside(masks("sticky")) - 0.75) < 0.03
 
 
@@ -44,7 +45,10 @@ def test_word_hides_whole_uncut_words():
     text = "the old cat sat on the mat and ran"
     for row in mask[:200]:
         runs = "".join("_" if m else c for c, m in zip(text, row)).split(" ")
-        assert all(set(run) == {"_"} or "_" not in run for run in runs) and sum("_" in run for run in runs) == 2
+        assert (
+            all(set(run) == {"_"} or "_" not in run for run in runs)
+            and sum("_" in run for run in runs) == 2
+        )
         assert "_" not in runs[0] and "_" not in runs[-1]  # the window may have cut them
     assert not (mask & IS_SPACE).any()
 
@@ -53,9 +57,24 @@ def test_short_hides_words_of_up_to_four_letters():
     text = "a cat purred on the round mat by noon yes"
     is_space = np.array([[c == " " for c in text]] * 500)
     hidden = make_mask(is_space, {"short": 1.0}, 0.1, 2, np.random.default_rng(0))
-    words = {"".join(c for c, blank in zip(text, row) if blank or c == " ").strip() for row in hidden}
-    assert {word for pair in words for word in pair.split()} == {"cat", "on", "the", "mat", "by", "noon"} and all(len(pair.split()) == 2 for pair in words)
-    none = make_mask(np.array([[c == " " for c in "a purred rounded sat"]]), {"short": 1.0}, 0.1, 2, np.random.default_rng(0))
+    words = {
+        "".join(c for c, blank in zip(text, row) if blank or c == " ").strip() for row in hidden
+    }
+    assert {word for pair in words for word in pair.split()} == {
+        "cat",
+        "on",
+        "the",
+        "mat",
+        "by",
+        "noon",
+    } and all(len(pair.split()) == 2 for pair in words)
+    none = make_mask(
+        np.array([[c == " " for c in "a purred rounded sat"]]),
+        {"short": 1.0},
+        0.1,
+        2,
+        np.random.default_rng(0),
+    )
     assert none.sum() == 1  # no short word: one character
 
 
@@ -71,7 +90,9 @@ def test_one_character_and_no_word_at_all():
     assert mask.all()
 
 
-@pytest.mark.parametrize("alphabet, want", [("text8", "cafe s resume don t"), ("ascii", "Cafe's resume: don't")])
+@pytest.mark.parametrize(
+    "alphabet, want", [("text8", "cafe s resume don t"), ("ascii", "Cafe's resume: don't")]
+)
 def test_normalise(alphabet, want):
     assert normalise("Café's  résumé: don't", alphabet) == want
 
@@ -79,28 +100,43 @@ def test_normalise(alphabet, want):
 def test_prepared_text_comes_back(tmp_path):
     (tmp_path / "in.txt").write_text(TEXT + "\n\n" + TEXT)  # duplicates are dropped
     meta = prepare(tmp_path / "d", tmp_path / "in.txt")
-    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == ["meta.json", "train.bin", "val.bin"]
+    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == [
+        "meta.json",
+        "train.bin",
+        "val.bin",
+    ]
     train, val = Dataset(tmp_path / "d", "train"), Dataset(tmp_path / "d", "val")
-    assert len(train.tokens) == meta["train_characters"] and 0.04 < len(val.tokens) / (len(train.tokens) + len(val.tokens)) < 0.2
+    assert (
+        len(train.tokens) == meta["train_characters"]
+        and 0.04 < len(val.tokens) / (len(train.tokens) + len(val.tokens)) < 0.2
+    )
     for split, wanted in ((train, False), (val, True)):
-        assert split.decode(split.tokens) == " ".join(p for p in dict.fromkeys(normalise(p, "text8") for p in TEXT.split("\n\n")) if is_validation(p) == wanted)
+        assert split.decode(split.tokens) == " ".join(
+            p
+            for p in dict.fromkeys(normalise(p, "text8") for p in TEXT.split("\n\n"))
+            if is_validation(p) == wanted
+        )
     assert meta["paragraphs"] == len(TEXT.split("\n\n"))
 
 
 def test_the_split_does_not_depend_on_the_rest_of_the_text(tmp_path):
     paragraphs = TEXT.split("\n\n")
-    (tmp_path / "half.txt").write_text("\n\n".join(paragraphs[: len(paragraphs) // 2 * 2: 2]))
+    (tmp_path / "half.txt").write_text("\n\n".join(paragraphs[: len(paragraphs) // 2 * 2 : 2]))
     prepare(tmp_path / "half", tmp_path / "half.txt")
     (tmp_path / "all.txt").write_text(TEXT)
     prepare(tmp_path / "all", tmp_path / "all.txt")
     half, everything = Dataset(tmp_path / "half", "val"), Dataset(tmp_path / "all", "val")
     sentences = lambda data: set(re.findall("the [^_]*? number", data.decode(data.tokens)))  # noqa: E731
-    assert sentences(half) <= sentences(everything) and not sentences(half) & sentences(Dataset(tmp_path / "all", "train"))
+    assert sentences(half) <= sentences(everything) and not sentences(half) & sentences(
+        Dataset(tmp_path / "all", "train")
+    )
 
 
 def test_prose():
     assert is_prose("The quick brown fox jumps over the lazy dog, and then it sleeps.")
-    assert not is_prose("x = f(y); z[3] = {1: 2}; return foo(bar) + baz[qux] * 3 != 4") and not is_prose("Too short.")
+    assert not is_prose(
+        "x = f(y); z[3] = {1: 2}; return foo(bar) + baz[qux] * 3 != 4"
+    ) and not is_prose("Too short.")
 
 
 def test_batches_are_a_function_of_the_seed(world):
@@ -114,6 +150,13 @@ def test_prompts_of_any_length(world, tmp_path):
     (tmp_path / "p.json").write_text(json.dumps({"prompts": ["th_ c_t", "_", "sat on the m_t"]}))
     data = Prompts(world / "text", "train", tmp_path / "p.json", 16)
     tokens, mask = data.batch(200, 16, None, None, None, (0, 1))
-    assert tokens.shape == mask.shape == (200, 16) and mask.any(dim=1).all() and ((tokens == PAD).sum(dim=1).unique() == torch.tensor([2, 9, 15])).all()
-    shown = {"".join("_" if m else "" if t == PAD else data.vocabulary[t] for t, m in zip(*rows)) for rows in zip(tokens.tolist(), mask.tolist())}
+    assert (
+        tokens.shape == mask.shape == (200, 16)
+        and mask.any(dim=1).all()
+        and ((tokens == PAD).sum(dim=1).unique() == torch.tensor([2, 9, 15])).all()
+    )
+    shown = {
+        "".join("_" if m else "" if t == PAD else data.vocabulary[t] for t, m in zip(*rows))
+        for rows in zip(tokens.tolist(), mask.tolist())
+    }
     assert shown == {"th_ c_t", "_", "sat on the m_t"} and not (mask & (tokens == PAD)).any()

@@ -1,4 +1,5 @@
 """What a step asks of its device: each pass one graph of one shape where `compile` says so, and no waiting for values. B inputs, T characters, G group size."""
+
 import json
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,10 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import train_grpo
-from grpo.config import Config, load_config
-from grpo.log import Clock
+from grpo.plumbing.config import Config, load_config
+from grpo.plumbing.log import Clock
+from grpo.plumbing.setup import is_compiled, pick_compile
 from grpo.reward import Rewards
-from grpo.setup import is_compiled, pick_compile
 from grpo.step import grpo_step
 from model.transformer import Generator, Judge, TransformerConfig
 from tests.conftest import command_line
@@ -25,7 +26,9 @@ def run(flags, out, **changes):
     return [{name: x for name, x in line.items() if not name.endswith("_ms")} for line in lines]
 
 
-@pytest.mark.parametrize("changes, more", [({}, []), ({"minibatch_size": 2, "reference_mode": "ema"}, [[(2, 16)]])])
+@pytest.mark.parametrize(
+    "changes, more", [({}, []), ({"minibatch_size": 2, "reference_mode": "ema"}, [[(2, 16)]])]
+)
 def test_compile_is_read(flags, tmp_path, monkeypatch, capsys, changes, more):
     """compile=true: each pass is one graph, for the shapes of the training step alone; and the figures are the same."""
     graphs = []
@@ -40,24 +43,48 @@ def test_compile_is_read(flags, tmp_path, monkeypatch, capsys, changes, more):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
     assert run(flags, tmp_path / "compiled", compile="true", **changes) == eager
     assert ", compiled, kernel: torch" in capsys.readouterr().out
-    tokens = [[shape for shape in graph if not isinstance(shape, tuple) or shape in ((2, 16), (4, 16), (4 * 4, 16))] for graph in graphs]
-    assert tokens == [[(4, 16)], [(4, 16)], [(16, 16)], *more]         # (B,T) twice, (B·G,T); a size that may vary would be listed as well
+    tokens = [
+        [
+            shape
+            for shape in graph
+            if not isinstance(shape, tuple) or shape in ((2, 16), (4, 16), (4 * 4, 16))
+        ]
+        for graph in graphs
+    ]
+    assert tokens == [
+        [(4, 16)],
+        [(4, 16)],
+        [(16, 16)],
+        *more,
+    ]  # (B,T) twice, (B·G,T); a size that may vary would be listed as well
 
 
 def test_compile_auto_is_decided_by_the_length_of_the_run(monkeypatch):
     long, cpu, cuda = Config(max_iters=10**6), torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr(torch, "compile", lambda f: f)
+
     def compiled(config, device, saved=None):
         """Of a run on `device` that nothing saved, or that goes on from these settings."""
-        return is_compiled(device, replace(config, compile=pick_compile(config, device, saved and {"config": saved})))
+        return is_compiled(
+            device,
+            replace(config, compile=pick_compile(config, device, saved and {"config": saved})),
+        )
 
-    assert [compiled(Config(compile=setting, max_iters=1), device) for device in (cpu, cuda) for setting in ("auto", "true", "false")] == [False, True, False, True, True, False]
+    assert [
+        compiled(Config(compile=setting, max_iters=1), device)
+        for device in (cpu, cuda)
+        for setting in ("auto", "true", "false")
+    ] == [False, True, False, True, True, False]
     assert compiled(long, cpu) and not compiled(load_config(["config/grpo_config.py"]), cpu)
-    assert not is_compiled(cpu, replace(long, compile=pick_compile(long, cuda, None)))     # a reference on the CPU of a run on CUDA
-    resumed = {"true": True, "false": False, "auto": False}                                # as it began; auto: on CUDA
-    assert {began: compiled(Config(max_iters=1), cpu, {"compile": began}) for began in resumed} == resumed
-    assert not compiled(long, cpu, {"max_iters": 10**6})                                   # of a version without the setting
-    monkeypatch.setattr(torch, "compile", lambda f: 1 / 0)                                 # no compiler
+    assert not is_compiled(
+        cpu, replace(long, compile=pick_compile(long, cuda, None))
+    )  # a reference on the CPU of a run on CUDA
+    resumed = {"true": True, "false": False, "auto": False}  # as it began; auto: on CUDA
+    assert {
+        began: compiled(Config(max_iters=1), cpu, {"compile": began}) for began in resumed
+    } == resumed
+    assert not compiled(long, cpu, {"max_iters": 10**6})  # of a version without the setting
+    monkeypatch.setattr(torch, "compile", lambda f: 1 / 0)  # no compiler
     assert not compiled(long, cpu) and not compiled(long, cpu, {"compile": "true"})
 
 
@@ -66,7 +93,11 @@ class NoWaiting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is torch.ops.aten._to_copy.default and kwargs.get("device", args[0].device) != args[0].device and not kwargs.get("non_blocking"):
+        if (
+            func is torch.ops.aten._to_copy.default
+            and kwargs.get("device", args[0].device) != args[0].device
+            and not kwargs.get("non_blocking")
+        ):
             raise RuntimeError(f"a copy from {args[0].device} to {kwargs['device']} that waits")
         return func(*args, **kwargs)
 
@@ -91,30 +122,87 @@ def step_without_waiting(device, look=lambda scores: scores, **changes):
     shape = TransformerConfig(vocab_size=6, block_size=8, n_layer=2, n_head=2, n_embd=32)
     with torch.device(device):
         generator, reference, judge = Generator(shape), Generator(shape), Judge(shape)
-        tokens, mask, uniforms = torch.randint(5, (4, 8)), torch.rand(4, 8) < 0.5, torch.rand(4, 4, 8)
+        tokens, mask, uniforms = (
+            torch.randint(5, (4, 8)),
+            torch.rand(4, 8) < 0.5,
+            torch.rand(4, 4, 8),
+        )
     optimizer = torch.optim.AdamW(generator.parameters(), fused=device == "cuda")
     rewards, clock = Rewards(lambda rows: look(judge(rows))), Clock(torch.device("cpu"))
-    step = partial(grpo_step, generator, reference, rewards, optimizer, tokens, mask, 5, uniforms, config, clock)
+    step = partial(
+        grpo_step,
+        generator,
+        reference,
+        rewards,
+        optimizer,
+        tokens,
+        mask,
+        5,
+        uniforms,
+        config,
+        clock,
+    )
     if device == "cuda":
-        step()                                                         # the first one compiles, allocates
+        step()  # the first one compiles, allocates
     with no_waiting(device):
         return step()
 
 
-@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "meta",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+        ),
+    ],
+)
 @pytest.mark.parametrize("kernel", ["torch", "cuda"])
-@pytest.mark.parametrize("changes", [{}, {"minibatch_size": 2},
-                                     {"num_iterations": 2, "gradient_accumulation_steps": 2, "loss_type": "bnpo", "credit": "run"},
-                                     {"loss_type": "dapo", "kl_estimator": "k3", "importance_sampling_level": "sequence", "scale_rewards": "batch", "clip_delta": 4.0},
-                                     {"xtc_probability": 0.5, "top_k": 3, "min_p": 0.1, "baseline": "leave_one_out", "entropy_coef": 0.1},
-                                     {"top_entropy_quantile": 0.5, "num_iterations": 2}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"minibatch_size": 2},
+        {
+            "num_iterations": 2,
+            "gradient_accumulation_steps": 2,
+            "loss_type": "bnpo",
+            "credit": "run",
+        },
+        {
+            "loss_type": "dapo",
+            "kl_estimator": "k3",
+            "importance_sampling_level": "sequence",
+            "scale_rewards": "batch",
+            "clip_delta": 4.0,
+        },
+        {
+            "xtc_probability": 0.5,
+            "top_k": 3,
+            "min_p": 0.1,
+            "baseline": "leave_one_out",
+            "entropy_coef": 0.1,
+        },
+        {"top_entropy_quantile": 0.5, "num_iterations": 2},
+    ],
+)
 def test_a_step_waits_for_nothing(device, kernel, changes):
     rollout, metrics = step_without_waiting(device, kernel=kernel, **changes)
-    assert rollout.completions.shape == (4, 4, 8) and {x.device.type for x in metrics.values()} == {device}
+    assert rollout.completions.shape == (4, 4, 8) and {x.device.type for x in metrics.values()} == {
+        device
+    }
 
 
-@pytest.mark.parametrize("look", [lambda x: x * x.max().item(), lambda x: x if x.isfinite().all() else 0 * x, lambda x: x * x[x > 0].sum(), lambda x: x.cpu(),
-                                  lambda x: x * torch.ones(()).to(x.device)])
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: x * x.max().item(),
+        lambda x: x if x.isfinite().all() else 0 * x,
+        lambda x: x * x[x > 0].sum(),
+        lambda x: x.cpu(),
+        lambda x: x * torch.ones(()).to(x.device),
+    ],
+)
 def test_a_step_that_waits_is_noticed(look):
     with pytest.raises((RuntimeError, NotImplementedError), match="meta|waits"):
         step_without_waiting("meta", look)

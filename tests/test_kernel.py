@@ -4,6 +4,7 @@ grpo/kernel.cu against its definitions in grpo/sampling.py and grpo/stats.py, on
 On a CPU g++ compiles the same kernel.cu behind tests/fiber.h, and grpo/kernel.py launches it as it would on a GPU: only its
 last function, `run`, is replaced. Letters: B masked inputs, T characters, G group size, V vocabulary.
 """
+
 import contextlib
 import ctypes
 import enum
@@ -25,7 +26,7 @@ import train_grpo
 from grpo import kernel, sampling, stats
 from tests.conftest import command_line
 
-EPS = 2.0 ** -24                                                       # float32: half a unit in the last place of 1
+EPS = 2.0**-24  # float32: half a unit in the last place of 1
 INF, NAN = float("inf"), float("nan")
 
 
@@ -33,10 +34,31 @@ def build(folder, source, names, more="", name="run.so"):
     """kernel.cu as a shared library with one function, run(name, blocks, threads, arguments) -> what went wrong."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
-    calls = "".join(f'if (!strcmp(name, "{n}")) return launch({n}, blocks, threads, arguments) ? "" : fiber_error;\n' for n in names)
-    (folder / "run.cc").write_text(f'#include "{Path(__file__).with_name("fiber.h")}"\n{source}\nextern "C" const char* run(const char* name, '
-                                   f'unsigned blocks, unsigned threads, void** arguments) {{\n{calls}return "no such kernel"; }}\n{more}')
-    subprocess.run(["g++", "-std=c++20", "-O1", "-Wall", "-Wno-unknown-pragmas", "-Werror", "-fPIC", "-shared", "run.cc", "-o", name], cwd=folder, check=True)
+    calls = "".join(
+        f'if (!strcmp(name, "{n}")) return launch({n}, blocks, threads, arguments) ? "" : fiber_error;\n'
+        for n in names
+    )
+    (folder / "run.cc").write_text(
+        f'#include "{Path(__file__).with_name("fiber.h")}"\n{source}\nextern "C" const char* run(const char* name, '
+        f'unsigned blocks, unsigned threads, void** arguments) {{\n{calls}return "no such kernel"; }}\n{more}'
+    )
+    subprocess.run(
+        [
+            "g++",
+            "-std=c++20",
+            "-O1",
+            "-Wall",
+            "-Wno-unknown-pragmas",
+            "-Werror",
+            "-fPIC",
+            "-shared",
+            "run.cc",
+            "-o",
+            name,
+        ],
+        cwd=folder,
+        check=True,
+    )
     library = ctypes.CDLL(folder / name)
     library.run.restype = ctypes.c_char_p
 
@@ -44,6 +66,7 @@ def build(folder, source, names, more="", name="run.so"):
         problem = library.run(name.encode(), blocks, kernel.THREADS, pointers).decode()
         if problem:
             raise RuntimeError(problem)
+
     return run
 
 
@@ -75,22 +98,33 @@ def inputs(B, T, G, V, blanks=0.7, seed=0):
     logits = 3 * torch.randn(B, T, V)
     ref_logits = logits + torch.randn(B, T, V)
     if V > 2:
-        logits[..., 1] = ref_logits[..., 1] = -INF                     # a banned token
+        logits[..., 1] = ref_logits[..., 1] = -INF  # a banned token
     mask = torch.rand(B, T) < blanks
-    completions, kept = sampling.sample_completions(logits, torch.zeros(B, T).long(), mask, torch.rand(B, G, T), 0.8, top_p=0.9)
+    completions, kept = sampling.sample_completions(
+        logits, torch.zeros(B, T).long(), mask, torch.rand(B, G, T), 0.8, top_p=0.9
+    )
     return logits, ref_logits, completions.contiguous(), kept, mask
 
 
 def compare(device, args, temperature, dtype=torch.float32):
     """Forward and backward against the definitions in float64: within a few roundings of each row's magnitude, which is its
     largest finite |log p| or |log r|; and the same bits in a second run."""
-    logits, ref_logits, completions, kept, mask = args = [x.to(dtype) if x.is_floating_point() else x for x in args]
+    logits, ref_logits, completions, kept, mask = args = [
+        x.to(dtype) if x.is_floating_point() else x for x in args
+    ]
     B, G, T = completions.shape
-    gradients = torch.randn(B, T, G).transpose(1, 2), torch.randn(B, T), torch.randn(B, T)       # the first is not contiguous
+    gradients = (
+        torch.randn(B, T, G).transpose(1, 2),
+        torch.randn(B, T),
+        torch.randn(B, T),
+    )  # the first is not contiguous
     wide = logits.double(), ref_logits.double(), completions, kept, mask, temperature
-    expected, expected_gradient = stats.stats_forward(*wide), stats.stats_backward(*(g.double() for g in gradients), *wide)
-    logs = torch.stack([stats.log_softmax(x, temperature) for x in wide[:2]])                    # (2,B,T,V)
-    magnitude = 1 + logs.masked_fill(logs == -INF, 0).abs().amax(dim=(0, 3))                     # (B,T)
+    expected, expected_gradient = (
+        stats.stats_forward(*wide),
+        stats.stats_backward(*(g.double() for g in gradients), *wide),
+    )
+    logs = torch.stack([stats.log_softmax(x, temperature) for x in wide[:2]])  # (2,B,T,V)
+    magnitude = 1 + logs.masked_fill(logs == -INF, 0).abs().amax(dim=(0, 3))  # (B,T)
     args, runs = [x.to(device) for x in args], []
     for _ in range(2):
         leaf = args[0].clone().requires_grad_()
@@ -101,39 +135,79 @@ def compare(device, args, temperature, dtype=torch.float32):
     assert all(torch.equal(a, b) for a, b in zip(*runs))
     *outputs, gradient = runs[0]
     for name, x, y in zip(("logp", "ref_logp", "kl", "entropy"), outputs, expected):
-        room = 4 * EPS * (magnitude[:, None] if x.dim() == 3 else magnitude) * mask.view(B, *[1] * (x.dim() - 2), T)  # nothing, if no blank
-        error = torch.where(x == y, 0, (x - y).abs())                  # -inf where a completion is outside S
-        assert x.dtype == torch.float32 and (error <= room).all(), (name, (error / room.clamp(min=EPS)).max())
-    pull = (gradients[0].abs().sum(dim=1) + gradients[1].abs() + gradients[2].abs()) / temperature              # (B,T)
-    room = (4 * EPS * magnitude * pull * mask)[..., None] + (2.0 ** -8 * expected_gradient.abs() if dtype == torch.bfloat16 else 0)
+        room = (
+            4
+            * EPS
+            * (magnitude[:, None] if x.dim() == 3 else magnitude)
+            * mask.view(B, *[1] * (x.dim() - 2), T)
+        )  # nothing, if no blank
+        error = torch.where(x == y, 0, (x - y).abs())  # -inf where a completion is outside S
+        assert x.dtype == torch.float32 and (error <= room).all(), (
+            name,
+            (error / room.clamp(min=EPS)).max(),
+        )
+    pull = (
+        gradients[0].abs().sum(dim=1) + gradients[1].abs() + gradients[2].abs()
+    ) / temperature  # (B,T)
+    room = (4 * EPS * magnitude * pull * mask)[..., None] + (
+        2.0**-8 * expected_gradient.abs() if dtype == torch.bfloat16 else 0
+    )
     error = (gradient - expected_gradient).abs()
-    assert gradient.dtype == dtype and (error <= room).all(), ("gradient", (error / room.clamp(min=1e-30)).max())
+    assert gradient.dtype == dtype and (error <= room).all(), (
+        "gradient",
+        (error / room.clamp(min=1e-30)).max(),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("V, G, blanks", [(1, 1, 0.7), (27, 2, 0.7), (28, 16, 0.7), (28, 4, 0), (28, 4, 1), (96, 64, 0.7), (97, 8, 0.7),
-                                          (255, 33, 0.7), (256, 16, 0.7), (1000, 5, 0.7), (1024, 64, 0.7)])
+@pytest.mark.parametrize(
+    "V, G, blanks",
+    [
+        (1, 1, 0.7),
+        (27, 2, 0.7),
+        (28, 16, 0.7),
+        (28, 4, 0),
+        (28, 4, 1),
+        (96, 64, 0.7),
+        (97, 8, 0.7),
+        (255, 33, 0.7),
+        (256, 16, 0.7),
+        (1000, 5, 0.7),
+        (1024, 64, 0.7),
+    ],
+)
 def test_stats_agree_with_float64(device, V, G, blanks, dtype):
     compare(device, inputs(3, 7, G, V, blanks), 0.8, dtype)
 
 
 def test_stats_of_extreme_rows(device):
     logits, ref_logits, completions, kept, mask = inputs(1, 9, 5, 28, blanks=1)
-    logits[0, 0], ref_logits[0, 0] = -INF, -INF                        # one character alone: log p = 0, KL = H = 0
+    logits[0, 0], ref_logits[0, 0] = -INF, -INF  # one character alone: log p = 0, KL = H = 0
     logits[0, 0, 5] = ref_logits[0, 0, 5] = 2.0
     logits[0, 1] = 3e4 * torch.randn(28)
     logits[0, 2], ref_logits[0, 2] = 1e-30 * torch.randn(28), 1e-38
-    logits[0, 3] = ref_logits[0, 3]                                    # KL 0
-    ref_logits[0, 4] = -logits[0, 4].clamp(min=-9) * 60                # the reference thinks all of S impossible: exp is 0 on it
-    logits[0, 5] = 1e30                                                # the last bits of 1e30 are worth more than everything else
+    logits[0, 3] = ref_logits[0, 3]  # KL 0
+    ref_logits[0, 4] = (
+        -logits[0, 4].clamp(min=-9) * 60
+    )  # the reference thinks all of S impossible: exp is 0 on it
+    logits[0, 5] = 1e30  # the last bits of 1e30 are worth more than everything else
     ref_logits[0, 6] += 1e4
-    logits[0, :, 1] = -INF                                             # still banned
-    completions, kept[:] = sampling.sample_completions(logits, completions[:, 0], mask, torch.rand(1, 5, 9), 0.5, top_p=0.95)
-    kept[0, 7], completions = kept[0, 7].roll(3), completions.contiguous()   # the likeliest is not in S, nor are all completions
+    logits[0, :, 1] = -INF  # still banned
+    completions, kept[:] = sampling.sample_completions(
+        logits, completions[:, 0], mask, torch.rand(1, 5, 9), 0.5, top_p=0.95
+    )
+    kept[0, 7], completions = (
+        kept[0, 7].roll(3),
+        completions.contiguous(),
+    )  # the likeliest is not in S, nor are all completions
     compare(device, (logits, ref_logits, completions, kept, mask), 0.5)
     args = [x.to(device) for x in (logits, ref_logits, completions, kept, mask)]
     logp, ref_logp, kl, entropy = kernel.stats(*args, 0.5)
-    assert (logp[0, :, 0] == 0).all() and kl[0, 0] == entropy[0, 0] == kl[0, 3] == 0 and (ref_logp[0, :, 4] > -1e4).all()
+    assert (
+        (logp[0, :, 0] == 0).all()
+        and kl[0, 0] == entropy[0, 0] == kl[0, 3] == 0
+        and (ref_logp[0, :, 4] > -1e4).all()
+    )
 
 
 @everywhere
@@ -141,42 +215,72 @@ def test_broken_rows_are_flagged_alone(device):
     args = [x.to(device) for x in inputs(2, 8, 6, 28, blanks=1)]
     logits, ref_logits, completions, kept, mask = args
     masked, uniforms = torch.full((2, 8), 7, device=device), torch.rand(2, 6, 8, device=device)
-    clean, clean_draws = kernel.stats(*args, 0.8), kernel.sample_completions(logits, masked, mask, uniforms)
+    clean, clean_draws = (
+        kernel.stats(*args, 0.8),
+        kernel.sample_completions(logits, masked, mask, uniforms),
+    )
     unlikely = int((~kept[0, 1]).nonzero()[-1])
-    logits[0, 0], logits[0, 1, unlikely], logits[0, 2, 3], logits[1, 7], ref_logits[0, 3, 4] = -INF, NAN, INF, NAN, NAN
+    logits[0, 0], logits[0, 1, unlikely], logits[0, 2, 3], logits[1, 7], ref_logits[0, 3, 4] = (
+        -INF,
+        NAN,
+        INF,
+        NAN,
+        NAN,
+    )
     leaf = logits.clone().requires_grad_()
     logp, ref_logp, kl, entropy = kernel.stats(leaf, ref_logits, completions, kept, mask, 0.8)
     torch.autograd.backward((logp, kl), (torch.ones_like(logp), torch.ones_like(kl)))
     broken = torch.zeros(2, 8, dtype=torch.bool, device=device)
     broken[0, :3] = broken[1, 7] = True
     for x in (logp.transpose(1, 2), entropy[..., None], leaf.grad):
-        assert (x.isnan().any(dim=-1) == broken)[:, [0, 1, 2, 4, 5, 6, 7]].all() and x[broken].isnan().all()
-    assert leaf.grad[0, 3].isnan().any() and ref_logp[0, :, 3].isnan().all() and kl[0, 3].isnan() and not logp[0, :, 3].isnan().any()
+        assert (x.isnan().any(dim=-1) == broken)[:, [0, 1, 2, 4, 5, 6, 7]].all() and x[
+            broken
+        ].isnan().all()
+    assert (
+        leaf.grad[0, 3].isnan().any()
+        and ref_logp[0, :, 3].isnan().all()
+        and kl[0, 3].isnan()
+        and not logp[0, :, 3].isnan().any()
+    )
     broken[0, 3] = True
     for x, y in zip((logp, ref_logp, kl, entropy), clean):
         assert torch.equal(x.movedim(-1, 1)[~broken], y.movedim(-1, 1)[~broken])
     draws, kept = kernel.sample_completions(logits, masked, mask, uniforms)
-    broken[0, 3] = False                                               # it is the reference's
+    broken[0, 3] = False  # it is the reference's
     draws, clean_draws = draws.transpose(1, 2), (clean_draws[0].transpose(1, 2), clean_draws[1])
     assert not kept[broken].any() and (draws[broken] == 7).all()
-    assert torch.equal(draws[~broken], clean_draws[0][~broken]) and torch.equal(kept[~broken], clean_draws[1][~broken])
+    assert torch.equal(draws[~broken], clean_draws[0][~broken]) and torch.equal(
+        kept[~broken], clean_draws[1][~broken]
+    )
 
 
 def test_completions_outside_the_vocabulary_are_flagged_alone(device):
-    logits, ref_logits, completions, kept, mask = args = [x.to(device) for x in inputs(1, 8, 6, 28, blanks=1)]
+    logits, ref_logits, completions, kept, mask = args = [
+        x.to(device) for x in inputs(1, 8, 6, 28, blanks=1)
+    ]
     clean = kernel.stats(*args, 0.8)
-    completions[0, 0, 0], completions[0, 1, 1], completions[0, 2, 2] = -1, 28, 2 ** 40
+    completions[0, 0, 0], completions[0, 1, 1], completions[0, 2, 2] = -1, 28, 2**40
     leaf = logits.clone().requires_grad_()
     logp, ref_logp, kl, entropy = kernel.stats(leaf, *args[1:], 0.8)
     logp.sum().backward()
-    assert logp[0].isnan().nonzero().tolist() == ref_logp[0].isnan().nonzero().tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert torch.equal(logp[..., 3:], clean[0][..., 3:]) and torch.equal(kl, clean[2]) and torch.equal(entropy, clean[3])
-    torch.testing.assert_close(leaf.grad.sum(dim=-1)[0] * 0.8, torch.tensor([-1.0] * 3 + [0.0] * 5, device=device))  # 1[v = y] is nowhere
+    assert (
+        logp[0].isnan().nonzero().tolist()
+        == ref_logp[0].isnan().nonzero().tolist()
+        == [[0, 0], [1, 1], [2, 2]]
+    )
+    assert (
+        torch.equal(logp[..., 3:], clean[0][..., 3:])
+        and torch.equal(kl, clean[2])
+        and torch.equal(entropy, clean[3])
+    )
+    torch.testing.assert_close(
+        leaf.grad.sum(dim=-1)[0] * 0.8, torch.tensor([-1.0] * 3 + [0.0] * 5, device=device)
+    )  # 1[v = y] is nowhere
 
 
 def test_tensors_that_are_not_contiguous(device):
     def scattered(x):
-        return x.unsqueeze(-1).repeat(*[1] * x.dim(), 2)[..., 0]      # every second number in memory
+        return x.unsqueeze(-1).repeat(*[1] * x.dim(), 2)[..., 0]  # every second number in memory
 
     args = [x.to(device) for x in inputs(3, 7, 4, 28)]
     logits, _, completions, _, mask = args
@@ -194,51 +298,109 @@ def test_tensors_that_are_not_contiguous(device):
 @pytest.mark.parametrize("V", [1, 27, 28, 96, 97, 255, 256, 1000, 1024])
 def test_sampler_keeps_and_draws_the_same(device, V):
     torch.manual_seed(V)
-    settings = (dict(), dict(top_k=5), dict(top_p=0.9), dict(min_p=0.05), dict(top_k=40, top_p=0.7, min_p=0.01, temperature=0.7),
-                dict(top_k=V, top_p=0, temperature=1))
+    settings = (
+        dict(),
+        dict(top_k=5),
+        dict(top_p=0.9),
+        dict(min_p=0.05),
+        dict(top_k=40, top_p=0.7, min_p=0.01, temperature=0.7),
+        dict(top_k=V, top_p=0, temperature=1),
+    )
     wrong = draws = 0
     for i, setting in enumerate(settings):
         logits = 2 * torch.randn(3, 14, V)
-        logits[0] = (2 * logits[0]).round() / 2                        # many ties
+        logits[0] = (2 * logits[0]).round() / 2  # many ties
         logits[1, :, ::3] = -INF if V > 1 else 0
-        logits[2, 0], logits[2, 1], logits[2, 2] = 3.0, 1e4 * torch.randn(V), 1e-30 * torch.randn(V)   # nothing but ties; huge; tiny
-        logits[2, 3], logits[2, 3, V // 2] = -INF, -7                  # one character alone
+        logits[2, 0], logits[2, 1], logits[2, 2] = (
+            3.0,
+            1e4 * torch.randn(V),
+            1e-30 * torch.randn(V),
+        )  # nothing but ties; huge; tiny
+        logits[2, 3], logits[2, 3, V // 2] = -INF, -7  # one character alone
         logits = logits.bfloat16() if i % 2 else logits
-        masked, mask, uniforms = torch.randint(V, (3, 14)), torch.rand(3, 14) < (0.9, 0, 1, 1, 1, 1)[i], torch.rand(3, 64, 14)
-        uniforms[:, 0], uniforms[:, 1] = 0, 1 - EPS                    # the ends of the range
-        expected, expected_kept = sampling.sample_completions(logits, masked, mask, uniforms, **setting)
-        completions, kept = (x.cpu() for x in kernel.sample_completions(*(x.to(device) for x in (logits, masked, mask, uniforms)), **setting))
-        differ = (kept != expected_kept & mask[..., None]).any(dim=-1) | (completions != expected).any(dim=1)       # (B,T)
-        assert not differ[~mask].any() and (not mask[2, 3] or (completions[2, :, 3] == V // 2).all())
-        for G in (1, 33):                                              # a draw depends on its own uniform alone
-            fewer = kernel.sample_completions(*(x.to(device) for x in (logits, masked, mask, uniforms[:, :G])), **setting)[0]
+        masked, mask, uniforms = (
+            torch.randint(V, (3, 14)),
+            torch.rand(3, 14) < (0.9, 0, 1, 1, 1, 1)[i],
+            torch.rand(3, 64, 14),
+        )
+        uniforms[:, 0], uniforms[:, 1] = 0, 1 - EPS  # the ends of the range
+        expected, expected_kept = sampling.sample_completions(
+            logits, masked, mask, uniforms, **setting
+        )
+        completions, kept = (
+            x.cpu()
+            for x in kernel.sample_completions(
+                *(x.to(device) for x in (logits, masked, mask, uniforms)), **setting
+            )
+        )
+        differ = (kept != expected_kept & mask[..., None]).any(dim=-1) | (
+            completions != expected
+        ).any(dim=1)  # (B,T)
+        assert not differ[~mask].any() and (
+            not mask[2, 3] or (completions[2, :, 3] == V // 2).all()
+        )
+        for G in (1, 33):  # a draw depends on its own uniform alone
+            fewer = kernel.sample_completions(
+                *(x.to(device) for x in (logits, masked, mask, uniforms[:, :G])), **setting
+            )[0]
             assert torch.equal(fewer.cpu(), completions[:, :G])
         wrong, draws = wrong + int(differ.sum()), draws + 64 * int(mask.sum())
-    assert draws > 12_000                                              # 9 vocabularies: more than 100,000
-    assert wrong <= (draws / 10_000 if device == "cuda" else 0)        # rows in which two exp round a weight differently
+    assert draws > 12_000  # 9 vocabularies: more than 100,000
+    assert wrong <= (
+        draws / 10_000 if device == "cuda" else 0
+    )  # rows in which two exp round a weight differently
 
 
 def test_xtc_is_left_to_the_definition(device):
     logits, _, completions, _, mask = (x.to(device) for x in inputs(3, 7, 4, 28))
-    arguments, options = (logits, completions[:, 0].contiguous(), mask, torch.rand(3, 4, 7, device=device)), dict(xtc_threshold=0.1, xtc_probability=0.5)
+    arguments, options = (
+        (logits, completions[:, 0].contiguous(), mask, torch.rand(3, 4, 7, device=device)),
+        dict(xtc_threshold=0.1, xtc_probability=0.5),
+    )
     have, want = (module.sample_completions(*arguments, **options) for module in (kernel, sampling))
-    assert all(torch.equal(a, b) for a, b in zip(have, want)) and not torch.equal(want[1], kernel.sample_completions(*arguments)[1])
+    assert all(torch.equal(a, b) for a, b in zip(have, want)) and not torch.equal(
+        want[1], kernel.sample_completions(*arguments)[1]
+    )
 
 
 def test_thresholds_between_whole_numbers(device):
-    weights = torch.tensor([[2 ** 21, 209715, 209716], [2 ** 21, 233017, 0]])          # 0.1 * 2^21 = 209715.2; 0.9 of 2330169 = 2097152.1
-    logits, mask = (weights.double() / 2 ** 21).log().float()[None].to(device), torch.ones(1, 2, dtype=torch.bool, device=device)
+    weights = torch.tensor(
+        [[2**21, 209715, 209716], [2**21, 233017, 0]]
+    )  # 0.1 * 2^21 = 209715.2; 0.9 of 2330169 = 2097152.1
+    logits, mask = (
+        (weights.double() / 2**21).log().float()[None].to(device),
+        torch.ones(1, 2, dtype=torch.bool, device=device),
+    )
     assert torch.equal(sampling.integer_weights(logits, 1.0)[0].cpu(), weights)
-    for setting, row, expected in (dict(min_p=0.1), 0, [True, False, True]), (dict(top_p=0.9), 1, [True, True, False]):
-        kept = kernel.sample_completions(logits, mask.long(), mask, torch.rand(1, 1, 2, device=device), **setting)[1]
+    for setting, row, expected in (
+        (dict(min_p=0.1), 0, [True, False, True]),
+        (dict(top_p=0.9), 1, [True, True, False]),
+    ):
+        kept = kernel.sample_completions(
+            logits, mask.long(), mask, torch.rand(1, 1, 2, device=device), **setting
+        )[1]
         assert kept[0, row].tolist() == expected == sampling.keep(weights, **setting)[row].tolist()
 
 
 def test_bf16_gradients_are_rounded_to_even(device):
-    g = torch.cat([1 + torch.arange(1024) * 2.0 ** -9, torch.randn(1000) * 10.0 ** torch.randint(-30, 30, (1000,)), torch.tensor([INF, 3.4e38, NAN])])
-    T = len(g)                                                         # column 1 is impossible and not kept: its gradient is g itself
+    g = torch.cat(
+        [
+            1 + torch.arange(1024) * 2.0**-9,
+            torch.randn(1000) * 10.0 ** torch.randint(-30, 30, (1000,)),
+            torch.tensor([INF, 3.4e38, NAN]),
+        ]
+    )
+    T = len(g)  # column 1 is impossible and not kept: its gradient is g itself
     logits = torch.tensor([0, -INF, 1]).expand(1, T, 3).bfloat16().contiguous()
-    args = [x.to(device) for x in (logits, torch.ones(1, 1, T).long(), logits > 0, torch.ones(1, T, dtype=torch.bool))]
+    args = [
+        x.to(device)
+        for x in (
+            logits,
+            torch.ones(1, 1, T).long(),
+            logits > 0,
+            torch.ones(1, T, dtype=torch.bool),
+        )
+    ]
     leaf = args[0].clone().requires_grad_()
     kernel.stats(leaf, args[0], *args[1:])[0].backward(g.to(device)[None, None])
     found, expected = leaf.grad[0, :, 1].cpu(), g.bfloat16()
@@ -247,12 +409,21 @@ def test_bf16_gradients_are_rounded_to_even(device):
 
 def test_refused_tensors(device):
     logits, ref_logits, completions, kept, mask = args = [x.to(device) for x in inputs(2, 6, 4, 12)]
-    for position, bad, word in ((1, ref_logits.bfloat16(), "ref_logits"), (2, completions.int(), "completions"), (4, mask[:1], "mask"),
-                                (3, kept.cpu() if device == "cuda" else kept.byte(), "kept"), (1, ref_logits[..., 1:], "ref_logits")):
-        with pytest.raises(ValueError, match=f"^{word}: device, dtype and shape must be .*, not [^\n]*$"):
-            kernel.stats(*args[:position], bad, *args[position + 1:], 0.8)
+    for position, bad, word in (
+        (1, ref_logits.bfloat16(), "ref_logits"),
+        (2, completions.int(), "completions"),
+        (4, mask[:1], "mask"),
+        (3, kept.cpu() if device == "cuda" else kept.byte(), "kept"),
+        (1, ref_logits[..., 1:], "ref_logits"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"^{word}: device, dtype and shape must be .*, not [^\n]*$"
+        ):
+            kernel.stats(*args[:position], bad, *args[position + 1 :], 0.8)
     with pytest.raises(ValueError, match="^uniforms: "):
-        kernel.sample_completions(logits, completions[:, 0], mask, torch.rand(2, 4, 6, dtype=torch.float64, device=device))
+        kernel.sample_completions(
+            logits, completions[:, 0], mask, torch.rand(2, 4, 6, dtype=torch.float64, device=device)
+        )
 
 
 @pytest.mark.filterwarnings("ignore:the CUDA kernel is off")
@@ -265,11 +436,17 @@ def test_beyond_the_limits_the_definition_runs(device, shape):
 @everywhere
 def test_opcheck(device):
     logits, ref_logits, completions, kept, mask = [x.to(device) for x in inputs(2, 5, 3, 12)]
-    uniforms, masked = torch.rand(2, 3, 5, device=device), torch.zeros(2, 5, dtype=torch.long, device=device)
+    uniforms, masked = (
+        torch.rand(2, 3, 5, device=device),
+        torch.zeros(2, 5, dtype=torch.long, device=device),
+    )
     torch.library.opcheck(kernel.sample_op, (logits, masked, mask, uniforms, 0.8, 3, 0.9, 0.0))
     args = logits, ref_logits, completions, kept, mask
     outputs = kernel.stats_op(*args, 0.8)
-    torch.library.opcheck(kernel.stats_backward_op, (*(torch.randn_like(outputs[i]) for i in (0, 2, 3)), *args, *outputs[2:], 0.8))
+    torch.library.opcheck(
+        kernel.stats_backward_op,
+        (*(torch.randn_like(outputs[i]) for i in (0, 2, 3)), *args, *outputs[2:], 0.8),
+    )
     torch.library.opcheck(kernel.stats_op, (logits.requires_grad_(), *args[1:], 0.8))
 
 
@@ -279,11 +456,15 @@ def test_compiled_gradients_are_the_eager_ones(device):
     weight = torch.eye(12, device=device, requires_grad=True)
 
     def loss(weight):
-        logp, ref_logp, kl, entropy = kernel.stats(logits.clamp(min=-30) @ weight, ref_logits.clamp(min=-30), completions, kept, mask, 0.8)
+        logp, ref_logp, kl, entropy = kernel.stats(
+            logits.clamp(min=-30) @ weight, ref_logits.clamp(min=-30), completions, kept, mask, 0.8
+        )
         return (logp.exp() * ref_logp).sum() + (kl * kl).sum() - entropy.sum()
 
     eager = torch.autograd.grad(loss(weight), weight)
-    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(weight), weight)
+    compiled = torch.autograd.grad(
+        torch.compile(loss, fullgraph=True, backend="aot_eager")(weight), weight
+    )
     torch.testing.assert_close(compiled, eager)
 
 
@@ -292,21 +473,40 @@ def test_gradcheck():
     logits = logits.double().clamp(min=-9).requires_grad_()
 
     def differentiable(logits):
-        logp, _, kl, entropy = kernel.stats(logits, ref_logits.double().clamp(min=-9), completions, kept, mask, 0.7)
+        logp, _, kl, entropy = kernel.stats(
+            logits, ref_logits.double().clamp(min=-9), completions, kept, mask, 0.7
+        )
         return logp, kl, entropy
+
     assert torch.autograd.gradcheck(differentiable, logits)
 
 
-@pytest.mark.parametrize("old, new, message", [
-    ("team_max<LANES>(top);", "if (lane != 3) team_max<LANES>(top);", "is elsewhere"),
-    ("team_max<LANES>(top);", "if (lane & 1) team_max<LANES>(top); else team_max<LANES>(top);", "is elsewhere"),
-    ("return (0xffffffffu >> (32 - LANES)) << (threadIdx.x % 32 / LANES * LANES);", "return 0xffffffffu;", "has returned")])
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("team_max<LANES>(top);", "if (lane != 3) team_max<LANES>(top);", "is elsewhere"),
+        (
+            "team_max<LANES>(top);",
+            "if (lane & 1) team_max<LANES>(top); else team_max<LANES>(top);",
+            "is elsewhere",
+        ),
+        (
+            "return (0xffffffffu >> (32 - LANES)) << (threadIdx.x % 32 / LANES * LANES);",
+            "return 0xffffffffu;",
+            "has returned",
+        ),
+    ],
+)
 def test_a_planted_divergence_is_caught(tmp_path, monkeypatch, old, new, message):
     source = kernel.SOURCE.read_text()
     assert old in source
-    monkeypatch.setattr(kernel, "run", build(tmp_path, source.replace(old, new), ["stats_forward<float, 8, 4>"]))
+    monkeypatch.setattr(
+        kernel, "run", build(tmp_path, source.replace(old, new), ["stats_forward<float, 8, 4>"])
+    )
     monkeypatch.setattr(kernel, "load", lambda device: ({}, ""))
-    with pytest.raises(RuntimeError, match=f"divergent or partial exchange: in block 0 .* {message}"):
+    with pytest.raises(
+        RuntimeError, match=f"divergent or partial exchange: in block 0 .* {message}"
+    ):
         kernel.stats(*inputs(2, 9, 4, 28), 0.8)
 
 
@@ -315,13 +515,24 @@ def test_nvcc_spills_no_register(tmp_path):
     table = ", ".join(f"(void*){name}" for name in kernel.NAMES)
     (tmp_path / "all.cu").write_text(f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};')
     for arch in ("sm_80", "sm_90"):
-        log = subprocess.run(["nvcc", "-cubin", f"-arch={arch}", "-Xptxas", "-v", "all.cu", "-o", "all.cubin"], cwd=tmp_path, check=True,
-                             capture_output=True, text=True).stderr
-        found = re.findall(r"entry function '_Z\d+(\w+?)I(f|4bf16)Li(\d+)ELi(\d+)E.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?"
-                           r"Used (\d+) registers", log, re.DOTALL)
+        log = subprocess.run(
+            ["nvcc", "-cubin", f"-arch={arch}", "-Xptxas", "-v", "all.cu", "-o", "all.cubin"],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stderr
+        found = re.findall(
+            r"entry function '_Z\d+(\w+?)I(f|4bf16)Li(\d+)ELi(\d+)E.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?"
+            r"Used (\d+) registers",
+            log,
+            re.DOTALL,
+        )
         for name, number, lanes, columns, _, _, registers in found:
             print(f"{arch} {name}<{number}, {lanes}, {columns}>: {registers} registers")
-        assert len(found) == len(kernel.NAMES) and all(stores == loads == "0" for *_, stores, loads, _ in found)
+        assert len(found) == len(kernel.NAMES) and all(
+            stores == loads == "0" for *_, stores, loads, _ in found
+        )
 
 
 @pytest.fixture
@@ -334,9 +545,17 @@ def nvrtc():
 
 
 def test_nvrtc_compiles_every_instantiation(nvrtc):
-    *symbols, cubin = kernel.compile_kernel([b"--gpu-architecture=sm_90", b"--std=c++17"]).split(b"\n", len(kernel.NAMES))
-    assert cubin.startswith(b"\x7fELF") and all(symbol in cubin for symbol in symbols) and b"stats_backwardI4bf16Li32ELi32E" in symbols[-1]
-    with pytest.raises(RuntimeError, match="gpu-architecture"):        # what the compiler says, not the number of its error
+    *symbols, cubin = kernel.compile_kernel([b"--gpu-architecture=sm_90", b"--std=c++17"]).split(
+        b"\n", len(kernel.NAMES)
+    )
+    assert (
+        cubin.startswith(b"\x7fELF")
+        and all(symbol in cubin for symbol in symbols)
+        and b"stats_backwardI4bf16Li32ELi32E" in symbols[-1]
+    )
+    with pytest.raises(
+        RuntimeError, match="gpu-architecture"
+    ):  # what the compiler says, not the number of its error
         kernel.compile_kernel([b"--gpu-architecture=sm_1"])
 
 
@@ -367,13 +586,23 @@ int cuLaunchKernel(const char* f, unsigned x, unsigned y, unsigned z, unsigned t
 
 def through_cuda_bindings():
     load, run = kernel.load, kernel.run
-    with mock.patch.multiple(torch.cuda, get_device_capability=lambda index: (9, 0), device=lambda device: contextlib.nullcontext(),
-                             current_stream=lambda device: mock.Mock(cuda_stream=0xabc)), \
-         mock.patch.multiple(kernel, load=lambda device: load(torch.device("cuda", 0)), run=lambda *args: run(*args[:3], torch.device("cuda", 0))):
+    with (
+        mock.patch.multiple(
+            torch.cuda,
+            get_device_capability=lambda index: (9, 0),
+            device=lambda device: contextlib.nullcontext(),
+            current_stream=lambda device: mock.Mock(cuda_stream=0xABC),
+        ),
+        mock.patch.multiple(
+            kernel,
+            load=lambda device: load(torch.device("cuda", 0)),
+            run=lambda *args: run(*args[:3], torch.device("cuda", 0)),
+        ),
+    ):
         assert len(load(torch.device("cuda", 0))[0]) == len(kernel.NAMES)
         for dtype in (torch.float32, torch.bfloat16):
             compare("cpu", inputs(3, 7, 4, 28), 0.8, dtype)
-        with ThreadPoolExecutor() as another:                          # a thread without a context
+        with ThreadPoolExecutor() as another:  # a thread without a context
             another.submit(compare, "cpu", inputs(1, 3, 2, 1000), 0.8).result()
 
 
@@ -392,14 +621,20 @@ def test_damaged_cache_is_rebuilt(tmp_path, monkeypatch):
     (file,) = (tmp_path / "grpo").iterdir()
     assert kernel.cached(b"key", pytest.fail) == b"cubin"
     file.write_bytes(file.read_bytes()[:-1])
-    assert kernel.cached(b"key", lambda: b"again") == b"again" and kernel.cached(b"key", pytest.fail) == b"again"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(file))                    # not a folder: nothing can be kept
+    assert (
+        kernel.cached(b"key", lambda: b"again") == b"again"
+        and kernel.cached(b"key", pytest.fail) == b"again"
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # not a folder: nothing can be kept
     assert kernel.cached(b"key", lambda: b"cubin") == b"cubin"
 
 
 def test_choose(monkeypatch):
     assert kernel.choose("auto", "cpu") == kernel.choose("torch", "cuda") == "torch"
-    with pytest.raises(ValueError, match="^kernel='cuda' cannot run: it needs a CUDA device, not 'cpu'; set kernel to 'auto' or 'torch'$"):
+    with pytest.raises(
+        ValueError,
+        match="^kernel='cuda' cannot run: it needs a CUDA device, not 'cpu'; set kernel to 'auto' or 'torch'$",
+    ):
         kernel.choose("cuda", "cpu")
     monkeypatch.setattr(kernel, "load", lambda device: ({}, ""))
     assert kernel.choose("auto", "cuda", vocab_size=1024, group_size=1024) == "cuda"
@@ -415,20 +650,36 @@ class Result(enum.IntEnum):
     SUCCESS, NO_DRIVER = 0, 100
 
 
-@pytest.mark.parametrize("bindings, reason", [
-    (None, "ModuleNotFoundError: .*"), (mock.Mock(**{"nvrtc.nvrtcVersion": unfound}), "RuntimeError: libnvrtc.so not found"),
-    (mock.Mock(**{"nvrtc.nvrtcVersion": lambda: (Result.SUCCESS, 13, 0), "driver.cuCtxGetCurrent": lambda: (Result.NO_DRIVER, None)}),
-     "RuntimeError: Result NO_DRIVER")])
+@pytest.mark.parametrize(
+    "bindings, reason",
+    [
+        (None, "ModuleNotFoundError: .*"),
+        (mock.Mock(**{"nvrtc.nvrtcVersion": unfound}), "RuntimeError: libnvrtc.so not found"),
+        (
+            mock.Mock(
+                **{
+                    "nvrtc.nvrtcVersion": lambda: (Result.SUCCESS, 13, 0),
+                    "driver.cuCtxGetCurrent": lambda: (Result.NO_DRIVER, None),
+                }
+            ),
+            "RuntimeError: Result NO_DRIVER",
+        ),
+    ],
+)
 def test_why_the_kernel_is_off_is_told_once_in_a_line(monkeypatch, bindings, reason):
     """No cuda.bindings, no NVRTC, no driver."""
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernel, "cached", lambda key, build: b"\n" * len(kernel.NAMES))
     monkeypatch.setattr(kernel, "load", functools.cache(kernel.load.__wrapped__))
-    with pytest.warns(UserWarning, match=f"off and its PyTorch definition runs instead: {reason}$") as warned:
+    with pytest.warns(
+        UserWarning, match=f"off and its PyTorch definition runs instead: {reason}$"
+    ) as warned:
         assert kernel.choose("auto", "cuda:0") == kernel.choose("auto", "cuda:0") == "torch"
     assert len(warned) == 1
-    with pytest.raises(ValueError, match=f"^kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'$"):
+    with pytest.raises(
+        ValueError, match=f"^kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'$"
+    ):
         kernel.choose("cuda", "cuda:0")
 
 
@@ -436,5 +687,9 @@ def test_a_kernel_that_cannot_run_exits_2_in_a_line(flags, capsys):
     with pytest.raises(SystemExit) as stop:
         train_grpo.main(command_line(flags, kernel="cuda"))
     error = capsys.readouterr().err
-    assert stop.value.code == 2 and "kernel='cuda' cannot run: it needs a CUDA device" in error and error.count("\n") == 1
+    assert (
+        stop.value.code == 2
+        and "kernel='cuda' cannot run: it needs a CUDA device" in error
+        and error.count("\n") == 1
+    )
     assert not Path(flags["out_dir"]).exists()

@@ -21,7 +21,7 @@ def test_ema_moves_every_step_and_leaves_the_untouched_one():
     reference, start = make_reference(untouched, "ema"), untouched.weight.clone()
     for done in (1, 2):
         update_reference(reference, policy, done, "ema", 0.25, 50)
-    torch.testing.assert_close(reference.weight, 0.75 ** 2 * start + (1 - 0.75 ** 2) * policy.weight)
+    torch.testing.assert_close(reference.weight, 0.75**2 * start + (1 - 0.75**2) * policy.weight)
     assert torch.equal(untouched.weight, start)
 
 
@@ -36,4 +36,6 @@ def test_periodic_copies_exactly_and_now_and_then():
 def test_its_weights_come_back():
     untouched, policy = models()
     reference = make_reference(untouched, "ema", policy.state_dict())
-    assert torch.equal(reference.weight, policy.weight) and not torch.equal(untouched.weight, policy.weight)
+    assert torch.equal(reference.weight, policy.weight) and not torch.equal(
+        untouched.weight, policy.weight
+    )

@@ -19,7 +19,10 @@ def make(dtype=torch.float64, seed=0):
 
 def slow(logits, ref, completions, kept, mask, temperature):
     """The definition in the design, one blank at a time, differentiated by autograd."""
-    logp, ref_logp = torch.zeros(B, G, T, dtype=logits.dtype), torch.zeros(B, G, T, dtype=logits.dtype)
+    logp, ref_logp = (
+        torch.zeros(B, G, T, dtype=logits.dtype),
+        torch.zeros(B, G, T, dtype=logits.dtype),
+    )
     kl, entropy = torch.zeros(B, T, dtype=logits.dtype), torch.zeros(B, T, dtype=logits.dtype)
     for b, t in mask.nonzero().tolist():
         z, zr, S = logits[b, t] / temperature, ref[b, t] / temperature, kept[b, t]
@@ -40,8 +43,13 @@ def test_values_and_gradient_equal_the_definition(temperature):
     for fn in (stats, slow):
         logits = arguments[0].clone().requires_grad_()
         values = fn(logits, *arguments[1:], temperature)
-        weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i), dtype=x.dtype) for i, x in enumerate(values)]
-        loss = sum((w * x).sum() for i, (w, x) in enumerate(zip(weights, values)) if i != 1)  # ref_logp has no gradient
+        weights = [
+            torch.randn(x.shape, generator=torch.Generator().manual_seed(i), dtype=x.dtype)
+            for i, x in enumerate(values)
+        ]
+        loss = sum(
+            (w * x).sum() for i, (w, x) in enumerate(zip(weights, values)) if i != 1
+        )  # ref_logp has no gradient
         loss.backward()
         outputs.append([*(x.detach() for x in values), logits.grad])
     for a, b in zip(*outputs):
@@ -51,7 +59,9 @@ def test_values_and_gradient_equal_the_definition(temperature):
 def test_gradcheck():
     logits, *rest = make()
     logits.requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: [x for i, x in enumerate(stats(z, *rest, 0.8)) if i != 1], (logits,))
+    assert torch.autograd.gradcheck(
+        lambda z: [x for i, x in enumerate(stats(z, *rest, 0.8)) if i != 1], (logits,)
+    )
 
 
 def test_banned_characters_and_rows_without_blanks():
@@ -64,13 +74,25 @@ def test_banned_characters_and_rows_without_blanks():
     (logp.sum() + kl.sum() + entropy.sum()).backward()
     assert all(x.isfinite().all() for x in (logp, ref_logp, kl, entropy, logits.grad))
     assert (logits.grad[..., V - 1] == 0).all() and (logits.grad[~mask] == 0).all()
-    assert all((x.transpose(1, 2)[~mask] == 0).all() for x in (logp, ref_logp)) and (kl[~mask] == 0).all() and (entropy[~mask] == 0).all()
+    assert (
+        all((x.transpose(1, 2)[~mask] == 0).all() for x in (logp, ref_logp))
+        and (kl[~mask] == 0).all()
+        and (entropy[~mask] == 0).all()
+    )
 
 
 def test_equal_policies_have_no_kl_and_no_kl_gradient():
     logits, _, *rest = make()
     _, _, kl, _ = stats_forward(logits, logits, *rest, 0.8)
-    grad = stats_backward(torch.zeros(B, G, T, dtype=logits.dtype), torch.ones(B, T), torch.zeros(B, T), logits, logits, *rest, 0.8)
+    grad = stats_backward(
+        torch.zeros(B, G, T, dtype=logits.dtype),
+        torch.ones(B, T),
+        torch.zeros(B, T),
+        logits,
+        logits,
+        *rest,
+        0.8,
+    )
     assert kl.abs().max() == 0 and grad.abs().max() == 0
 
 

@@ -1,4 +1,5 @@
 """From settings to what a run works with: the device, the data, the three models, the optimizer."""
+
 import os
 import timeit
 from dataclasses import replace
@@ -9,9 +10,9 @@ import torch
 
 from data.char_diffusion.prepare import prepare
 from data.dataset import Dataset, Prompts
-from grpo import distributed
-from grpo.checkpoint import LATEST, PREVIOUS, load_model, read_training
-from grpo.config import Config, check_resume
+from grpo.plumbing import distributed
+from grpo.plumbing.checkpoint import LATEST, PREVIOUS, load_model, read_training
+from grpo.plumbing.config import Config, check_resume
 from grpo.sampling import penalise
 from model.transformer import Generator
 
@@ -24,7 +25,9 @@ def pick_device(name, setting="device"):
     own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     name = {"auto": own if len(there) > 1 else "cpu", "cuda": own}.get(name, name)
     if name not in there:
-        raise ValueError(f"{setting}={name!r} is not on this machine; {setting} takes auto or one of: {', '.join(there)}")
+        raise ValueError(
+            f"{setting}={name!r} is not on this machine; {setting} takes auto or one of: {', '.join(there)}"
+        )
     if name != "cpu":
         torch.cuda.set_device(name)
     return torch.device(name)
@@ -34,7 +37,11 @@ def pick_dtype(name, device):
     """`auto`: bfloat16 where the device multiplies it (on such a CPU the judge takes 0.55 of the time), else float32."""
     if name != "auto":
         return name
-    native = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16")
+    native = (
+        torch.cuda.is_bf16_supported(including_emulation=False)
+        if device.type == "cuda"
+        else getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16")
+    )
     return "bfloat16" if native else "float32"
 
 
@@ -48,8 +55,12 @@ def load_data(dataset, block_size, prompts_file=""):
     splits = [Dataset(folder, split) for split in ("train", "val")]
     shortest = min(len(split.tokens) for split in splits)
     if not 5 <= block_size <= shortest:
-        raise ValueError(f"block_size={block_size}: dataset {folder} has {shortest} characters; block_size takes 5 to {shortest}")
-    return [Prompts(folder, "train", prompts_file, block_size), splits[1]] if prompts_file else splits
+        raise ValueError(
+            f"block_size={block_size}: dataset {folder} has {shortest} characters; block_size takes 5 to {shortest}"
+        )
+    return (
+        [Prompts(folder, "train", prompts_file, block_size), splits[1]] if prompts_file else splits
+    )
 
 
 def load_models(config, vocabulary):
@@ -59,16 +70,24 @@ def load_models(config, vocabulary):
     if config.init_from == "resume":
         generator_file = Path(config.out_dir) / "checkpoint.pt"
         if not generator_file.is_file():
-            raise ValueError(f"--init_from=resume goes on from {generator_file}, and there is none; leave init_from out to begin")
+            raise ValueError(
+                f"--init_from=resume goes on from {generator_file}, and there is none; leave init_from out to begin"
+            )
         state = read_training(generator_file)
         check_resume(config, state["config"])
     for name in ("generator_checkpoint", "reference_checkpoint"):
-        if Path(getattr(config, name) or ".").resolve() in [(Path(config.out_dir) / file).resolve() for file in (LATEST, PREVIOUS)]:
-            raise ValueError(f"{name}={getattr(config, name)} would be overwritten by this run, and is its reference; name another out_dir")
+        if Path(getattr(config, name) or ".").resolve() in [
+            (Path(config.out_dir) / file).resolve() for file in (LATEST, PREVIOUS)
+        ]:
+            raise ValueError(
+                f"{name}={getattr(config, name)} would be overwritten by this run, and is its reference; name another out_dir"
+            )
     models = [load_model(generator_file, "generator", vocabulary), *load_frozen(config, vocabulary)]
     for model in models:
         if config.block_size > model.trunk.config.block_size:
-            raise ValueError(f"block_size={config.block_size} is more than the {model.trunk.config.block_size} characters that the {type(model).__name__.lower()} was made for; lower block_size")
+            raise ValueError(
+                f"block_size={config.block_size} is more than the {model.trunk.config.block_size} characters that the {type(model).__name__.lower()} was made for; lower block_size"
+            )
         model.trunk.padded = bool(config.prompts_file)
     models[0].trunk.checkpointing = config.gradient_checkpointing
     return *models, state
@@ -76,14 +95,26 @@ def load_models(config, vocabulary):
 
 def load_frozen(config, vocabulary):
     """-> reference, judge: what does not change during a run."""
-    return (load_model(config.reference_checkpoint or config.generator_checkpoint, "generator", vocabulary).requires_grad_(False),
-            load_model(config.judge_checkpoint, "judge", vocabulary).requires_grad_(False))
+    return (
+        load_model(
+            config.reference_checkpoint or config.generator_checkpoint, "generator", vocabulary
+        ).requires_grad_(False),
+        load_model(config.judge_checkpoint, "judge", vocabulary).requires_grad_(False),
+    )
 
 
 def make_optimizer(model, config):
     """AdamW; weight decay on matrices only."""
-    groups = [{"params": [p for p in model.parameters() if (p.dim() >= 2) == decays], "weight_decay": config.weight_decay * decays} for decays in (True, False)]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+    groups = [
+        {
+            "params": [p for p in model.parameters() if (p.dim() >= 2) == decays],
+            "weight_decay": config.weight_decay * decays,
+        }
+        for decays in (True, False)
+    ]
+    return torch.optim.AdamW(
+        groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True
+    )
 
 
 def can_compile():
@@ -99,7 +130,12 @@ def pick_compile(config, device, state):
     """The setting `compile`; `auto` on a CPU becomes true where compiling works and the run is long, or, resumed, began so: else false."""
     if config.compile != "auto" or device.type == "cuda":
         return config.compile
-    inputs = config.max_iters * config.batch_size * config.gradient_accumulation_steps // distributed.world()[0]
+    inputs = (
+        config.max_iters
+        * config.batch_size
+        * config.gradient_accumulation_steps
+        // distributed.world()[0]
+    )
     characters = inputs * config.block_size * (config.group_size + 1 + 3 * config.num_iterations)
     wanted = state["config"].get("compile") == "true" if state else characters > COMPILE_FROM
     return "true" if wanted and can_compile() else "false"
@@ -113,13 +149,20 @@ def forward(model, device, config):
     """The model as a function of tokens, under autocast and torch.compile as the settings say, and wherever it lives; a generator as it
     is sampled. float16 logits come as float32, as the kernel takes them."""
     call = torch.compile(model, dynamic=False) if is_compiled(device, config) else model
-    autocast = torch.autocast(device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
+    autocast = torch.autocast(
+        device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32"
+    )
 
     def run(tokens):
         with autocast:
             logits = call(tokens.to(device)).to(tokens.device)
         logits = logits.float() if logits.dtype == torch.float16 else logits
-        return penalise(logits, tokens, config.repetition_penalty) if config.repetition_penalty != 1 and isinstance(model, Generator) else logits
+        return (
+            penalise(logits, tokens, config.repetition_penalty)
+            if config.repetition_penalty != 1 and isinstance(model, Generator)
+            else logits
+        )
+
     return run
 
 
@@ -132,7 +175,20 @@ def to_device(x, device):
 def estimate_minutes(generator, judge, config, steps):
     """How long `steps` steps and the final table will take, from one timed forward pass of each model, after an untimed one (eager, CPU only).
     Of the completions 0.65 are judged, as many as differ over the default run; a fifth on top for all that is no forward pass."""
-    rows, eager = torch.zeros(64, config.block_size, dtype=torch.long), replace(config, compile="false")
-    row, judged = (timeit.repeat(partial(forward(model, torch.device("cpu"), eager), rows), repeat=2, number=1)[1] / 64 for model in (generator, judge))
-    step = config.batch_size * config.gradient_accumulation_steps * (0.65 * config.group_size * judged + (1 + 3 * config.num_iterations) * row)
+    rows, eager = (
+        torch.zeros(64, config.block_size, dtype=torch.long),
+        replace(config, compile="false"),
+    )
+    row, judged = (
+        timeit.repeat(
+            partial(forward(model, torch.device("cpu"), eager), rows), repeat=2, number=1
+        )[1]
+        / 64
+        for model in (generator, judge)
+    )
+    step = (
+        config.batch_size
+        * config.gradient_accumulation_steps
+        * (0.65 * config.group_size * judged + (1 + 3 * config.num_iterations) * row)
+    )
     return 1.2 * (steps * step + config.eval_inputs * (26 * judged + 30 * row)) / 60

@@ -4,6 +4,7 @@ N processes of A micro-batches each take the step that one process takes with NÂ
 inputs and uniforms from the seed and keeps its share; the weights of the loss count over the whole step, so gradients are added up,
 not averaged; rewards are gathered, so that a baseline or a scale over the step sees all of them. The first process logs and saves.
 """
+
 import atexit
 import os
 

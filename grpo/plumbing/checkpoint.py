@@ -3,6 +3,7 @@
 Every file is one dict. A model file has `kind`, `architecture`, `vocabulary`, `weights`; a training checkpoint is the
 generator's model file with `training` beside them, so wherever a generator may be named, a checkpoint may be named too.
 """
+
 import io
 import os
 import zipfile
@@ -16,7 +17,7 @@ except ImportError:  # Windows has no such lock, and cannot sync a folder
 import torch
 
 from data.dataset import is_vocabulary
-from grpo.distributed import is_first
+from grpo.plumbing.distributed import is_first
 from model.transformer import Generator, Judge, TransformerConfig
 
 LATEST, PREVIOUS = "checkpoint.pt", "checkpoint_prev.pt"
@@ -32,7 +33,9 @@ def lock(folder):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise ValueError(f"out_dir={folder} is in use by another run; wait for its end, or name another out_dir") from None
+        raise ValueError(
+            f"out_dir={folder} is in use by another run; wait for its end, or name another out_dir"
+        ) from None
     return handle
 
 
@@ -65,49 +68,97 @@ def read(path):
     """The dict that `write` wrote, on the CPU. Only tensors and plain data are unpickled: a file cannot run code."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if archive.testzip() is None:  # compares checksums: torch.load would not notice a flipped bit
+            if (
+                archive.testzip() is None
+            ):  # compares checksums: torch.load would not notice a flipped bit
                 return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}; name a file that exists") from None
+        raise ValueError(
+            f"checkpoint {path} cannot be read: {error.strerror}; name a file that exists"
+        ) from None
     except Exception:  # whatever a foreign file makes of torch.load
         pass
     previous = Path(path).with_name(PREVIOUS)
-    mend = f"{previous} is the one saved before it: rename it to {LATEST}" if Path(path).name == LATEST and previous.exists() else "make it again or name another"
+    mend = (
+        f"{previous} is the one saved before it: rename it to {LATEST}"
+        if Path(path).name == LATEST and previous.exists()
+        else "make it again or name another"
+    )
     raise ValueError(f"checkpoint {path} is damaged or no checkpoint; {mend}")
 
 
 def model_file(model, vocabulary, dtype=torch.float32):
     """What to write for a model; `dtype` is that of the weights in the file."""
     weights = {name: w.detach().to("cpu", dtype) for name, w in model.state_dict().items()}
-    return {"kind": type(model).__name__.lower(), "architecture": asdict(model.trunk.config), "vocabulary": vocabulary, "weights": weights}
+    return {
+        "kind": type(model).__name__.lower(),
+        "architecture": asdict(model.trunk.config),
+        "vocabulary": vocabulary,
+        "weights": weights,
+    }
 
 
 def build(content, kind, vocabulary, path):
     """The model in `content`, in float32 and evaluation mode.
     Raises ValueError, with both values, where kind, vocabulary, shape or names of the weights are not the expected ones, before memory is taken for them."""
-    if not isinstance(content, dict) or not {"kind", "architecture", "vocabulary", "weights"} <= content.keys():
+    if (
+        not isinstance(content, dict)
+        or not {"kind", "architecture", "vocabulary", "weights"} <= content.keys()
+    ):
         raise ValueError(f"checkpoint {path} is no model file; python -m model.pretrain writes one")
     if content["kind"] != kind:
-        raise ValueError(f"checkpoint {path} holds a {content['kind']!r:.60}, a {kind} is needed; are the two files swapped?")
+        raise ValueError(
+            f"checkpoint {path} holds a {content['kind']!r:.60}, a {kind} is needed; are the two files swapped?"
+        )
     if content["vocabulary"] != vocabulary:
-        raise ValueError(f"checkpoint {path} has the vocabulary {content['vocabulary']!r:.200}, {vocabulary!r} is needed; use a dataset and models made together")
+        raise ValueError(
+            f"checkpoint {path} has the vocabulary {content['vocabulary']!r:.200}, {vocabulary!r} is needed; use a dataset and models made together"
+        )
     try:
         weights, shape = dict(content["weights"]), TransformerConfig(**content["architecture"])
-        known = all(type(n) is int and 0 < n <= 1 << 16 for n in asdict(shape).values()) and shape.n_embd % (2 * shape.n_head) == 0
-        if not (known and is_vocabulary(vocabulary) and shape.vocab_size == len(vocabulary) and shape.n_layer <= len(weights)):
+        known = (
+            all(type(n) is int and 0 < n <= 1 << 16 for n in asdict(shape).values())
+            and shape.n_embd % (2 * shape.n_head) == 0
+        )
+        if not (
+            known
+            and is_vocabulary(vocabulary)
+            and shape.vocab_size == len(vocabulary)
+            and shape.n_layer <= len(weights)
+        ):
             raise ValueError
     except (TypeError, ValueError):
-        raise ValueError(f"checkpoint {path} has the architecture {content['architecture']!r:.200}, which this code does not know; make the file again")
+        raise ValueError(
+            f"checkpoint {path} has the architecture {content['architecture']!r:.200}, which this code does not know; make the file again"
+        )
     with torch.device("meta"):  # shapes without numbers
         want = {name: tuple(w.shape) for name, w in KINDS[kind](shape).state_dict().items()}
-    have = {name: tuple(w.shape) if isinstance(w, torch.Tensor) and w.is_floating_point() and w.device.type == "cpu" and w.layout is torch.strided and not w.is_nested
-            else type(w).__name__ for name, w in weights.items()}  # what is no tensor of numbers has no shape
+    have = {
+        name: tuple(w.shape)
+        if isinstance(w, torch.Tensor)
+        and w.is_floating_point()
+        and w.device.type == "cpu"
+        and w.layout is torch.strided
+        and not w.is_nested
+        else type(w).__name__
+        for name, w in weights.items()
+    }  # what is no tensor of numbers has no shape
     for name in sorted(want.keys() | have.keys(), key=str):
         if want.get(name) != have.get(name):
-            raise ValueError(f"checkpoint {path}: weight {name!r:.60} has shape {have.get(name, 'missing')}, its architecture needs {want.get(name, 'none')}; make the file again")
-    held = sum({w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in weights.values()}.values())
-    if held < (needed := sum(w.nbytes for w in weights.values())):  # a few numbers can be made to look like many
-        raise ValueError(f"checkpoint {path} holds {held} bytes of weights, its architecture needs {needed}; make the file again")
+            raise ValueError(
+                f"checkpoint {path}: weight {name!r:.60} has shape {have.get(name, 'missing')}, its architecture needs {want.get(name, 'none')}; make the file again"
+            )
+    held = sum(
+        {
+            w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in weights.values()
+        }.values()
+    )
+    if held < (
+        needed := sum(w.nbytes for w in weights.values())
+    ):  # a few numbers can be made to look like many
+        raise ValueError(
+            f"checkpoint {path} holds {held} bytes of weights, its architecture needs {needed}; make the file again"
+        )
     model = KINDS[kind](shape)
     model.load_state_dict(weights)
     return model.eval()
@@ -122,8 +173,17 @@ def save_training(config, generator, reference, optimizer, scaler, iteration, vo
     """Replace out_dir/checkpoint.pt, keep the one before it as checkpoint_prev.pt. Inputs and draws are functions of (seed, iteration): the data position is `iteration`."""
     if not is_first():
         return
-    rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}  # nothing here draws from these; a reward may
-    training = {"optimizer": optimizer.state_dict(), "iteration": iteration, "config": asdict(config), "rng": rng, "scaler": scaler.state_dict()}
+    rng = {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all(),
+    }  # nothing here draws from these; a reward may
+    training = {
+        "optimizer": optimizer.state_dict(),
+        "iteration": iteration,
+        "config": asdict(config),
+        "rng": rng,
+        "scaler": scaler.state_dict(),
+    }
     if config.reference_mode != "static":
         training["reference"] = reference.state_dict()
     latest = Path(config.out_dir) / LATEST
@@ -143,6 +203,15 @@ def restore_training(state, optimizer, scaler):
 def read_training(path):
     """What `save_training` saved beside the generator's weights."""
     match read(path):
-        case {"training": {"optimizer": dict(), "iteration": int(), "config": dict(), "rng": dict()} as training}:
+        case {
+            "training": {
+                "optimizer": dict(),
+                "iteration": int(),
+                "config": dict(),
+                "rng": dict(),
+            } as training
+        }:
             return training
-    raise ValueError(f"checkpoint {path} was not written by train_grpo.py; name the out_dir of a run")
+    raise ValueError(
+        f"checkpoint {path} was not written by train_grpo.py; name the out_dir of a run"
+    )
