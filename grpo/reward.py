@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from grpo import words
+from grpo.plumbing.stop import RewardFailed
 
 ROWS = 32  # judged at once on a CPU: as fast as 64, with less to fill up; the activations of more leave its cache
 
@@ -58,10 +59,6 @@ def credit(scores, mask, by="input", real=1.0):
         for x in (scores, torch.ones_like(scores))
     )
     return total.gather(2, run) / count.gather(2, run)
-
-
-class RewardFailed(ValueError):
-    """A reward function raised, or returned what is no reward."""
 
 
 def valid_words(lexicon):
