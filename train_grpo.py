@@ -86,7 +86,12 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config, clock):
         totals = count(batch.mask, len(micro_batches))  # of this whole update
         for micro in micro_batches:
             now = stats(
-                policy(micro.masked), micro.ref_logits, micro.completions, micro.kept, micro.mask, tau
+                policy(micro.masked),
+                micro.ref_logits,
+                micro.completions,
+                micro.kept,
+                micro.mask,
+                tau,
             )
             g = micro.completions.shape[1]
             weights = loss_weights(micro.mask, config.loss_type, g, totals)  # (r,T)

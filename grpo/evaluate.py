@@ -149,7 +149,9 @@ class Evaluation:
             config.eval_inputs, SAMPLES, config.block_size, (EVALUATION_SEED, 1)
         ).to(device)  # (N,n,T)
         self.rewards = Rewards(judge, config, self.vocabulary, self.words, device)
-        self.rewards(self.tokens[:2, None].repeat(1, 3, 1), self.masked[:2], self.mask[:2], config.credit)  # a mistake in them is found before anything is written
+        self.rewards(
+            self.tokens[:2, None].repeat(1, 3, 1), self.masked[:2], self.mask[:2], config.credit
+        )  # a mistake in them is found before anything is written
 
     def sample(self, logits):
         """SAMPLES fills of the first inputs, as many as there are logits (N,T,V), always from the same uniforms -> (N,n,T)."""
@@ -176,7 +178,11 @@ class Evaluation:
         if completions is not None:
             rewards = {
                 "judge": judge,
-                **{name: self.rewards.score(name, fills, self.masked, self.mask) for name in self.rewards.names if name != "judge"},
+                **{
+                    name: self.rewards.score(name, fills, self.masked, self.mask)
+                    for name in self.rewards.names
+                    if name != "judge"
+                },
             }  # (N,n) each
             inputs = np.repeat(decode(self.masked, self.vocabulary), n).tolist()
             columns = [
@@ -347,7 +353,8 @@ def main(argv=None):
             *load_frozen(config, train.vocabulary),
         )
         generator, reference, judge = (
-            make(model.to(device), device, config) for make, model in zip((as_policy, as_policy, forward), models)
+            make(model.to(device), device, config)
+            for make, model in zip((as_policy, as_policy, forward), models)
         )
         print(Evaluation(config, judge, train, val, device).finish(generator, reference))
 

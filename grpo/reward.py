@@ -83,7 +83,7 @@ def valid_words(lexicon, completions, masked, mask, decode):
 
 
 def parse_reward(text):
-    """"judge:1,my.py:f:0.5" -> {"judge": 1.0, "my.py:f": 0.5}. ValueError if it is not of this form.
+    """ "judge:1,my.py:f:0.5" -> {"judge": 1.0, "my.py:f": 0.5}. ValueError if it is not of this form.
 
     Parts that weigh 0 are left out.
     """
@@ -125,7 +125,7 @@ def first_line(error):
 
 
 def load_function(name):
-    """"my_rewards.py:no_double_space" -> the function. ValueError if there is none."""
+    """ "my_rewards.py:no_double_space" -> the function. ValueError if there is none."""
     path, _, function = name.rpartition(":")
     try:
         spec = importlib.util.spec_from_file_location("reward", path)

@@ -25,10 +25,6 @@ SUSPECTS = {
 }
 
 
-class RewardFailed(ValueError):
-    """A reward function raised, or returned what is no reward."""
-
-
 class Stopped(Exception):
     """The run ends here: (message, exit code)."""
 
