@@ -328,8 +328,8 @@ def test_gradient_of_the_kl_of_rows_and_of_marginals(K, G, kl_of):
 @pytest.mark.parametrize("K, G", [(1, 2), (2, 2)])
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
 def test_expected_gradient_of_each_kl_estimator(K, G, estimator):
-    """On-policy, untruncated: k1's is 0, those of k2 and the exact KL are that of KL(π‖ref), that of
-    k3 is KL(ref‖π)'s, of each row."""
+    """On-policy, untruncated, of each row: k1's is 0, those of k2 and the exact KL are that of
+    KL(π‖ref), k3's is that of KL(ref‖π)."""
     logits = LOGITS[:K]
     groups = all_groups(ALL[:K], G)
     nothing = torch.zeros(len(groups), G, 1, dtype=torch.float64)
