@@ -52,7 +52,7 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config, clock):
         clock.mark("reference")
 
     # 2. Judge: how real does each completion look? With credit=run: each word of it?
-    fills = completions.view(B, G, T)
+    fills = completions.reshape(B, G, T)
     credits, parts = rewards(
         fills, inputs.masked, inputs.mask, config.credit
     )  # (B,G,1) or (B,G,T), (B,G,R)
