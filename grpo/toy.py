@@ -1,4 +1,4 @@
-"""The smallest case: `h_l_`, two blanks, four fills. What GRPO does to them, with a coin and without.
+"""The smallest case: `h_l_`, two blanks, four fills, and what GRPO does to them.
 
     python -m grpo.toy                       # prints the tables; --plot=FILE.png draws them
 
@@ -64,7 +64,7 @@ def train(n_latent, seed, steps=150, **settings):
             "group_size": 8,
             "batch_size": 1,
             "learning_rate": 0.1,
-            "kl_beta": 0.3,
+            "kl_beta": 0.2,
             "kl_target": 0.0,
             "num_iterations": 1,
             "credit": "input",
@@ -132,9 +132,7 @@ def plot(file, results):
 
 
 def main(argv=None):
-    parser = Parser(
-        prog="python -m grpo.toy", description="GRPO on `h_l_`, with and without a coin."
-    )
+    parser = Parser(prog="python -m grpo.toy", description="GRPO on h_l_, with a coin and without.")
     parser.add_argument("--seed", type=int, default=1, help="of the draws")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the tables; needs matplotlib")
     with exit_on_mistake("toy"):
