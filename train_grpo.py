@@ -4,9 +4,9 @@
 
 `grpo_step` is the algorithm (DeepSeekMath, 2402.03300, Algorithm 1); `train` repeats it.
 
-Letters: B inputs, T characters of each, G completions of each input, V characters in the vocabulary.
-A row is an input as one value of the generator's latent sees it: R = B rows with G completions each,
-unless the generator has such a coin (config/coin.py); then R = B·K, with g = G/K each.
+Letters: B inputs, T characters of each, G completions of each input, V characters of vocabulary.
+A row is an input as one value of the generator's latent sees it. Without a latent R = B rows have
+g = G completions each; with a coin of K sides (config/coin.py) R = B·K rows have g = G/K each.
 
 Where this departs from the paper, and why: grpo/README.md.
 """
@@ -52,7 +52,7 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config, clock):
         clock.mark("reference")
 
     # 2. Judge: how real does each completion look? With credit=run: each word of it?
-    fills = completions.view(B, G, T)
+    fills = completions.reshape(B, G, T)
     credits, parts = rewards(
         fills, inputs.masked, inputs.mask, config.credit
     )  # (B,G,1) or (B,G,T), (B,G,R)
