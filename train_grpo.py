@@ -70,16 +70,10 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config, clock):
 
     # 4. Update: make the characters of better completions likelier, stay close to the reference.
     by_row = (*completions.shape[:2], -1)
+    credits = credits.reshape(by_row)  # (R,g,1) or (R,g,T)
+    advantages = advantages.reshape(by_row)  # as credits
     rollout = Rollout(
-        inputs.masked,
-        mask,
-        completions,
-        kept,
-        ref_logits,
-        old.logp,
-        credits.reshape(by_row),
-        advantages.reshape(by_row),
-        learning,
+        inputs.masked, mask, completions, kept, ref_logits, old.logp, credits, advantages, learning
     )
     for batch in rollout.updates(config, inputs.seed):  # num_iterations passes, or mini-batches
         micro_batches = batch.split(config.batch_size)  # pieces that fit in memory: losses add up

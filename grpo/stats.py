@@ -63,9 +63,12 @@ def stats_forward(logits, ref_logits, completions, kept, mask, temperature):
     log_q = restrict(log_p, kept)  # (B,T,V) what was drawn from
     log_q_ref = restrict(log_r, kept)  # (B,T,V)
 
-    y = where_blank(completions, mask).transpose(1, 2)  # (B,T,G) the draws at each position
-    logp = log_q.gather(-1, y).transpose(1, 2)  # (B,G,T)
-    ref_logp = log_q_ref.gather(-1, y).transpose(1, 2)  # (B,G,T)
+    y = where_blank(completions, mask)
+    y = y.transpose(1, 2)  # (B,T,G) the draws at each position
+    logp = log_q.gather(-1, y)  # (B,T,G)
+    logp = logp.transpose(1, 2)  # (B,G,T)
+    ref_logp = log_q_ref.gather(-1, y)  # (B,T,G)
+    ref_logp = ref_logp.transpose(1, 2)  # (B,G,T)
 
     p = log_p.exp()  # (B,T,V)
     kl = expectation(p, log_p - log_r).squeeze(-1)  # (B,T)  Σ p (log p − log r)
