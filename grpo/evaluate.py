@@ -20,11 +20,12 @@ from data.masking import parse_masking
 from grpo.plumbing.checkpoint import load_model, read_training, write
 from grpo.plumbing.config import Config, Parser, convert, exit_on_mistake
 from grpo.plumbing.log import highlight
+from grpo.rollout import as_policy
 from grpo.plumbing.setup import forward, load_data, load_frozen, pick_device
 from grpo.reward import Rewards, judge_scores
 from grpo.sampling import integer_weights, options, sample_completions
 from grpo.stats import expectation, log_softmax, where_blank
-from grpo.step import draw_uniforms
+from grpo.rollout import draw_uniforms
 from grpo.words import decode, hidden_words, is_valid, lexicon
 
 SAMPLES = 16  # fills per input where fills are sampled
@@ -147,10 +148,8 @@ class Evaluation:
         self.uniforms = draw_uniforms(
             config.eval_inputs, SAMPLES, config.block_size, (EVALUATION_SEED, 1)
         ).to(device)  # (N,n,T)
-        self.rewards = Rewards(judge, config.reward, self.vocabulary, self.words)
-        self.rewards.ask_all(
-            self.tokens[:2, None].repeat(1, 3, 1), self.masked[:2], self.mask[:2]
-        )  # a mistake in them is found before anything is written
+        self.rewards = Rewards(judge, config, self.vocabulary, self.words, device)
+        self.rewards(self.tokens[:2, None].repeat(1, 3, 1), self.masked[:2], self.mask[:2], config.credit)  # a mistake in them is found before anything is written
 
     def sample(self, logits):
         """SAMPLES fills of the first inputs, as many as there are logits (N,T,V), always from the same uniforms -> (N,n,T)."""
@@ -177,7 +176,7 @@ class Evaluation:
         if completions is not None:
             rewards = {
                 "judge": judge,
-                **self.rewards.ask_all(fills, self.masked, self.mask),
+                **{name: self.rewards.score(name, fills, self.masked, self.mask) for name in self.rewards.names if name != "judge"},
             }  # (N,n) each
             inputs = np.repeat(decode(self.masked, self.vocabulary), n).tolist()
             columns = [
@@ -348,7 +347,7 @@ def main(argv=None):
             *load_frozen(config, train.vocabulary),
         )
         generator, reference, judge = (
-            forward(model.to(device), device, config) for model in models
+            make(model.to(device), device, config) for make, model in zip((as_policy, as_policy, forward), models)
         )
         print(Evaluation(config, judge, train, val, device).finish(generator, reference))
 

@@ -20,7 +20,7 @@ from grpo.plumbing.log import colours, highlight
 from grpo.reward import judge_scores
 from grpo.sampling import sample_completions
 from grpo.stats import stats_forward
-from grpo.step import draw_uniforms
+from grpo.rollout import draw_uniforms
 from grpo.words import decode
 
 

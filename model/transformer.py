@@ -20,6 +20,7 @@ class TransformerConfig:
     n_layer: int = 6
     n_head: int = 4
     n_embd: int = 128
+    n_latent: int = 1  # values of the latent z that all blanks of a completion see
 
 
 def rotary_table(length, head_width):
@@ -117,12 +118,19 @@ class Generator(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.trunk = Trunk(config)
-        self.head = nn.Linear(config.n_embd, config.vocab_size - 1, bias=False)
+        self.n_latent = config.n_latent
+        self.head = nn.Linear(config.n_embd, config.n_latent * (config.vocab_size - 1), bias=False)
         nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, tokens):
-        """Masked input (B,T) -> logits (B,T,V); the mask token's is -inf, so that no blank is ever filled with a blank."""
-        return F.pad(self.head(self.trunk(tokens)), (0, 1), value=float("-inf"))
+        """Masked input (B,T) -> logits (B·K,T,V); row b·K + z is input b as value z of the latent sees it.
+
+        The mask token's logit is -inf, so that no blank is ever filled with a blank.
+        """
+        logits = self.head(self.trunk(tokens))  # (B,T,K·(V-1))
+        logits = logits.unflatten(-1, (self.n_latent, -1))  # (B,T,K,V-1)
+        logits = logits.transpose(1, 2).flatten(0, 1)  # (B·K,T,V-1)
+        return F.pad(logits, (0, 1), value=float("-inf"))  # (B·K,T,V)
 
 
 class Judge(nn.Module):

@@ -169,7 +169,7 @@ def load_model(path, kind, vocabulary):
     return build(read(path), kind, vocabulary, path)
 
 
-def save_training(config, generator, reference, optimizer, scaler, iteration, vocabulary):
+def save_training(config, generator, reference, optimizer, iteration, vocabulary):
     """Replace out_dir/checkpoint.pt, keep the one before it as checkpoint_prev.pt. Inputs and draws are functions of (seed, iteration): the data position is `iteration`."""
     if not is_first():
         return
@@ -182,7 +182,6 @@ def save_training(config, generator, reference, optimizer, scaler, iteration, vo
         "iteration": iteration,
         "config": asdict(config),
         "rng": rng,
-        "scaler": scaler.state_dict(),
     }
     if config.reference_mode != "static":
         training["reference"] = reference.state_dict()
@@ -192,10 +191,9 @@ def save_training(config, generator, reference, optimizer, scaler, iteration, vo
     write(latest, model_file(generator, vocabulary) | {"training": training})
 
 
-def restore_training(state, optimizer, scaler):
+def restore_training(state, optimizer):
     """Put `read_training`'s state back."""
     optimizer.load_state_dict(state["optimizer"])
-    scaler.load_state_dict(state.get("scaler", {}))
     torch.set_rng_state(state["rng"]["cpu"])
     torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
 

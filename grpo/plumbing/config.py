@@ -17,7 +17,6 @@ from pathlib import Path
 
 from data.masking import parse_masking
 from grpo.plumbing.distributed import is_first, world
-from grpo.reward import parse_reward
 
 
 def setting(default, about, low=None, high=None, choices=None):
@@ -124,6 +123,7 @@ class Config:
     kl_estimator: str = setting(
         "exact", "how the KL is computed", choices=("exact", "k1", "k2", "k3")
     )
+    kl_of: str = setting("row", "KL of each value of the latent, or of their mixture", choices=("row", "marginal"))
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", 0.0)
     top_entropy_quantile: float = setting(
         1.0, "share of blanks, the most uncertain, that carry policy gradient; 1: all", 1e-6, 1.0
@@ -311,7 +311,6 @@ def load_config(arguments):
 def check_together(config):
     """What no field can know alone."""
     parse_masking(config.masking)
-    parse_reward(config.reward)
     if config.min_lr > config.learning_rate:
         raise ValueError(
             f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}; lower min_lr"
@@ -363,7 +362,6 @@ NEEDS = [
         "a masking other than word and short",
         lambda c: c.masking not in ("word", "short"),
     ),
-    ("credit", "the judge in reward", lambda c: "judge" in parse_reward(c.reward)),
     *(
         (
             name,

@@ -12,7 +12,6 @@ import torch
 
 from grpo.plumbing.checkpoint import LATEST
 from grpo.plumbing.distributed import agree, is_first, world
-from grpo.reward import RewardFailed
 
 # The first of these metrics that is not finite tells what went wrong: each is made from those before it.
 SUSPECTS = {
@@ -22,6 +21,10 @@ SUSPECTS = {
     "loss": "the loss",
     "grad_norm": "the gradient",
 }
+
+
+class RewardFailed(ValueError):
+    """A reward function raised, or returned what is no reward."""
 
 
 class Stopped(Exception):
