@@ -16,11 +16,6 @@ from grpo.stats import log_softmax
 AT_ONCE = 64  # inputs that are drawn at once: the draws' whole numbers take 8 bytes each
 
 
-def forward(policy, tokens):
-    """The policy's logits for all rows, a few at a time: (N,T) -> (N·K,T,V)."""
-    return torch.cat([policy(rows) for rows in tokens.split(AT_ONCE)])  # (N·K,T,V)
-
-
 def draw(logits, masked, mask, uniforms, z_uniforms, options):
     """Fills of the mixture: uniforms (N,n,T), z_uniforms (N,n) in [0,1) -> fills (N,n,T).
 
