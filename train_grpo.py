@@ -4,9 +4,9 @@
 
 `grpo_step` is the algorithm (DeepSeekMath, 2402.03300, Algorithm 1); `train` repeats it.
 
-Letters: B inputs, T characters of each, G completions of each input, V characters in the vocabulary.
-A row is an input as one value of the generator's latent sees it: R = B rows with G completions each,
-unless the generator has such a coin (config/coin.py); then R = B·K, with g = G/K each.
+Letters: B inputs, T characters of each, G completions of each input, V characters of vocabulary.
+A row is an input as one value of the generator's latent sees it. Without a latent R = B rows have
+g = G completions each; with a coin of K sides (config/coin.py) R = B·K rows have g = G/K each.
 
 Where this departs from the paper, and why: grpo/README.md.
 """
@@ -86,7 +86,12 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config, clock):
         totals = count(batch.mask, len(micro_batches))  # of this whole update
         for micro in micro_batches:
             now = stats(
-                policy(micro.masked), micro.ref_logits, micro.completions, micro.kept, micro.mask, tau
+                policy(micro.masked),
+                micro.ref_logits,
+                micro.completions,
+                micro.kept,
+                micro.mask,
+                tau,
             )
             g = micro.completions.shape[1]
             weights = loss_weights(micro.mask, config.loss_type, g, totals)  # (r,T)

@@ -1,4 +1,4 @@
-"""Advantages and log-probabilities -> the loss, in many published forms, differentiated by autograd.
+"""Advantages and log-probabilities -> the loss, in many published forms.
 
 Letters: B masked inputs, T characters, G group size. With a latent of K values the B here are rows
 and the G are G/K: nothing else changes. logp, old_logp, ref_logp are (B,G,T); kl, entropy and mask
@@ -7,7 +7,8 @@ are (B,T); advantages are (B,G,1), or (B,G,T) where every blank is credited on i
     loss = Σ_{b,g,t} weight[b,t] · ( policy_loss[b,g,t] + β · KL[b,t] − entropy_coef · H[b,t] )
 
 The forms of `loss_type` differ in the weights alone, which count over the whole update: the losses
-of its micro-batches, on any number of processes, add up to the update's loss exactly.
+of its micro-batches, on any number of processes, add up to the update's loss exactly. What leads
+from log-probabilities to the loss is plain PyTorch, differentiated by autograd.
 """
 
 from typing import NamedTuple
@@ -58,9 +59,9 @@ def loss_weights(mask, loss_type, group_size, totals):
 
 
 def log_ratio(logp, old_logp, mask, importance_sampling_level):
-    """log of π(y)/π_old(y): per blank (`token`), or its mean over a completion's blanks (`sequence`).
+    """log of π(y)/π_old(y), per blank (`token`) or for a whole completion (`sequence`).
 
-    The mean is GSPO's (2507.18071, equation 7).
+    The latter is the mean over its blanks: GSPO's (2507.18071, equation 7).
     """
     difference = logp - old_logp  # (B,G,T)
     if importance_sampling_level == "sequence":
@@ -70,7 +71,10 @@ def log_ratio(logp, old_logp, mask, importance_sampling_level):
 
 
 def most_uncertain(entropy, mask, top_entropy_quantile):
-    """The share of the blanks with the highest entropy, ties kept (2506.01939): (B,T) -> (B,T) bool."""
+    """That share of the blanks, the ones of highest entropy, ties kept: (B,T) -> (B,T) bool.
+
+    "Beyond the 80/20 rule" (2506.01939).
+    """
     if top_entropy_quantile == 1:
         return mask
     of_blanks = entropy.float().where(mask, torch.nan)  # (B,T)
@@ -99,10 +103,10 @@ def policy_loss(logp, old_logp, advantages, mask, config):
 def kl_estimate(logp, ref_logp, kl, kl_estimator):
     """KL(π‖π_ref) of each blank: `exact` (B,1,T), or one sample's estimate of it (B,G,T).
 
-    The estimators are Schulman's ("Approximating KL divergence"). As a loss, on-policy: the expected
-    gradient of k1 is 0, it restrains nothing; that of k2 is the gradient of KL(π‖π_ref); that of k3
-    (the papers' choice) is the gradient of KL(π_ref‖π). They see the kept set only, `exact` the
-    whole vocabulary.
+    The estimators are Schulman's ("Approximating KL divergence"). As a loss, on-policy: the
+    expected gradient of k1 is 0, it restrains nothing; that of k2 is the gradient of KL(π‖π_ref);
+    that of k3 (the papers' choice) is the gradient of KL(π_ref‖π). They see the kept set only,
+    `exact` the whole vocabulary.
     """
     if kl_estimator == "exact":
         return kl[:, None]
@@ -118,9 +122,9 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
 def kl_weight(kl, mask, config):
     """β, the weight of the KL: kl_beta, or with a kl_target kl_beta · (KL / kl_target)^STIFFNESS.
 
-    kl, mask (B,T) of the whole step, as it was drawn: its mean KL per blank, in nats. So the KL of a
-    run ends near the target, and depends less on kl_beta. (1909.08593 steers the weight by feedback,
-    over many steps; this acts at once, and has no state.)
+    kl, mask (B,T) of the whole step, as it was drawn: its mean KL per blank, in nats. So the KL of
+    a run ends near the target, and depends less on kl_beta. (1909.08593 steers the weight by
+    feedback, over many steps; this acts at once, and has no state.)
     """
     if not config.kl_target:
         return torch.tensor(config.kl_beta)

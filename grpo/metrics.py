@@ -11,7 +11,7 @@ from grpo.plumbing.distributed import add_up, gather
 
 
 class StepMetrics:
-    """Figures of the rollout at once; of the updates, sums over micro-batches, means over updates."""
+    """Of the rollout, at once; of the updates, sums over micro-batches and means over updates."""
 
     def __init__(self, rewards, parts, advantages, p_equal, beta, config):
         """parts (B,G,R), advantages (B,G,·) and p_equal (B,) of this process's inputs."""

@@ -3,8 +3,8 @@
     ema         after every step, reference = (1 − ema_alpha) · reference + ema_alpha · policy
     periodic    after every reference_update_freq steps, reference = policy
 
-TR-DPO (2404.09656) has both, there for DPO. A reference that follows lets the policy go further, one
-trust region after another, and holds it less.
+TR-DPO (2404.09656) has both, there for DPO. A reference that follows lets the policy go further,
+one trust region after another, and holds it less.
 """
 
 import copy

@@ -8,8 +8,8 @@ Letters: B masked inputs, T characters, G group size. A reward is a function
 
     reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) where it speaks of each character
 
-of completions (B,G,T), masked (B,T), mask (B,T) bool: True at the blanks; `decode` turns any (...,T)
-tokens into a flat list of strings. A judge is such a function too.
+of completions (B,G,T), masked (B,T), mask (B,T) bool: True at the blanks; `decode` turns any
+(...,T) tokens into a flat list of strings. A judge is such a function too.
 """
 
 import importlib.util
@@ -83,9 +83,9 @@ def valid_words(lexicon, completions, masked, mask, decode):
 
 
 def parse_reward(text):
-    """"judge:1,my.py:f:0.5" -> {"judge": 1.0, "my.py:f": 0.5}. ValueError if it is not of this form.
+    """The setting -> its parts, "judge:1,my.py:f:0.5" -> {"judge": 1.0, "my.py:f": 0.5}.
 
-    Parts that weigh 0 are left out.
+    Without the parts that weigh 0. ValueError if it is not of this form.
     """
     weights = {}
     for part in map(str.strip, text.split(",")):
@@ -114,7 +114,7 @@ def parse_reward(text):
 
 
 def short_name(name):
-    """The name of a part in metrics and errors: "my.py:f" -> "f", "model/judge_b.pt" -> "judge_b"."""
+    """A part in metrics and errors: "my.py:f" -> "f", "model/judge_b.pt" -> "judge_b"."""
     if name.endswith(".pt"):
         return Path(name).stem
     return name.rpartition(":")[2]
@@ -125,7 +125,7 @@ def first_line(error):
 
 
 def load_function(name):
-    """"my_rewards.py:no_double_space" -> the function. ValueError if there is none."""
+    """ "my_rewards.py:no_double_space" -> the function. ValueError if there is none."""
     path, _, function = name.rpartition(":")
     try:
         spec = importlib.util.spec_from_file_location("reward", path)
@@ -166,16 +166,17 @@ class Rewards:
         self.decode = partial(words.decode, vocabulary=vocabulary)
 
     def score(self, name, completions, masked, mask):
-        """What one part says: (B,G) or (B,G,T), float32. RewardFailed, with its name, if it fails."""
+        """What one part says: (B,G) or (B,G,T), float32. RewardFailed if it fails."""
         try:
             values = self.functions[name](completions, masked, mask, self.decode)
             values = torch.as_tensor(values, dtype=torch.float32, device=completions.device)
         except Exception as error:  # whatever the user's code may raise
             raise RewardFailed(f"reward {name} failed: {first_line(error)}; mend it") from error
-        if values.shape not in (completions.shape[:2], completions.shape):
+        allowed = (completions.shape[:2], completions.shape)
+        if values.shape not in allowed:
             raise RewardFailed(
                 f"reward {name} returned the shape {tuple(values.shape)}; it must return"
-                f" (B, G) = {tuple(completions.shape[:2])} or (B, G, T) = {tuple(completions.shape)}"
+                f" (B, G) = {tuple(allowed[0])} or (B, G, T) = {tuple(allowed[1])}"
             )
         if not values.isfinite().all():
             infinite = int((~values.isfinite()).sum())
@@ -183,7 +184,7 @@ class Rewards:
         return values
 
     def __call__(self, completions, masked, mask, credit):
-        """-> what each blank is credited with, and what each part says of the whole completion.
+        """-> what each blank is credited with, and what each part says of whole completions.
 
         credits (B,G,1) with `credit=input`: the weighted sum of the parts. (B,G,T) with
         `credit=run`: a part that speaks of each character is averaged over the blank's own run of

@@ -1,10 +1,10 @@
 """The inputs of one step, what was filled into them, and the batches its updates take from that.
 
-Letters: B inputs, T characters of each, G completions of each input, V characters in the vocabulary.
+Letters: B inputs, T characters of each, G completions of each input, V characters of vocabulary.
 A generator may have a latent of K values, a coin that all blanks of a completion see: it gives K
-sets of logits for an input. A *row* is an input as one value of the latent sees it, R = B·K of them,
-the rows of one input side by side; each fills g = G/K of the completions. Without a latent K is 1,
-and rows are inputs.
+sets of logits for an input. A *row* is an input as one value of the latent sees it, R = B·K of
+them, the rows of one input side by side; each fills g = G/K of the completions. Without a latent K
+is 1, and rows are inputs.
 """
 
 from dataclasses import dataclass
@@ -132,9 +132,9 @@ def draw_inputs(dataset, config, step, to_device):
 def probability_of_equal_fills(logits, kept, inputs, temperature):
     """P(all G fills of an input are equal), before anything is scored: -> (B,).
 
-    Π over blanks of Σ_v Π_z q_z(v)^g. Equal fills have equal rewards: its mean over inputs bounds the
-    expected share of groups that teach nothing from below. Such groups are not skipped, that would
-    bias the gradient.
+    Π over blanks of Σ_v Π_z q_z(v)^g. Equal fills have equal rewards: its mean over inputs bounds
+    the expected share of groups that teach nothing from below. Such groups are not skipped, that
+    would bias the gradient.
     """
     B, G, _ = inputs.uniforms.shape
     log_q = restrict(log_softmax(logits, temperature), kept)  # (R,T,V)

@@ -82,9 +82,9 @@ def exclude_top_choices(weights, kept, uniforms, xtc_threshold, xtc_probability)
     """XTC: now and then leave out the likeliest (text-generation-webui, pull request 6335).
 
     With probability xtc_probability per blank: of the kept characters whose share is at least
-    xtc_threshold, keep the least likely alone, and its ties. weights, kept (...,V), uniforms (...,G)
-    -> the new kept set (...,V). All G completions share S, so the coin is a blank's: a hash of its G
-    uniforms, which tells nothing about any one of them.
+    xtc_threshold, keep the least likely alone, and its ties. weights, kept (...,V), uniforms
+    (...,G) -> the new kept set (...,V). All G completions share S, so the coin is a blank's: a hash
+    of its G uniforms, which tells nothing about any one of them.
     """
     hashed = (uniforms * UNIT).long().sum(dim=-1, keepdim=True) * 2654435769 % (1 << 32)  # (...,1)
     coin = hashed < xtc_probability * (1 << 32)  # (...,1)

@@ -116,9 +116,7 @@ def stats(logits, ref_logits, completions, kept, mask, temperature=1.0):
     logits, ref_logits (B,T,V), completions (B,G,T) int64, kept (B,T,V) bool, frozen at rollout,
     mask (B,T) bool -> Stats. The sampled estimators k1 to k3 need ref_logp.
     """
-    return Stats(
-        *StatsFunction.apply(logits, ref_logits, completions, kept, mask, temperature)
-    )
+    return Stats(*StatsFunction.apply(logits, ref_logits, completions, kept, mask, temperature))
 
 
 def marginal_kl(logits, ref_logits, mask, n_latent, temperature):

@@ -76,8 +76,8 @@ def load_data(dataset, block_size, prompts_file=""):
 def load_models(config, vocabulary):
     """-> generator, reference, judge, training state (None unless resuming), all on the CPU.
 
-    Raises ValueError for a file that is missing, damaged, of another kind or vocabulary, for a model
-    shorter than block_size, and for generators whose latents do not fit.
+    Raises ValueError for a file that is missing, damaged, of another kind or vocabulary, for a
+    model shorter than block_size, and for generators whose latents do not fit.
     """
     state = None
     generator_file = config.generator_checkpoint
