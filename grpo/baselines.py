@@ -85,7 +85,7 @@ def price_of_independence(policy, log_p, tokens, masked, mask, vocabulary, tempe
 
     Blank by blank: left to right, each blank sees the ones before it, Σ_t log m(y_t | y_<t), with
     m the mixture's marginal; other words stay hidden. In parallel: log 1/K Σ_z Π_t q_z,t(y_t), over
-    the blanks of the word. log_p (N·K,T,V) is of the masked inputs. None if no whole word is hidden.
+    the blanks of the word. log_p (N·K,T,V) is of the masked inputs. None where no word is hidden.
     """
     log_p = log_p.unflatten(0, (len(tokens), -1))  # (N,K,T,V)
     flags = mask.cpu().numpy()
