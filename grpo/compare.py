@@ -199,16 +199,17 @@ def plot_passes(file, runs):
                 f"{run.folder} has no evaluation.json of its last step; finish the run"
             )
         points = []  # (row, marker, size, title)
-        reference = [run.table[name] for name in SEVERAL_PASSES if name in run.table]
-        best = run.table.get("before_best_of_16")
-        if reference not in drawn:
-            drawn.append(reference)
+        before = run.table["before_sample"]
+        if before not in drawn:  # runs from one generator, on the same inputs, share it
+            drawn.append(before)
+            reference = [run.table[name] for name in SEVERAL_PASSES if name in run.table]
+            best = run.table.get("before_best_of_16")
             points += [(row, "o", 60, "") for row in reference]
             points += [(best, "D", 60, "best of 16 by the judge")] if best else []
             passes = [row["forward_passes"] for row in reference]
             valid = [row["valid_words"] for row in reference]
             axes.plot(passes, valid, color=GREY, linewidth=1, zorder=1)
-            axes.annotate("before GRPO", (passes[-1], valid[-1]), **LABEL | {"ha": "right"})
+            axes.annotate("before GRPO", (passes[0], valid[0]), **LABEL)
         points.append((run.table["after_sample"], "*", 220, f"{run.folder}: one step"))
         for row, marker, size, title in points:
             at = (row["forward_passes"], row["valid_words"])

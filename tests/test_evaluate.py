@@ -141,7 +141,7 @@ def judge(rows):
 
 
 def table_policy(n_latent, V, seed):
-    """-> the policy whose K rows of logits are the same for every input, and these rows (K,16,V)."""
+    """-> the policy whose K rows of logits are every input's, and these rows (K,16,V)."""
     rows = torch.randn(n_latent, 16, V, generator=torch.Generator().manual_seed(seed))
     rows[..., V - 1] = float("-inf")
     return lambda tokens: rows.repeat(len(tokens), 1, 1), rows
@@ -159,7 +159,7 @@ def test_exact_figures_by_enumeration(settings, n_latent):
     figures = evaluation.one_step(policy, "after", ref_log_p)[0]["after_sample"]
     p = (rows / 0.7).softmax(dim=-1)[..., :-1].double()
     r = (ref_rows / 0.7).softmax(dim=-1)[..., :-1].double()
-    entropy = kl = log_prob = prob = of_blank = of_marginal = 0.0
+    entropy = kl = log_prob = prob = of_marginal = 0.0
     for tokens, mask in zip(evaluation.tokens, evaluation.mask):
         a, b = mask.nonzero().flatten().tolist()
         mixture = 0
