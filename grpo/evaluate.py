@@ -62,6 +62,14 @@ class Evaluation:
         self.uniforms = draw_uniforms(N, SAMPLES, T, (seed, 1)).to(device)  # (N,n,T)
         z_uniforms = draw_uniforms(N, SAMPLES, 1, (seed, 2)).to(device)  # (N,n,1)
         self.z_uniforms = z_uniforms.squeeze(2)  # (N,n)
+        # What peeks and completions.jsonl show; the table is of held-out text in any case, since
+        # nobody knows what the blanks of a prompt should hold.
+        self.shown = (self.masked, self.mask)
+        self.shown_texts = decode(self.tokens, self.vocabulary)
+        if config.prompts_file:
+            prompts = train.prompts[:N].to(device)  # (P,T)
+            self.shown = (prompts, prompts == train.mask_id)
+            self.shown_texts = decode(prompts, self.vocabulary)
         self.rewards = Rewards(judge, config, self.vocabulary, self.words, device)
         # A mistake in them is found now, before anything is written.
         few = self.tokens[:2, None].repeat(1, 3, 1)  # (2,3,T)
@@ -86,16 +94,11 @@ class Evaluation:
                 said[name] = whole  # (N,n)
         return said
 
-    def sample(self, logits, inputs):
-        """SAMPLES fills of the first inputs, always from the same uniforms -> (N,n,T)."""
-        return draw(
-            logits,
-            self.masked[:inputs],
-            self.mask[:inputs],
-            self.uniforms[:inputs],
-            self.z_uniforms[:inputs],
-            options(self.config),
-        )  # (N,n,T)
+    def sample(self, logits, masked, mask):
+        """SAMPLES fills of each input, always from the same uniforms: (N·K,T,V) -> (N,n,T)."""
+        uniforms = self.uniforms[: len(masked)]  # (N,n,T)
+        z_uniforms = self.z_uniforms[: len(masked)]  # (N,n)
+        return draw(logits, masked, mask, uniforms, z_uniforms, options(self.config))  # (N,n,T)
 
     def measure(self, fills, forward_passes, scores=None):
         """All figures of fills (N,n,T); the judge's `scores` of them (N,n,T) may be known."""
@@ -104,14 +107,16 @@ class Evaluation:
         n = fills.shape[1]
         right = (fills == self.tokens[:, None]) | ~self.mask[:, None]  # (N,n,T)
         words = word_figures(self.tokens, self.mask, fills, self.vocabulary, self.words)
+        wrong_chars = (~right).sum().item() / (self.mask.sum().item() * n)
         probability = ngram(self.text, len(self.vocabulary) - 1)
+        texts = decode(fills, self.vocabulary)
         figures = {
             "judge": scores.mean(dim=-1).mean().item(),
             "valid_words": words["valid_words"],
             "exact_words": words["exact_words"],
             "distinct_words": words["distinct_words"],
-            "exact_chars": 1 - (~right).sum().item() / (self.mask.sum().item() * n),
-            "ngram_bits": ngram_bits(probability, self.mask, decode(fills, self.vocabulary)),
+            "exact_chars": 1 - wrong_chars,
+            "ngram_bits": ngram_bits(probability, self.mask, texts),
             "forward_passes": forward_passes,
         }
         if n == SAMPLES:
@@ -136,10 +141,11 @@ class Evaluation:
         kl = where_blank(expectation(p, log_p - ref_log_p).squeeze(-1), rows_mask)  # (N·K,T)
         log_m = log_marginal(log_p, N)  # (N,T,V)
         of_marginal = -expectation(log_m.exp(), log_m).squeeze(-1)  # (N,T)
+        of_marginal = where_blank(of_marginal, self.mask)  # (N,T)
         original = log_prob(log_p, self.tokens[:, None], self.mask)  # (N,1)
         figures = {
             "entropy": entropy.sum() / rows_mask.sum(),
-            "entropy_marginal": where_blank(of_marginal, self.mask).sum() / self.mask.sum(),
+            "entropy_marginal": of_marginal.sum() / self.mask.sum(),
             "sequence_entropy": entropy.sum(dim=1).mean(),
             "sequence_kl": kl.sum(dim=1).mean(),
             "original_log_prob": original.mean(),
@@ -151,17 +157,18 @@ class Evaluation:
     def one_step(self, policy, name, ref_log_p=None):
         """The rows NAME_sample, NAME_argmax, NAME_best_of_16, from one forward pass.
 
-        -> rows, log_p (N·K,T,V), the samples (N,n,T) and what the judge says of them (N,n,T).
+        -> rows, log_p (N·K,T,V), the samples (N,n,T) and what each reward says of them {: (N,n)}.
         Best of 16: the judge reads the samples as they are, and each run of blanks takes the fill
         that it likes best there; one forward pass, and 16 of the judge's.
         """
         logits = in_batches(policy, self.masked, AT_ONCE)  # (N·K,T,V)
         log_p = log_softmax(logits, self.config.temperature)  # (N·K,T,V)
-        fills = self.sample(logits, len(self.masked))  # (N,n,T)
+        fills = self.sample(logits, self.masked, self.mask)  # (N,n,T)
         scores = judge_scores(self.judge, fills)  # (N,n,T)
         sampled = self.measure(fills, 1, scores)
         sampled |= self.exact_figures(log_p, log_p if ref_log_p is None else ref_log_p)
-        for part, values in self.own_rewards(fills, self.masked, self.mask).items():
+        said = self.own_rewards(fills, self.masked, self.mask)
+        for part, values in said.items():
             sampled[f"reward_{part}"] = values.mean().item()
         argmax = likeliest(logits, self.masked, self.mask, self.config.temperature)  # (N,1,T)
         best = best_by_run(fills, scores, self.mask)  # (N,1,T)
@@ -170,7 +177,7 @@ class Evaluation:
             f"{name}_argmax": self.measure(argmax, 1),
             f"{name}_best_of_16": self.measure(best, 1) | {"judge_passes": SAMPLES},
         }
-        return rows, log_p, fills, scores
+        return rows, log_p, fills, {"judge": scores.mean(dim=-1)} | said
 
     def in_passes(self, policy, passes, surest=False):
         """The row of the generator that fills in several forward passes."""
@@ -203,7 +210,7 @@ class Evaluation:
             of_before, ref_log_p, *_ = self.one_step(before, "before")
             rows |= of_before
             self.begin("after, one step")
-            of_after, log_p, fills, scores = self.one_step(policy, "after", ref_log_p)
+            of_after, log_p, fills, said = self.one_step(policy, "after", ref_log_p)
             rows |= of_after
             for name, passes in PASSES.items():
                 self.begin(ROWS[name])
@@ -217,7 +224,9 @@ class Evaluation:
             prices = {"before": self.price(before, ref_log_p)}
             self.begin("the price of independence")
             prices["after"] = self.price(policy, log_p)
-        return rows | self.beside(rows, prices, log_p), self.completions(fills, scores)
+            if self.config.prompts_file:
+                fills, said = self.of_prompts(policy)
+        return rows | self.beside(rows, prices, log_p), self.completions(fills, said)
 
     def begin(self, name):
         """The next step of the table, on its bar."""
@@ -240,36 +249,48 @@ class Evaluation:
             "held_out": hashlib.sha256(inputs.tobytes()).hexdigest()[:12],
         }
 
-    def completions(self, fills, scores):
-        """Every single fill with its rewards: fills, scores (N,n,T) -> a list of dicts."""
-        n = fills.shape[1]
-        said = {"judge": scores.mean(dim=-1)}  # (N,n)
-        said |= self.own_rewards(fills, self.masked, self.mask)
-        inputs = decode(self.masked, self.vocabulary)
+    @torch.no_grad()
+    def of_prompts(self, policy):
+        """Samples of the user's own prompts, and what each reward says: (P,n,T), {name: (P,n)}."""
+        masked, mask = self.shown
+        fills = self.sample(in_batches(policy, masked, AT_ONCE), masked, mask)  # (P,n,T)
+        scores = judge_scores(self.judge, fills)  # (P,n,T)
+        said = {"judge": mean_over_input(scores, masked)}
+        return fills, said | self.own_rewards(fills, masked, mask)
+
+    def completions(self, fills, said):
+        """Every single fill with its rewards: fills (N,n,T), {name: (N,n)} -> a list of dicts."""
+        masked, _ = self.shown
+        inputs = decode(masked, self.vocabulary)
+        lengths = (masked >= 0).sum(dim=1).tolist()  # a prompt may be shorter than T
+        texts = decode(fills, self.vocabulary)
+        said = {name: values.flatten().tolist() for name, values in said.items()}
         lines = []
-        for row, text in enumerate(decode(fills, self.vocabulary)):
-            i, j = divmod(row, n)
-            values = {name: round(value[i, j].item(), 6) for name, value in said.items()}
-            lines.append({"input": inputs[i], "completion": text, **values})
+        for row, text in enumerate(texts):
+            i = row // fills.shape[1]
+            line = {"input": inputs[i][: lengths[i]], "completion": text[: lengths[i]]}
+            lines.append(line | {name: round(values[row], 6) for name, values in said.items()})
         return lines
 
     @torch.no_grad()
     @torch.compiler.set_stance("force_eager")  # shapes of their own are not worth compiling for
     def peek(self, policy, before, step):
         """A look in passing: valid words on the first inputs, and a few fills before and now."""
-        inputs = min(AT_ONCE, len(self.masked))
-        tokens = self.tokens[:inputs]
-        mask = self.mask[:inputs]
-        fills, valid = {}, {}
+        tokens, masked, mask = (x[:AT_ONCE] for x in (self.tokens, self.masked, self.mask))  # (N,T)
+        few, blanks = (x[:5] for x in self.shown)  # (5,T), (5,T)
+        texts = {"text": self.shown_texts}
+        valid = []
         for name, model in {"before": before, "now": policy}.items():
-            drawn = self.sample(model(self.masked[:inputs]), inputs)  # (64,n,T)
-            words = word_figures(tokens, mask, drawn, self.vocabulary, self.words)
-            fills[name] = decode(drawn[:5, 0], self.vocabulary)
-            valid[name] = f"{words['valid_words']:.2f} {name}"
-        lines = [f"step {step}: valid words on held-out text {', '.join(valid.values())}"]
-        fills = {"text": decode(tokens[:5], self.vocabulary)} | fills
-        for i, blanks in enumerate(mask[:5].tolist()):
-            lines += [f"  {name:7s}" + highlight(texts[i], blanks) for name, texts in fills.items()]
+            fills = self.sample(model(masked), masked, mask)  # (N,n,T)
+            words = word_figures(tokens, mask, fills, self.vocabulary, self.words)
+            valid.append(f"{words['valid_words']:.2f} {name}")
+            fills = self.sample(model(few), few, blanks)  # (5,n,T)
+            texts[name] = decode(fills[:, 0], self.vocabulary)
+        lines = [f"step {step}: valid words on held-out text {', '.join(valid)}"]
+        for i, length in enumerate((few >= 0).sum(dim=1).tolist()):
+            flags = blanks[i, :length].tolist()
+            for name, each in texts.items():
+                lines.append(f"  {name:7s}" + highlight(each[i][:length], flags))
         return "\n".join(lines)
 
     @torch.compiler.set_stance("force_eager")
@@ -302,8 +323,8 @@ def saved_config(out_dir):
 def allowed_reward(saved, given):
     """-> the reward to evaluate with, and whether that is the saved one; says what it leaves out.
 
-    A checkpoint may name files. Models and text are read as data; a reward's FILE.py is code, and
-    runs only where the flag --reward names it again.
+    A checkpoint may name files. Models, text and prompts are read as data; a reward's FILE.py is
+    code, and runs only where the flag --reward names it again.
     """
     saved = parse_reward(saved)
     parts = {name: weight for name, weight in saved.items() if ".py:" not in name}
@@ -355,11 +376,14 @@ def main(argv=None):
         device = pick_device(args.device or config.device)
         folder = find(Path("data") / config.dataset).resolve()
         known = (folder / "meta.json").exists()
-        train, val = load_data(str(folder) if known else config.dataset, config.block_size)
+        dataset = str(folder) if known else config.dataset
+        train, val = load_data(dataset, config.block_size, config.prompts_file)
         load = functools.partial(load_model, vocabulary=train.vocabulary)
         generator = load(Path(args.out_dir) / LATEST, "generator").to(device)
         before = load(find(config.generator_checkpoint), "generator").to(device)
         judge = load(find(config.judge_checkpoint), "judge").to(device)
+        for model in (generator, before, judge):
+            model.trunk.padded = bool(config.prompts_file)
         judge = forward(judge, device, config)
         evaluation = Evaluation(config, judge, train, val, device, args.eval_seed)
         policies = [as_policy(model, device, config) for model in (generator, before)]

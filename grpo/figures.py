@@ -42,12 +42,13 @@ def word_figures(tokens, mask, fills, vocabulary, words):
             exact += right
             found += right > 0
             different += len(seen)
+    total = max(total, 1)  # without a hidden word all is 0
     return {
-        "valid_words": valid / max(total * n, 1),
-        "exact_words": exact / max(total * n, 1),
+        "valid_words": valid / (total * n),
+        "exact_words": exact / (total * n),
         "distinct_words": len(first_valid) / max(len(hidden), 1),
-        "different_valid_words": different / max(total, 1),
-        f"any_of_{n}": found / max(total, 1),
+        "different_valid_words": different / total,
+        f"any_of_{n}": found / total,
     }
 
 

@@ -11,7 +11,7 @@ import math
 import torch
 
 from grpo.sampling import sample_completions
-from grpo.stats import log_softmax
+from grpo.stats import log_softmax, where_blank
 
 AT_ONCE = 64  # inputs that are drawn at once: the draws' whole numbers take 8 bytes each
 
@@ -22,52 +22,62 @@ def draw(logits, masked, mask, uniforms, z_uniforms, options):
     Each fill's z is drawn by itself. Every z fills each input n times, and its fill is taken.
     """
     K = len(logits) // len(masked)
+    z = (z_uniforms * K).long()  # (N,n)
     fills = []
     for start in range(0, len(masked), AT_ONCE):
-        some = slice(start, start + AT_ONCE)
-        rows = logits[start * K : (start + AT_ONCE) * K]  # (M·K,T,V) of M inputs
-        inputs = (masked[some], mask[some], uniforms[some])
-        each = (x.repeat_interleave(K, dim=0) for x in inputs)
-        drawn, _ = sample_completions(rows, *each, **options)  # (M·K,n,T)
-        drawn = drawn.unflatten(0, (-1, K)).transpose(1, 2)  # (M,n,K,T)
-        z = (z_uniforms[some] * K).long()  # (M,n)
-        fills.append(drawn.take_along_dim(z[..., None, None], dim=2).squeeze(2))  # (M,n,T)
+        some = slice(start, start + AT_ONCE)  # M of the inputs
+        rows = logits[start * K : (start + AT_ONCE) * K]  # (M·K,T,V)
+        drawn, _ = sample_completions(
+            rows,
+            masked[some].repeat_interleave(K, dim=0),  # (M·K,T)
+            mask[some].repeat_interleave(K, dim=0),  # (M·K,T)
+            uniforms[some].repeat_interleave(K, dim=0),  # (M·K,n,T)
+            **options,
+        )  # (M·K,n,T)
+        of_each_z = drawn.unflatten(0, (-1, K))  # (M,K,n,T)
+        own = z[some][:, None, :, None]  # (M,1,n,1)
+        fills.append(of_each_z.take_along_dim(own, dim=1).squeeze(1))  # (M,n,T)
     return torch.cat(fills)  # (N,n,T)
+
+
+def log_mean(log_probs, dim):
+    """log 1/K Σ_z exp(log_probs): the mixture of K values along `dim`."""
+    K = log_probs.shape[dim]
+    return log_probs.logsumexp(dim=dim) - math.log(K)
 
 
 def log_prob_given_z(log_p, fills, mask):
     """Σ_t log q_z,t(y_t) of each fill and z: log_p (N·K,T,V), fills (N,n,T) -> (N,n,K)."""
     N = len(fills)
-    drawable = torch.where(mask[:, None], fills, 0).transpose(1, 2)  # (N,T,n)
-    log_p = log_p.unflatten(0, (N, -1))  # (N,K,T,V)
-    each = log_p.take_along_dim(drawable[:, None], dim=-1)  # (N,K,T,n)
-    each = torch.where(mask[:, None, :, None], each, 0)  # (N,K,T,n)
-    return each.sum(dim=2).transpose(1, 2)  # (N,n,K)
-
-
-def log_mean(log_probs, dim):
-    """log 1/K Σ_z exp(log_probs): the mixture of K values along `dim`."""
-    return log_probs.logsumexp(dim=dim) - math.log(log_probs.shape[dim])
+    drawable = where_blank(fills, mask).transpose(1, 2)  # (N,T,n)
+    of_each_z = log_p.unflatten(0, (N, -1))  # (N,K,T,V)
+    each = of_each_z.take_along_dim(drawable[:, None], dim=-1)  # (N,K,T,n)
+    at_blanks = each.where(mask[:, None, :, None], 0)  # (N,K,T,n)
+    return at_blanks.sum(dim=2).transpose(1, 2)  # (N,n,K)
 
 
 def log_prob(log_p, fills, mask):
     """log q(y) of whole fills, exact: log_p (N·K,T,V), fills (N,n,T), mask (N,T) -> (N,n)."""
-    return log_mean(log_prob_given_z(log_p, fills, mask), dim=-1)  # (N,n)
+    given_z = log_prob_given_z(log_p, fills, mask)  # (N,n,K)
+    return log_mean(given_z, dim=-1)  # (N,n)
 
 
 def log_marginal(log_p, inputs):
     """log m, m = 1/K Σ_z q_z: what a blank is likely to be, whatever z: (N·K,T,V) -> (N,T,V)."""
-    return log_mean(log_p.unflatten(0, (inputs, -1)), dim=1)  # (N,T,V)
+    of_each_z = log_p.unflatten(0, (inputs, -1))  # (N,K,T,V)
+    return log_mean(of_each_z, dim=1)  # (N,T,V)
 
 
 def marginal_logits(logits, inputs, temperature):
     """Logits whose softmax at `temperature` is m: (N·K,T,V) -> (N,T,V)."""
-    return temperature * log_marginal(log_softmax(logits, temperature), inputs)  # (N,T,V)
+    log_p = log_softmax(logits, temperature)  # (N·K,T,V)
+    return temperature * log_marginal(log_p, inputs)  # (N,T,V)
 
 
 def likeliest(logits, masked, mask, temperature):
     """Of the fills that are each z's own likeliest, the mixture's likeliest: -> (N,1,T)."""
-    own = logits.argmax(dim=-1).unflatten(0, (len(masked), -1))  # (N,K,T)
-    own = torch.where(mask[:, None], own, masked[:, None])  # (N,K,T)
-    best = log_prob(log_softmax(logits, temperature), own, mask).argmax(dim=1)  # (N,)
+    likely = logits.argmax(dim=-1).unflatten(0, (len(masked), -1))  # (N,K,T)
+    own = likely.where(mask[:, None], masked[:, None])  # (N,K,T)
+    log_p = log_softmax(logits, temperature)  # (N·K,T,V)
+    best = log_prob(log_p, own, mask).argmax(dim=1)  # (N,)
     return own.take_along_dim(best[:, None, None], dim=1)  # (N,1,T)
