@@ -24,6 +24,7 @@ from grpo.fill import find
 from grpo.mixture import draw, likeliest, log_marginal, log_prob
 from grpo.plumbing.checkpoint import LATEST, load_model, read_training, write
 from grpo.plumbing.config import Config, Parser, convert, exit_on_mistake
+from grpo.plumbing.distributed import is_first
 from grpo.plumbing.log import highlight
 from grpo.plumbing.setup import forward, load_data, pick_device
 from grpo.referee import ngram, ngram_bits
@@ -203,7 +204,8 @@ class Evaluation:
         policy = self.watched(policy)
         before = self.watched(before)
         steps = len(ROWS) - 2 * 2 + 2  # one step makes three rows; the price is asked twice
-        with tqdm(total=steps, leave=False, dynamic_ncols=True, disable=None) as self.bar:
+        disable = None if is_first() else True  # None: where stderr is no terminal
+        with tqdm(total=steps, leave=False, dynamic_ncols=True, disable=disable) as self.bar:
             self.begin("the original text")
             rows = {"original": self.measure(self.tokens[:, None], 0)}
             self.begin("before, one step")
@@ -236,7 +238,8 @@ class Evaluation:
     def beside(self, rows, prices, log_p):
         """What stands beside the rows in evaluation.json."""
         config = self.config
-        inputs = torch.stack([self.tokens, self.mask.long()]).cpu().numpy()
+        inputs = torch.stack([self.tokens, self.mask.long()]).cpu().numpy()  # (2,N,T)
+        digest = hashlib.sha256(inputs.tobytes()).hexdigest()
         return {
             "gap_closed": gap_closed(rows),
             "price_of_independence": prices,
@@ -246,7 +249,7 @@ class Evaluation:
             "temperature": config.temperature,
             "seed": config.seed,
             "eval_seed": self.seed,
-            "held_out": hashlib.sha256(inputs.tobytes()).hexdigest()[:12],
+            "held_out": digest[:12],  # equal for runs with the same held-out inputs
         }
 
     @torch.no_grad()

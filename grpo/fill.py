@@ -113,7 +113,7 @@ def as_power(log_prob):
     missing = max(1 - p, Decimal("1e-16"))
     if missing < Decimal("0.0005"):
         return f"1-{missing:.0e}"
-    return f"{p:.3f}" if p > Decimal("0.001") else f"{p:.1e}"
+    return f"{p:.3f}" if p >= Decimal("0.01") else f"{p:.1e}"
 
 
 def shade(text, mask, doubts):

@@ -351,3 +351,41 @@ def test_the_table_of_a_run_fits_80_columns():
     assert ROWS["before_argmax"] in lines[3]
     del (rows := rows_of())["after_best_of_16"]  # written by an older program
     assert ROWS["after_best_of_16"] not in format_table(rows)
+
+
+def test_the_users_own_prompts_are_shown(settings, tmp_path):
+    """In peeks and in completions.jsonl, without what follows a short one; the table stays."""
+    prompts = ["th_ c_t", "the ___ cat sat", "_"]
+    (tmp_path / "p.json").write_text(json.dumps({"prompts": prompts}))
+    config = replace(settings, prompts_file=str(tmp_path / "p.json"))
+    policy, _ = table_policy(2, 28, 0)
+    tables = []
+    for each in (settings, config):
+        train, val = load_data(each.dataset, each.block_size, each.prompts_file)
+        evaluation = Evaluation(each, judge, train, val, torch.device("cpu"))
+        rows, completions = evaluation.table(policy, policy)
+        tables.append(rows)
+    assert tables[0] == tables[1]
+    assert [line["input"] for line in completions] == [text for text in prompts for _ in range(16)]
+    for line in completions:
+        assert len(line["completion"]) == len(line["input"]) and "_" not in line["completion"]
+        assert all(a in ("_", b) for a, b in zip(line["input"], line["completion"]))
+    title, *shown = evaluation.peek(policy, policy, 3).splitlines()
+    assert title.startswith("step 3: valid words on held-out text") and len(shown) == 9
+    assert [line.split(maxsplit=1) for line in shown[::3]] == [
+        ["text", "th[_] c[_]t"],
+        ["text", "the [___] cat sat"],
+        ["text", "[_]"],
+    ]
+    assert [line.split()[0] for line in shown[:3]] == ["text", "before", "now"]
+
+
+def test_a_peek_without_prompts_shows_the_text(settings):
+    train, val = load_data(settings.dataset, settings.block_size)
+    evaluation = Evaluation(settings, judge, train, val, torch.device("cpu"))
+    policy, _ = table_policy(1, 28, 0)
+    shown = evaluation.peek(policy, policy, 0).splitlines()[1:]
+    assert len(shown) == 3 * 4
+    original = train.decode(evaluation.tokens[0])
+    assert shown[0].replace("[", "").replace("]", "") == f"  text   {original}"
+    assert shown[1].replace("before ", "") == shown[2].replace("now    ", "")
