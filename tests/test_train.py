@@ -409,8 +409,8 @@ CUT_SHORT = """{"iteration": 3, "written": "after the last checkpoint, before th
 
 
 def check_resume(flags, folder, **changes):
-    """n steps, resume, n more = 2n steps never stopped: weights, optimizer, and every figure but the
-    times."""
+    """n steps, resume, n more = 2n steps never stopped: weights, optimizer, and all figures but
+    the times."""
     changes = {"eval_inputs": 1} | changes
     want, metrics = run(flags, out_dir=folder / "whole", max_iters=6, **changes)
     half = {"out_dir": folder / "halves", "lr_decay_iters": 6, **changes}
