@@ -16,7 +16,7 @@ import zipfile
 import pytest
 import torch
 
-from data.char_diffusion.prepare import ALPHABETS, BLANK, prepare
+from data.char_diffusion.prepare import ALPHABETS, BLANK, normalise, prepare
 from data.dataset import PAD, Dataset, Prompts
 from grpo.plumbing.checkpoint import load_model, model_file
 from model.transformer import Generator, TransformerConfig
@@ -268,6 +268,11 @@ def test_texts(tmp_path, seed):
         for p in out.iterdir():
             p.unlink()
         out.rmdir()
+
+
+def test_a_long_stretch_of_spaces():
+    """In time that grows as its length: by its square this would take an hour."""
+    assert normalise("a" + " " * 10**6 + "b \n \n c", "ascii") == "a b\nc"
 
 
 @pytest.mark.parametrize("seed", range(0, CASES, BATCH))
