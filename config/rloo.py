@@ -8,3 +8,4 @@ baseline = "leave_one_out"
 scale_rewards = "none"
 importance_sampling_level = "none"
 num_iterations = 1
+credit = "input"  # credit by run is a bias
