@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 from data.char_diffusion import prepare as script
 from data.char_diffusion.prepare import is_prose, is_validation, normalise, prepare
