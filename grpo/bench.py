@@ -1,6 +1,6 @@
 """How long a GRPO step takes on this machine, and the two operations that a GPU has fused.
 
-    python -m grpo.bench                        # all of it: about ten minutes on 2 CPU cores
+    python -m grpo.bench                        # all of it: minutes on 2 CPU cores
     python -m grpo.bench --only step --rounds 3 --json bench.json
 
 Letters: B masked inputs, T characters, G group size, V vocabulary, C width, K values of the latent.
@@ -14,24 +14,25 @@ step        One turn of train_grpo.py's loop in the default experiment (config/g
             with 16 inputs, one update per rollout, in float32, and with learning rate 0, so that
             all rounds do the same.
               shared       grpo_step: each input once through generator and reference
-              two_updates  with num_iterations 2, as in the default experiment
               plain_judge  all B·G completions are judged, in one batch, on a CPU too
               repeated     the usual way: each input G times through generator and reference
               latent       with a latent of 8 values: the shipped head, eight times
+              inputs_64    with B = 64 instead of 16; over_shared of 4 is in proportion
+              group_64     with G = 64
+              length_16    with T = 16 instead of 64
               bfloat16     every forward pass in bfloat16
               compiled     that, and every forward pass compiled
               judge_alone  B·G rows in one batch through the judge, in float32, and nothing else
-            over_shared, over_judge: its time ÷ that of `shared`, of `judge_alone`. reward_off: by
-            how much its judge's scores of the completions of `shared` are off, the mean and the
-            largest. distinct: different completions ÷ completions. kernels: what ran on the GPU in
-            one step, copies included; idle: 1 − the sum of their times ÷ the step's.
+            over_shared, over_judge_alone: its time ÷ that of `shared`, of `judge_alone`.
+            reward_off: by how much its judge's scores of the completions of `shared` are off, the
+            mean and the largest. The milliseconds of the phases, and distinct, the different
+            completions ÷ all, are the last round's. kept_MiB: what the backward pass needs kept,
+            weights included.
+            kernels: what ran on the GPU in one step, copies included; busy_ms: their time.
 operations  `sample_completions`, `stats`, and `stats` with its gradient: eager, compiled, and fused
             on CUDA; every row a blank.
-scaling     The step with one of B, G, T made larger. over_first: its time ÷ the time before that.
-            kept_MiB: what the backward pass needs kept, weights included.
-trainer     Runs of `python train_grpo.py`, of one step, and of many small ones. seconds: from the
-            command to the last line of metrics.jsonl, nothing being in the compiler's cache;
-            first_ms, last_ms: of the first 100 steps, of the last 100.
+startup     Seconds from the command `python train_grpo.py` to its first line of metrics.jsonl, not
+            compiled, and compiled with nothing in the compiler's cache.
 """
 
 import argparse
@@ -44,17 +45,18 @@ import tempfile
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from grpo import kernel
 from grpo.optimizer import Optimizer
 from grpo.plumbing import setup
 from grpo.plumbing.checkpoint import write
 from grpo.plumbing.config import Parser, exit_on_mistake, load_config
-from grpo.plumbing.log import Clock, read_metrics
+from grpo.plumbing.log import Clock
 from grpo.reward import Rewards, judge_scores
 from grpo.rollout import as_policy, draw_inputs
 from grpo.sampling import sample_completions
@@ -67,43 +69,35 @@ USUAL = {
     "num_iterations": 1,
     "learning_rate": 0,
     "dtype": "float32",
-    "compile": "false",
 }
 VARIANTS = {  # of the step: what each sets; three do more, see `Turn`
     "shared": {},
     "again": {},
-    "two_updates": {"num_iterations": 2},
     "plain_judge": {},
     "repeated": {},
     "latent": {},
+    "inputs_64": {"batch_size": 64},
+    "group_64": {"group_size": 64},
+    "length_16": {"block_size": 16},
     "bfloat16": {"dtype": "bfloat16"},
     "compiled": {"dtype": "bfloat16", "compile": "true"},
 }
-SCALES = {"batch_size": (8, 64), "group_size": (8, 64), "block_size": (16, 64)}
-RUNS = [
-    {"max_iters": 1, "compile": "false"},
-    {"max_iters": 1, "compile": "true"},
-    {"batch_size": 4, "group_size": 4, "max_iters": 1000},
-]
-K = 8
 
 
 def quartiles(times, others=1):
     """Of the times, or of their ratio within each round."""
-    return np.percentile(np.divide(times, others), (25, 50, 75)).round(4).tolist()
+    return np.percentile(np.divide(times, others), (25, 50, 75)).tolist()
 
 
-def compare(measures, rounds, **others):
+def compare(measures, rounds, *others):
     """A row for each variant: its milliseconds, and their ratio to those of the `others`."""
-    taken = []
-    for _ in range(1 + rounds):
-        taken.append({name: measure() for name, measure in measures.items()})
-    del taken[0]  # it warms up, compiles
-    times = {name: [each[name] for each in taken] for name in measures}
+    taken = [{name: measure() for name, measure in measures.items()} for _ in range(1 + rounds)]
+    # The first round warms up, compiles.
+    times = {name: [each[name] for each in taken[1:]] for name in measures}
     for name in measures:
         row = {"variant": name, "ms": quartiles(times[name])}
-        for ratio, other in others.items():
-            row[ratio] = quartiles(times[name], times[other])
+        for other in others:
+            row[f"over_{other}"] = quartiles(times[name], times[other])
         yield row
 
 
@@ -124,7 +118,7 @@ def flags(settings):
     return [f"--{name}={value}" for name, value in settings.items()]
 
 
-def widen(generator):
+def widen(generator, K=8):
     """The same generator with K values of the latent, which do not differ yet."""
     wide = Generator(replace(generator.trunk.config, n_latent=K))
     head = generator.head.weight.repeat(K, 1)  # (K·(V-1),C)
@@ -162,7 +156,8 @@ class Turn:
             rewards.functions["judge"] = self.judge_all
         self.models = (*policies, rewards, Optimizer(generators[0], config))
         self.config = config
-        self.device = device
+        self.to_device = partial(setup.to_device, device=device)
+        self.clock = Clock(device)
 
     def judge_all(self, completions, *_):
         """The judge's reward without anything clever: all completions, in one batch."""
@@ -170,89 +165,24 @@ class Turn:
         return logits.float().sigmoid().view(completions.shape)
 
     def __call__(self):
-        clock = Clock(self.device)
-        to_device = partial(setup.to_device, device=self.device)
-        inputs = draw_inputs(self.data, self.config, 0, to_device)
-        clock.mark("data")
-        rollout, _ = grpo_step(*self.models, inputs, self.config, clock)
-        self.figures = clock.read()
+        self.clock.start()
+        inputs = draw_inputs(self.data, self.config, 0, self.to_device)
+        self.clock.mark("data")
+        rollout, _ = grpo_step(*self.models, inputs, self.config, self.clock)
+        self.figures = self.clock.read()
         self.completions = rollout.completions.view(inputs.uniforms.shape)  # (B,G,T)
-        fills = self.completions.flatten(0, 1)  # (B·G,T)
-        self.figures["distinct"] = len(fills.unique(dim=0)) / len(fills)
         return self.figures["step_ms"]
 
 
 def gpu_work(turn):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         turn()
-        torch.cuda.synchronize()
-    on_gpu = torch.autograd.DeviceType.CUDA
-    events = [event for event in profile.events() if event.device_type == on_gpu]
-    work = [event.time_range.elapsed_us() for event in events if not event.is_user_annotation]
-    return {"kernels": len(work), "busy_ms": sum(work) / 1000}
-
-
-def bench_step(args, device):
-    for G in args.G:
-        torch.compiler.reset()
-        turns = {}
-        for name, changes in VARIANTS.items():
-            if name != "compiled" or setup.can_compile():
-                turns[name] = Turn(device, name, group_size=G, **changes)
-        shared = turns["shared"]
-        shared()  # makes the completions
-        scores = judge_scores(shared.judge, shared.completions)  # (B,G,T)
-        alone = partial(milliseconds, device, shared.judge_all, shared.completions)
-        measures = turns | {"judge_alone": alone}
-        for row in compare(measures, args.rounds, over_shared="shared", over_judge="judge_alone"):
-            if row["variant"] in turns:
-                turn = turns[row["variant"]]
-                off = judge_scores(turn.judge, shared.completions) - scores  # (B,G,T)
-                off = off.mean(dim=-1).abs()  # (B,G)
-                row |= {"off_mean": off.mean().item(), "off_max": off.max().item()} | turn.figures
-                if device.type == "cuda":
-                    row |= gpu_work(turn)
-            yield {"G": G} | row
-
-
-def with_gradient(compute, logits, *others):
-    """The gradient of `stats`, as if what it returns came in as gradients."""
-    z = logits.detach().requires_grad_()  # (B,T,V)
-    logp, _, kl, entropy = compute(z, *others)
-    return torch.autograd.grad((logp, kl, entropy), z, (logp, kl, entropy))
-
-
-def operations(dtype, V, G, device, T=64):
-    """-> {operation: {variant: measure}}"""
-    torch.compiler.reset()  # after eight shapes of one function the ninth would be left eager
-    B = 64 if device.type == "cpu" else 1024
-    logits, ref_logits = torch.randn(2, B, T, V, device=device).to(getattr(torch, dtype))  # (B,T,V)
-    mask = torch.ones(B, T, device=device).bool()  # (B,T)
-    uniforms = torch.rand(B, G, T, device=device)  # (B,G,T)
-    draw_from = (logits, mask.long(), mask, uniforms, 0.8, 0, 0.95)
-    completions, kept = sample_completions(*draw_from)  # (B,G,T), (B,T,V)
-    inputs = (logits, ref_logits, completions.contiguous(), kept, mask)
-
-    variants = {"eager": (sample_completions, stats), "again": (sample_completions, stats)}
-    if setup.can_compile():
-        variants["compiled"] = [torch.compile(f, dynamic=False) for f in variants["eager"]]
-    if kernel.choose("auto", device, V, G) == "cuda":
-        variants["fused"] = (kernel.sample_completions, kernel.stats)
-    measures = {"sample": {}, "stats": {}, "stats+grad": {}}
-    for name, (draw, compute) in variants.items():
-        measures["sample"][name] = partial(milliseconds, device, draw, *draw_from)
-        measures["stats"][name] = partial(milliseconds, device, compute, *inputs)
-        measures["stats+grad"][name] = partial(
-            milliseconds, device, with_gradient, compute, *inputs
-        )
-    return measures
-
-
-def bench_operations(args, device):
-    for dtype, V, G in itertools.product(args.dtype, args.V, args.G):
-        for operation, measures in operations(dtype, V, G, device).items():
-            for row in compare(measures, args.rounds, over_eager="eager"):
-                yield {"operation": operation, "dtype": dtype, "V": V, "G": G} | row
+    took = [
+        event.time_range.elapsed_us() / 1000
+        for event in profiled.events()
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    ]
+    return {"kernels": len(took), "busy_ms": sum(took)}
 
 
 def kept_memory(turn):
@@ -269,44 +199,91 @@ def kept_memory(turn):
     return sum(kept.values()) / 2**20
 
 
-def bench_scaling(args, device):
-    for setting, values in SCALES.items():
-        turns = {f"{setting}={n}": Turn(device, **{setting: n}) for n in values}
-        for row in compare(turns, args.rounds, over_first=f"{setting}={values[0]}"):
-            yield row | {"kept_MiB": kept_memory(turns[row["variant"]])}
+def bench_step(args, device):
+    for G in args.G:
+        torch.compiler.reset()
+        turns = {}
+        for name, changes in VARIANTS.items():
+            if name != "compiled" or setup.can_compile():
+                turns[name] = Turn(device, name, **{"group_size": G} | changes)
+        shared = turns["shared"]
+        shared()  # makes the completions
+        scores = judge_scores(shared.judge, shared.completions)  # (B,G,T)
+        alone = partial(milliseconds, device, shared.judge_all, shared.completions)
+        measures = {**turns, "judge_alone": alone}
+        for row in compare(measures, args.rounds, "shared", "judge_alone"):
+            turn = turns.get(row["variant"])
+            if turn:
+                off = judge_scores(turn.judge, shared.completions) - scores  # (B,G,T)
+                off = off.mean(dim=-1).abs()  # (B,G)
+                row["reward_off"] = [off.mean().item(), off.max().item()]
+                row |= turn.figures | {"kept_MiB": kept_memory(turn)}
+                fills = turn.completions.flatten(0, 1)  # (B·G,T)
+                row["distinct"] = len(fills.unique(dim=0)) / len(fills)
+                if device.type == "cuda":
+                    row |= gpu_work(turn)
+            yield {"G": G} | row
 
 
-def bench_trainer(args, device):
-    for settings in RUNS:
+def with_gradient(compute, logits, *others):
+    """The gradient of `stats`, as if what it returns came in as gradients."""
+    z = logits.detach().requires_grad_()  # (B,T,V)
+    logp, _, kl, entropy = compute(z, *others)
+    return torch.autograd.grad((logp, kl, entropy), z, (logp, kl, entropy))
+
+
+def bench_operations(args, device, T=64):
+    B = 64 if device.type == "cpu" else 1024
+    for dtype, V, G in itertools.product(args.dtype, args.V, args.G):
+        torch.compiler.reset()  # after eight shapes of one function the ninth would be left eager
+        logits, ref_logits = torch.randn(
+            2, B, T, V, device=device, dtype=getattr(torch, dtype)
+        )  # (B,T,V), (B,T,V)
+        mask = torch.ones(B, T, device=device).bool()  # (B,T)
+        uniforms = torch.rand(B, G, T, device=device)  # (B,G,T)
+        draw_from = (logits, mask.long(), mask, uniforms, 0.8, 0, 0.95)
+        completions, kept = sample_completions(*draw_from)  # (B,G,T), (B,T,V)
+        inputs = (logits, ref_logits, completions.contiguous(), kept, mask)
+
+        variants = {"eager": (sample_completions, stats), "again": (sample_completions, stats)}
+        if setup.can_compile():
+            variants["compiled"] = [torch.compile(f, dynamic=False) for f in variants["eager"]]
+        if kernel.choose("auto", device, V, G) == "cuda":
+            variants["fused"] = (kernel.sample_completions, kernel.stats)
+        operations = {"sample": {}, "stats": {}, "stats+grad": {}}
+        for name, (draw, compute) in variants.items():
+            operations["sample"][name] = partial(milliseconds, device, draw, *draw_from)
+            operations["stats"][name] = partial(milliseconds, device, compute, *inputs)
+            operations["stats+grad"][name] = partial(
+                milliseconds, device, with_gradient, compute, *inputs
+            )
+        for operation, measures in operations.items():
+            for row in compare(measures, args.rounds, "eager"):
+                yield {"operation": operation, "dtype": dtype, "V": V, "G": G} | row
+
+
+def bench_startup(args, device):
+    for compiled in ("false", "true"):
         with tempfile.TemporaryDirectory() as out:
-            places = {"device": device, "out_dir": out, "eval_inputs": 16}
-            command = [sys.executable, "train_grpo.py", *flags(settings | places)]
+            settings = {"device": device, "out_dir": out, "max_iters": 1, "compile": compiled}
+            command = [sys.executable, "train_grpo.py", "--eval_inputs=16", *flags(settings)]
             environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": out}
             begin = time.time()
             subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
-            path = Path(out, "metrics.jsonl")
-            seconds = path.stat().st_mtime - begin
-            times = [line["step_ms"] for line in read_metrics(path)]
-        first, last = quartiles(times[:100]), quartiles(times[-100:])
-        yield settings | {"seconds": seconds, "first_ms": first, "last_ms": last}
+            end = os.stat(f"{out}/metrics.jsonl").st_mtime
+        yield {"compiled": compiled, "seconds": end - begin}
 
 
-PARTS = {
-    "operations": bench_operations,
-    "step": bench_step,
-    "scaling": bench_scaling,
-    "trainer": bench_trainer,
-}
+PARTS = {"operations": bench_operations, "step": bench_step, "startup": bench_startup}
 
 
 def show(rows):
     """Print each row as soon as it is there."""
     for row in rows:
-        cells = [
-            f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in row.items()
-        ]
-        print(*cells, sep="  ", flush=True)
+        for key, value in row.items():
+            short = value if isinstance(value, str) else np.round(value, 4)
+            print(key, short, end="  ")
+        print(flush=True)
         yield row
 
 
@@ -317,28 +294,27 @@ def main(argv=None):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     several = partial(parser.add_argument, nargs="+")
-    several("--only", choices=PARTS, default=PARTS, help="these parts; else all")
-    several("--G", choices=(8, 16, 32), type=int, default=[16, 32], help="step, operations")
-    several("--V", choices=(28, 96, 256, 1024), type=int, default=[28, 96], help="operations")
-    several("--dtype", choices=("float32", "bfloat16"), default=["float32"], help="operations")
+    several("--only", choices=PARTS, default=PARTS)
+    several("--G", choices=(8, 16, 32), type=int, default=[16, 32])
+    several("--V", choices=(28, 96, 256, 1024), type=int, default=[28, 96])
+    several("--dtype", choices=("float32", "bfloat16"), default=["float32"])
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
-    parser.add_argument("--json", help="write all figures to this file too")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json")
     with exit_on_mistake("bench"):
         args = parser.parse_args(argv)
         if args.rounds < 1:
             raise ValueError(f"--rounds={args.rounds} measures nothing; take 1 or more")
         device = setup.pick_device(args.device)
         Turn(device)  # finds what is missing before anything is timed
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        result = {"device": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
+        result = {"device": args.device, "threads": torch.get_num_threads()}
         if args.json:
             write(args.json, b"")
     print(result)
     for part in args.only:
         result[part] = list(show(PARTS[part](args, device)))
     if args.json:
-        write(args.json, json.dumps(result, indent=1).encode())
+        write(args.json, json.dumps(result).encode())
 
 
 if __name__ == "__main__":
