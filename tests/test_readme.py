@@ -139,7 +139,7 @@ def understand(command, monkeypatch):
         return
 
     module, arguments = program_of(words)
-    if words[1] == "grpo.group":  # it takes settings, as train_grpo.py does
+    if words[:2] == ["-m", "grpo.group"]:  # it takes settings, as train_grpo.py does
         load_config([word for word in arguments if not word.startswith("--plot=")])
         return
     parse_args = argparse.ArgumentParser.parse_args
@@ -268,7 +268,7 @@ def test_what_a_run_leaves_behind_is_explained(folder):
 
 def known_modules():
     """{name: module} of what a README may name by its module alone."""
-    modules = {"train_grpo": train_grpo}
+    modules = {"train_grpo": train_grpo, "torch": torch}
     for path in [
         *Path("grpo").rglob("*.py"),
         *Path("model").glob("*.py"),
