@@ -24,7 +24,7 @@ import train_grpo
 from grpo.advantage import group_advantages
 from grpo.loss import count, grpo_loss, loss_weights
 from grpo.plumbing.config import FIELDS, Config, convert, load_config
-from grpo.reward import Rewards, load_function
+from grpo.reward import Rewards
 from grpo.stats import marginal_kl, stats
 
 ROOT = Path.cwd()
@@ -596,12 +596,13 @@ def test_the_reward_of_the_exercises(tmp_path, monkeypatch):
     # Of the blanks h, t, a one is a vowel; of h, t, y none; of e and zzz one, of e and cut two.
     expected = torch.tensor([[1 / 3, 0.0], [1 / 4, 2 / 4]])
 
+    def undecided(rows):
+        return torch.zeros(rows.shape)  # logits: P(real) is a half
+
     config = Config(reward="judge:1,my_rewards.py:vowels:0.2")
-    judge = lambda rows: torch.zeros(rows.shape)  # noqa: E731  P(real) is a half
-    rewards = Rewards(judge, config, vocabulary, set(), torch.device("cpu"))
+    rewards = Rewards(undecided, config, vocabulary, set(), torch.device("cpu"))
     _, parts = rewards(completions, completions[:, 0], mask, "run")
     torch.testing.assert_close(rewards.total(parts), 0.5 + 0.2 * expected)
-    assert load_function("my_rewards.py:vowels")
 
 
 def test_the_line_that_breaks_the_sampling_has_its_place():
