@@ -527,6 +527,9 @@ def test_the_coin_by_hand():
     rewards = [0.8 if fill in ("help", "half") else 0.1 for fill in heads + tails]
     A, loss, gradient, _, _ = by_hand(start, start, [heads, tails], rewards)
     assert loss == pytest.approx(0, abs=1e-6)
+    mean = sum(rewards) / len(rewards)
+    deviation = torch.tensor(rewards).std(correction=0)
+    said(f"The mean of the group is {mean:.3f}, its standard deviation {deviation:.3f}")
     said(f"| `help`, `half` | 0.8 | {signed(A[0].item())} |")
     said(f"| `helf`, `halp` | 0.1 | {signed(A[-1].item())} |")
     rise = -gradient[:, 1, E]
@@ -544,7 +547,8 @@ def test_the_coin_by_hand():
         said(f"| {name} | " + " | ".join(f"{x:.3f}" for x in numbers) + " |")
     mask = MASK.expand(2, 4)
     assert marginal_kl(after, start, mask, 2, 1.0).abs().max() < 1e-6
-    assert by_hand(after, start, [heads, tails], rewards)[3].min() > 0.01
+    of_a_side = by_hand(after, start, [heads, tails], rewards)[3]  # (K,)
+    said(f"each side's own KL is {of_a_side[0]:.3f}")
 
 
 def reward_functions(namespace):
