@@ -180,10 +180,11 @@ class Evaluation:
         }
         return rows, log_p, fills, {"judge": scores.mean(dim=-1)} | said
 
-    def in_passes(self, policy, passes, surest=False):
-        """The row of the generator that fills in several forward passes."""
+    def in_passes(self, policy, log_p, passes, surest=False):
+        """The row of a generator that fills in several passes, of which log_p (N·K,T,V) is one."""
+        log_m = log_marginal(log_p, len(self.mask))  # (N,T,V)
         fills = fill_in_passes(
-            policy, self.masked, self.mask, passes, self.config, self.config.seed, surest
+            policy, log_m, self.masked, self.mask, passes, self.config, surest
         )  # (N,1,T)
         used = self.mask.sum(dim=1).clamp(max=passes).float().mean().item()
         return self.measure(fills, used)
@@ -216,12 +217,13 @@ class Evaluation:
             rows |= of_after
             for name, passes in PASSES.items():
                 self.begin(ROWS[name])
-                rows[name] = self.in_passes(before, passes)
+                rows[name] = self.in_passes(before, ref_log_p, passes)
             T = self.mask.shape[1]
             self.begin(ROWS["reference_sequential_random"])
-            rows["reference_sequential_random"] = self.in_passes(before, T)
+            rows["reference_sequential_random"] = self.in_passes(before, ref_log_p, T)
             self.begin(ROWS["reference_sequential_confident"])
-            rows["reference_sequential_confident"] = self.in_passes(before, T, surest=True)
+            surest_first = self.in_passes(before, ref_log_p, T, surest=True)
+            rows["reference_sequential_confident"] = surest_first
             self.begin("the price of independence")
             prices = {"before": self.price(before, ref_log_p)}
             self.begin("the price of independence")
