@@ -13,7 +13,7 @@ from grpo.sampling import integer_weights, options, sample_completions
 from grpo.stats import log_softmax
 from grpo.words import decode, hidden_words
 
-AT_ONCE = 64  # inputs of one forward pass
+AT_ONCE = 32  # inputs of one forward pass: a CPU's cache holds their activations
 
 
 @torch.no_grad()

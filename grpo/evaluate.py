@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from data.masking import parse_masking
-from grpo.baselines import best_by_run, fill_in_passes, price_of_independence
+from grpo.baselines import AT_ONCE, best_by_run, fill_in_passes, price_of_independence
 from grpo.figures import pass_at_k, word_figures
 from grpo.fill import find
 from grpo.mixture import draw, likeliest, log_marginal, log_prob
@@ -37,7 +37,7 @@ from grpo.words import decode, lexicon
 
 SAMPLES = 16  # fills per input where fills are sampled
 EVALUATION_SEED = 2**31  # no run's own seed: every run is evaluated on the same inputs
-AT_ONCE = 64  # inputs of one forward pass
+PEEK = 64  # inputs of a look in passing
 PASSES = {f"reference_steps_{passes}": passes for passes in (2, 3, 4, 6)}
 
 
@@ -281,7 +281,7 @@ class Evaluation:
     @torch.compiler.set_stance("force_eager")  # shapes of their own are not worth compiling for
     def peek(self, policy, before, step):
         """A look in passing: valid words on the first inputs, and a few fills before and now."""
-        tokens, masked, mask = (x[:AT_ONCE] for x in (self.tokens, self.masked, self.mask))  # (N,T)
+        tokens, masked, mask = (x[:PEEK] for x in (self.tokens, self.masked, self.mask))  # (N,T)
         few, blanks = (x[:5] for x in self.shown)  # (5,T), (5,T)
         texts = {"text": self.shown_texts}
         valid = []
