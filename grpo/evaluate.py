@@ -335,8 +335,11 @@ def allowed_reward(saved, given):
     parts = {name: weight for name, weight in saved.items() if ".py:" not in name}
     if given:
         parts = parse_reward(given)
-    for name in saved.keys() - parts.keys():
-        print(f"left out: {name}, code that a checkpoint names; --reward={name} takes it in")
+    for name in saved:
+        if ".py:" in name and name not in parts:
+            print(
+                f"left out: {name}, code that a checkpoint names; take it in with --reward={name}"
+            )
     reward = ",".join(f"{name}:{weight}" for name, weight in parts.items())
     return reward or "judge", parts == saved
 

@@ -276,6 +276,9 @@ def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):
     assert f"left out: {evil}:half" in shown and "--reward=" in shown
     assert not (tmp_path / "owned").exists()
     assert not (out / "evaluation.json").exists()  # not the run's own table
+    evaluate.main([str(out), "--reward=valid_words"])
+    assert capsys.readouterr().out.count("left out") == 1  # the judge is no code
+    assert not (tmp_path / "owned").exists() and not (out / "evaluation.json").exists()
     evaluate.main([str(out), f"--reward=judge:1.0,{evil}:half:2.0"])
     assert (tmp_path / "owned").exists() and "left out" not in capsys.readouterr().out
     assert result_of(out)["after_sample"]["reward_half"] == 0.5
