@@ -234,8 +234,8 @@ class Evaluation:
 
     def begin(self, name):
         """The next step of the table, on its bar."""
-        self.bar.set_description(f"table: {name}", refresh=False)
         self.bar.update()
+        self.bar.set_description(f"table: {name}")
 
     def beside(self, rows, prices, log_p):
         """What stands beside the rows in evaluation.json."""
