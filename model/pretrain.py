@@ -35,23 +35,17 @@ from grpo.plumbing.stop import Signals
 from grpo.sampling import sample_completions
 from model.transformer import Generator, Judge, TransformerConfig
 
-MASKING = parse_masking("word:0.5,random:0.25,span:0.1,sticky:0.15")
+MASKING = "word:0.5,random:0.25,span:0.1,sticky:0.15"
 SAVE_INTERVAL = 500
 # Training showed the judge about as many real words as wrong ones. Of what a policy draws most is
 # wrong: the prior odds of "real" are lowered by this factor e^-DOUBT (Bayes' rule, in the logit).
 # Else a common word in the wrong place scores most of what the right one does.
 DOUBT = 3.0
-TEMPERATURES = [
-    0.1,
-    0.4,
-    0.7,
-    1.0,
-    1.25,
-    1.5,
-]  # of the fills that the judge sees; 0.1: argmax, all but
+# Of the fills that the judge sees; 0.1: argmax, all but.
+TEMPERATURES = [0.1, 0.4, 0.7, 1.0, 1.25, 1.5]
 
 
-def masked_batch(dataset, size, block_size, seed):
+def masked_batch(dataset, size, block_size, seed, masking=MASKING):
     """Inputs at every difficulty: tokens (B,T), mask (B,T).
 
     In four rows of ten, part of the blanks is revealed again.
@@ -59,7 +53,8 @@ def masked_batch(dataset, size, block_size, seed):
     rng = np.random.default_rng((*seed, 1))
     ratio = rng.uniform(0.1, 0.6, size)  # (B,)
     words = rng.integers(1, 6, size)  # (B,)
-    tokens, mask = dataset.batch(size, block_size, MASKING, ratio, words, (*seed, 0))  # (B,T) twice
+    masking = parse_masking(masking)
+    tokens, mask = dataset.batch(size, block_size, masking, ratio, words, (*seed, 0))  # (B,T) twice
     hide = np.where(rng.random(size) < 0.6, 1.0, rng.random(size))  # (B,) share that stays hidden
     stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
     return tokens, mask & torch.from_numpy(stays)
@@ -91,9 +86,11 @@ def mixture_loss(log_q, mask):
     return -log_mixture.sum() / mask.sum()
 
 
-def generator_loss(generator, dataset, size, block_size, seed):
-    """The mixture's loss on a batch of the text."""
-    tokens, mask = masked_batch(dataset, size, block_size, seed)  # (B,T) twice
+def generator_loss(generator, dataset, args, seed):
+    """The mixture's loss on a batch of the text, whose size and masking `args` name."""
+    tokens, mask = masked_batch(
+        dataset, args.batch_size, args.block_size, seed, args.masking
+    )  # (B,T) twice
     logits = generator(tokens.masked_fill(mask, dataset.mask_id))  # (B·K,T,V)
     return mixture_loss(run_log_likelihoods(logits, tokens, mask), mask)
 
@@ -194,7 +191,9 @@ def judge_loss(judge, generator, dataset, words, size, block_size, seed):
     half = size // 2
     tokens, mask = masked_batch(dataset, half, block_size, seed)  # (B/2,T) twice
     fills = wrong_fills(generator, dataset, tokens, mask, (*seed, 2))  # (B/2,T)
-    others, _ = dataset.batch(size - half, block_size, MASKING, 0.0, 1, (*seed, 7))  # (B/2,T)
+    others, _ = dataset.batch(
+        size - half, block_size, parse_masking(MASKING), 0.0, 1, (*seed, 7)
+    )  # (B/2,T)
     swapped = swap_words(dataset, words, others, (*seed, 3))  # (B/2,T)
 
     completions = torch.cat([fills, swapped])  # (B,T)
@@ -374,7 +373,7 @@ def report(generator, judge, dataset, words, block_size, size=1024):
         real = in_batches(judge, tokens)  # (B,T)
         fake = in_batches(judge, fills)  # (B,T)
         show(name, figures | judge_figures(real, fake, mask))
-    tokens, _ = dataset.batch(size, block_size, MASKING, 0.0, 1, (7, 4))  # (B,T)
+    tokens, _ = dataset.batch(size, block_size, parse_masking(MASKING), 0.0, 1, (7, 4))  # (B,T)
     others = swap_words(dataset, words, tokens, (7, 9), share=0.1)  # (B,T)
     real = in_batches(judge, tokens)  # (B,T)
     fake = in_batches(judge, others)  # (B,T)
@@ -428,8 +427,7 @@ def pretrain(args, device, train, val):
     score = forward(judge, device, config)
 
     def loss_of_generator(step):
-        seed = (args.seed, 0, step)
-        return generator_loss(generate, train, args.batch_size, args.block_size, seed)
+        return generator_loss(generate, train, args, (args.seed, 0, step))
 
     def loss_of_judge(step):
         seed = (args.seed, 1, step)
@@ -473,6 +471,7 @@ def make_parser():
     add = parser.add_argument
     add("--dataset", default="char_diffusion", help="folder under data/, made by prepare.py")
     add("--out_dir", default="out-pretrain", help="generator.pt and judge.pt are written here")
+    add("--masking", default=MASKING, help="what is hidden from the generator")
     add("--start", default="", help="a generator's file to begin from; none: random weights")
     for name, (default, about) in DEFAULTS.items():
         add(f"--{name}", type=int, default=default, help=about)
@@ -489,6 +488,7 @@ def make_parser():
 
 def check(args):
     """Raises ValueError for numbers that no model can have, or nothing to resume from."""
+    parse_masking(args.masking)
     for name, (_, about) in DEFAULTS.items():
         value = getattr(args, name)
         least = LEAST.get(name, 1)
