@@ -41,8 +41,6 @@ def encode(text, vocabulary, longest, name):
 class Dataset:
     """One split of a prepared text: `vocabulary` (str; index = token), `mask_id`, `batch()`."""
 
-    cuts_words = True  # an input is a window: its first and its last word may be parts of words
-
     def __init__(self, folder, split):
         """Raises ValueError for a folder without a prepared text, or whose files do not fit."""
         folder = Path(folder)
@@ -91,8 +89,6 @@ class Prompts(Dataset):
     end in PAD. What the blanks hid is unknown: the tokens have the vocabulary's letter `a` there,
     or its first character.
     """
-
-    cuts_words = False
 
     def __init__(self, folder, split, path, block_size):
         super().__init__(folder, split)

@@ -267,9 +267,9 @@ def bench_startup(args, device):
         with tempfile.TemporaryDirectory() as out:
             settings = {"device": device, "out_dir": out, "max_iters": 1, "compile": compiled}
             command = [sys.executable, "train_grpo.py", "--eval_inputs=16", *flags(settings)]
-            environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": out}
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = out
             begin = time.time()
-            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
             end = os.stat(f"{out}/metrics.jsonl").st_mtime
         yield {"compiled": compiled, "seconds": end - begin}
 
@@ -283,7 +283,7 @@ def show(rows):
         for key, value in row.items():
             short = value if isinstance(value, str) else np.round(value, 4)
             print(key, short, end="  ")
-        print(flush=True)
+        print()
         yield row
 
 
@@ -298,7 +298,7 @@ def main(argv=None):
     several("--G", choices=(8, 16, 32), type=int, default=[16, 32])
     several("--V", choices=(28, 96, 256, 1024), type=int, default=[28, 96])
     several("--dtype", choices=("float32", "bfloat16"), default=["float32"])
-    parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json")
     with exit_on_mistake("bench"):

@@ -208,4 +208,3 @@ def test_prompts_of_any_length(world, tmp_path):
     masked = tokens.masked_fill(mask, data.mask_id)
     shown = {data.decode(row[row != PAD]) for row in masked}
     assert shown == set(prompts)
-    assert not data.cuts_words and Dataset(world / "text", "train").cuts_words
