@@ -170,7 +170,7 @@ class Turn:
         self.clock.mark("data")
         rollout, _ = grpo_step(*self.models, inputs, self.config, self.clock)
         self.figures = self.clock.read()
-        self.completions = rollout.completions.view(inputs.uniforms.shape)  # (B,G,T)
+        self.completions = rollout.completions.reshape(inputs.uniforms.shape)  # (B,G,T)
         return self.figures["step_ms"]
 
 

@@ -113,8 +113,8 @@ def test_a_turn_changes_no_weight_and_repeats_itself(tiny):
 
 
 def test_the_wider_generator_is_the_same_one_k_times(tiny):
-    turn = bench.Turn(CPU, "latent", group_size=8)
-    plain = bench.Turn(CPU, group_size=8)
+    turn = bench.Turn(CPU, "latent", group_size=16)
+    plain = bench.Turn(CPU, group_size=16)
     tokens = torch.randint(5, (3, 16))
     logits = turn.models[0](tokens).unflatten(0, (3, 8))  # (B,K,T,V)
     torch.testing.assert_close(logits, plain.models[0](tokens)[:, None].expand_as(logits))
