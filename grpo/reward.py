@@ -100,8 +100,8 @@ def parse_reward(text):
         known = name in ("judge", "valid_words") or name.endswith(".pt") or own
         if name in weights or not known or not math.isfinite(weight):
             raise ValueError(
-                f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME once:"
-                " judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt"
+                f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME"
+                " once: judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt"
             )
         weights[name] = weight
     weights = {name: weight for name, weight in weights.items() if weight}
