@@ -127,32 +127,42 @@ def cached(key, build):
     return built
 
 
-def use_context(driver, index):
-    """Make PyTorch's context current: a thread on which PyTorch has not yet used CUDA, as backward's may be, has none."""
-    if not int(checked(driver.cuCtxGetCurrent())):
-        checked(driver.cuCtxSetCurrent(checked(driver.cuDevicePrimaryCtxRetain(index))))
+@contextlib.contextmanager
+def context_of(index):
+    """PyTorch's context of device `index`, current for a moment: a thread may have that of another device, or, as backward's, none."""
+    from cuda.bindings import driver
+
+    checked(driver.cuCtxPushCurrent(checked(driver.cuDevicePrimaryCtxRetain(index))))
+    try:
+        yield
+    finally:
+        checked(driver.cuCtxPopCurrent())
 
 
-@functools.cache
 def load(device):
     """The kernel on a device -> ({name: CUfunction}, ""), or ({}, why it cannot run there)."""
     if device.type != "cuda":
         return {}, f"it needs a CUDA device, not {device.type!r}"
+    return load_on(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def load_on(index):
     try:
         from cuda.bindings import driver, nvrtc
 
         flags = [
-            b"--gpu-architecture=sm_%d%d" % torch.cuda.get_device_capability(device),
+            b"--gpu-architecture=sm_%d%d" % torch.cuda.get_device_capability(index),
             b"--std=c++17",
         ]
         key = b"\0".join([SOURCE.read_bytes(), b"%d.%d" % nvrtc.nvrtcVersion()[1:], *flags])
         *symbols, cubin = cached(key, lambda: compile_kernel(flags)).split(b"\n", len(NAMES))
-        use_context(driver, torch.cuda.current_device() if device.index is None else device.index)
-        module = checked(driver.cuModuleLoadData(cubin))
-        return {
-            name: checked(driver.cuModuleGetFunction(module, symbol))
-            for name, symbol in zip(NAMES, symbols)
-        }, ""
+        with context_of(index):
+            module = checked(driver.cuModuleLoadData(cubin))
+            return {
+                name: checked(driver.cuModuleGetFunction(module, symbol))
+                for name, symbol in zip(NAMES, symbols)
+            }, ""
     except (
         ImportError,
         OSError,
@@ -222,8 +232,7 @@ def launch(operation, tensors, settings):
 def run(name, blocks, pointers, device):
     from cuda.bindings import driver
 
-    with torch.cuda.device(device):
-        use_context(driver, device.index)
+    with context_of(device.index):
         stream = driver.CUstream(torch.cuda.current_stream(device).cuda_stream)
         checked(
             driver.cuLaunchKernel(

@@ -563,15 +563,17 @@ DRIVER = r"""  // stands in for libcuda: it has the functions that grpo/kernel.p
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <string>
-static thread_local void* context;
+static char contexts[8];
+static thread_local std::vector<void*> current;
+static void* context() { return current.empty() ? nullptr : current.back(); }
 extern "C" {
 int cuGetProcAddress_v2(const char* name, void** f, int, unsigned long, void*) { *f = dlsym(dlopen("libcuda.so.1", RTLD_NOW), name); return 0; }
 int cuGetProcAddress(const char* name, void** f, int, unsigned long) { return cuGetProcAddress_v2(name, f, 0, 0, nullptr); }
 int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
-int cuDevicePrimaryCtxRetain(void** c, int device) { *c = &context; return device; }
-int cuCtxGetCurrent(void** c) { *c = context; return 0; }
-int cuCtxSetCurrent(void* c) { context = c; return 0; }
-int cuModuleLoadData(void** module, const char* image) { *module = &context; return !context ? 201 : memcmp(image, "\177ELF", 4) ? 200 : 0; }
+int cuDevicePrimaryCtxRetain(void** c, int device) { *c = contexts + device; return 0; }
+int cuCtxPushCurrent(void* c) { current.push_back(c); return 0; }
+int cuCtxPopCurrent(void**) { current.pop_back(); return 0; }
+int cuModuleLoadData(void** module, const char* image) { *module = context(); return !context() ? 201 : memcmp(image, "\177ELF", 4) ? 200 : 0; }
 int cuModuleGetFunction(char** f, void* module, const char* symbol) {   // void stats_forward<float, 8, 4>(float const*, ...
     const std::string name = abi::__cxa_demangle(symbol, 0, 0, new int);
     *f = strdup(name.substr(5, name.find('(') - 5).c_str());
@@ -579,7 +581,7 @@ int cuModuleGetFunction(char** f, void* module, const char* symbol) {   // void 
 }
 int cuLaunchKernel(const char* f, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void* stream,
                    void** arguments, void**) {
-    return !context ? 201 : stream != (void*)0xabc || y * z != 1 || shared || *run(f, x, threads, arguments);
+    return !context() ? 201 : stream != (void*)0xabc || y * z != 1 || shared || *run(f, x, threads, arguments);
 }
 }"""
 
@@ -642,6 +644,46 @@ def test_choose(monkeypatch):
         kernel.choose("cuda", "cuda", vocab_size=1025)
 
 
+class Driver:
+    """Of cuda.bindings.driver, what loads the kernel: a module stands for the context it was loaded in."""
+
+    def __init__(self):
+        self.current = [100]  # the context of device 0
+        self.loaded = []
+
+    def cuDevicePrimaryCtxRetain(self, index):
+        return 0, 100 + index
+
+    def cuCtxPushCurrent(self, context):
+        self.current.append(context)
+        return (0,)
+
+    def cuCtxPopCurrent(self):
+        return 0, self.current.pop()
+
+    def cuModuleLoadData(self, cubin):
+        self.loaded.append(self.current[-1])
+        return 0, self.current[-1]
+
+    def cuModuleGetFunction(self, module, symbol):
+        return 0, module
+
+
+def test_each_device_is_loaded_once_and_in_its_own_context(monkeypatch):
+    driver = Driver()
+    nvrtc = mock.Mock(nvrtcVersion=lambda: (0, 13, 0))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", mock.Mock(driver=driver, nvrtc=nvrtc))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(kernel, "cached", lambda key, build: b"\n" * len(kernel.NAMES))
+    monkeypatch.setattr(kernel, "load_on", functools.cache(kernel.load_on.__wrapped__))
+    for device in "cuda", "cuda:0", "cuda:1":
+        assert kernel.choose("auto", device) == "cuda"
+    assert driver.loaded == [100, 101]  # "cuda" is the current device, cuda:0
+    assert driver.current == [100]  # as it was
+    assert set(kernel.load(torch.device("cuda", 1))[0].values()) == {101}
+
+
 def unfound(*_):
     raise RuntimeError("libnvrtc.so not found\nlooked everywhere")
 
@@ -659,7 +701,7 @@ class Result(enum.IntEnum):
             mock.Mock(
                 **{
                     "nvrtc.nvrtcVersion": lambda: (Result.SUCCESS, 13, 0),
-                    "driver.cuCtxGetCurrent": lambda: (Result.NO_DRIVER, None),
+                    "driver.cuDevicePrimaryCtxRetain": lambda index: (Result.NO_DRIVER, None),
                 }
             ),
             "RuntimeError: Result NO_DRIVER",
@@ -671,7 +713,7 @@ def test_why_the_kernel_is_off_is_told_once_in_a_line(monkeypatch, bindings, rea
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernel, "cached", lambda key, build: b"\n" * len(kernel.NAMES))
-    monkeypatch.setattr(kernel, "load", functools.cache(kernel.load.__wrapped__))
+    monkeypatch.setattr(kernel, "load_on", functools.cache(kernel.load_on.__wrapped__))
     with pytest.warns(
         UserWarning, match=f"off and its PyTorch definition runs instead: {reason}$"
     ) as warned:

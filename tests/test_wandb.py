@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import wandb
-from wandb.proto.wandb_internal_pb2 import Record
 
 import train_grpo
 from grpo.plumbing import log
 from tests.conftest import command_line
+
+wandb = pytest.importorskip("wandb")
+Record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
 
 
 @pytest.fixture(autouse=True)
