@@ -33,9 +33,9 @@ SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 128  # to a block
 MAX_GROUP = 1024
 LAYOUTS = (  # vocabulary at most, lanes to a row, columns to a lane
-    (32, 8, 4),
+    (32, 4, 8),
     (96, 8, 12),
-    (256, 32, 8),
+    (256, 8, 32),
     (1024, 32, 32),
 )
 MAX_VOCABULARY = LAYOUTS[-1][0]
@@ -171,7 +171,7 @@ def load_on(index):
 def choose(kernel, device, vocab_size=1, group_size=1, dtype=torch.float32):
     """The setting 'auto', 'cuda' or 'torch' -> 'cuda' or 'torch', which will run.
 
-    Compiles the kernel if that is the answer.
+    Compiles the kernel if that is the answer. ValueError: 'cuda', and it cannot run.
     """
     if kernel == "torch":
         return kernel
@@ -226,29 +226,31 @@ def launch(operation, tensors, outputs, settings):
         found = x.device, x.dtype, x.shape
         if found != wanted:
             raise ValueError(f"{name}: device, dtype and shape must be {wanted}, not {found}")
-        inputs.append(x.contiguous())
+        x = x.contiguous()
+        if x.data_ptr() % 16:  # a wide read starts at a multiple of its width
+            x = x.clone()
+        inputs.append(x)
     B, T, G, V = sizes(tensors)
-    numbers = B, T, G, V, *settings
-    types = [ctypes.c_void_p] * len(inputs + outputs) + [C_TYPES[type(x)] for x in numbers]
-    values = [x.data_ptr() for x in inputs + outputs]
-    values += numbers
+    addresses = [x.data_ptr() for x in inputs + outputs]
+    numbers = [B, T, G, V, *settings]
+    types = [ctypes.c_void_p] * len(addresses) + [C_TYPES[type(x)] for x in numbers]
+    parameters = tuple(addresses + numbers), tuple(types)
     _, lanes, columns = next(layout for layout in LAYOUTS if V <= layout[0])
-    blocks = -(-B * T // (THREADS // lanes))  # rounded up
+    blocks = -(-B * T * lanes // THREADS)  # rounded up
     if blocks:
         name = f"{operation}<{NUMBERS[logits.dtype]}, {lanes}, {columns}>"
-        run(name, blocks, tuple(values), tuple(types), logits.device)
+        run(name, blocks, parameters, logits.device)
 
 
-def run(name, blocks, values, types, device):
-    """One launch of kernel.cu's function `name`: its parameters, and each one's C type."""
+def run(name, blocks, parameters, device):
+    """Launch kernel.cu's function `name`; parameters: the value of each, the C type of each."""
     from cuda.bindings import driver
 
     function = load(device)[0][name]
     stream = torch.cuda.current_stream(device).cuda_stream
-    launch = driver.cuLaunchKernel
-    grid = blocks, 1, 1
-    block = THREADS, 1, 1
-    in_context(device.index, launch, function, *grid, *block, 0, stream, (values, types), 0)
+    sizes = blocks, 1, 1, THREADS, 1, 1, 0  # of the grid, of a block, of memory to be shared
+    arguments = function, *sizes, stream, parameters, 0
+    in_context(device.index, driver.cuLaunchKernel, *arguments)
 
 
 def operator(operation, definition):

@@ -51,7 +51,8 @@ def integer_weights(logits, temperature):
     """w[v] = round(exp((logits[v] - max) / temperature) * 2^21): (..., V) int64. A logit of -inf gives 0.
     In float64, because two implementations of a float32 exp often round such a weight to different whole numbers."""
     x = logits.double()
-    return ((x - x.amax(dim=-1, keepdim=True)) / temperature).exp().mul(SCALE).round().long()
+    x = (x - x.amax(dim=-1, keepdim=True)) * (1 / temperature)  # (...,V)
+    return x.exp().mul(SCALE).round().long()
 
 
 def keep(weights, top_k=0, top_p=1.0, min_p=0.0):

@@ -17,6 +17,8 @@
 #define __device__
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
+#define __shared__ static       // blocks run one after the other
+#define __CUDA_ARCH__ 800
 
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 static struct { unsigned x; } threadIdx, blockIdx;
@@ -67,13 +69,21 @@ template <class X> __attribute__((noinline, noclone)) X exchange(unsigned mask, 
     return value;
 }
 
-template <class X> __forceinline__ X __shfl_xor_sync(unsigned mask, X x, int bits) { return exchange(mask, x, lane_now ^ bits); }
+template <class X> __forceinline__ X __shfl_xor_sync(unsigned mask, X x, int bits) {
+    return exchange(mask, x, lane_now ^ bits);
+}
 template <class X> __forceinline__ X __shfl_up_sync(unsigned mask, X x, int by, int width) {
     return exchange(mask, x, lane_now % width >= by ? lane_now - by : lane_now);
 }
 template <class X> __forceinline__ X __shfl_sync(unsigned mask, X x, int lane, int width) {
     return exchange(mask, x, lane_now / width * width + lane);
 }
+__forceinline__ void __syncwarp() { exchange(0xffffffffu, 0, lane_now); }
+__forceinline__ unsigned __reduce_add_sync(unsigned mask, unsigned x) {
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(mask, x, distance);
+    return x;
+}
+__forceinline__ bool __any_sync(unsigned mask, bool x) { return __reduce_add_sync(mask, x) > 0; }
 
 // The first lane that keeps `lane` waiting, or -1: it must name itself, ask a lane it names, and find all of them beside it.
 static int missing(int lane) {
