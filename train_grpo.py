@@ -2,216 +2,107 @@
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
-One iteration, in the words of Algorithm 1 of DeepSeekMath (2402.03300):
+`grpo_step` is the algorithm (DeepSeekMath, 2402.03300, Algorithm 1); `train` repeats it.
 
-    sample masked inputs                                                       data/dataset.py    Dataset.batch
-    fill each of them G times, in one parallel step                            grpo/sampling.py   sample_completions
-    score the completions with the frozen judge                                grpo/reward.py     Rewards
-    advantages: how much better than its group was each one?                   grpo/advantage.py  advantages
-    for each inner update (num_iterations):                                    grpo/step.py       grpo_step
-        log-probabilities, exact KL and entropy, with their gradient           grpo/stats.py      stats
-        loss = clipped policy gradient + kl_weight · KL − entropy_coef · H     grpo/loss.py       grpo_loss
-        AdamW step
-    the reference follows, or stays                                            grpo/reference.py  update_reference
+Letters: B inputs, T characters of each, G completions of each input, V characters of vocabulary.
+A row is an input as one value of the generator's latent sees it. Without a latent R = B rows have
+g = G completions each; with a coin of K sides (config/coin.py) R = B·K rows have g = G/K each.
 
-Where this departs from the paper: the logits are computed once per input, not once per completion (a parallel fill depends on
-nothing else); the KL is the sum over the vocabulary, not a sample's estimate; with kl_target its weight grows with it (loss.kl_weight);
-with credit=run a blank is rewarded by the judge's view of its neighbourhood, not of the whole completion; the reference is replaced
-only on request (reference_mode).
+Where this departs from the paper, and why: grpo/README.md.
 """
 
-import math
 import sys
 
 import torch
 
-from data.masking import parse_masking
-from grpo.evaluate import Evaluation, word_figures
-from grpo.kernel import choose
-from grpo.plumbing.checkpoint import restore_training, save_training
+from grpo.advantage import group_advantages
+from grpo.loss import count, grpo_loss, kl_weight, loss_weights, most_uncertain
+from grpo.metrics import StepMetrics
+from grpo.optimizer import learning_rate
 from grpo.plumbing.config import exit_on_mistake, help_text, load_config
-from grpo.plumbing.distributed import gather, join, share, world
-from grpo.plumbing.log import Clock, Log
-from grpo.plumbing.setup import (
-    estimate_minutes,
-    forward,
-    is_compiled,
-    load_data,
-    load_models,
-    make_optimizer,
-    pick_compile,
-    pick_device,
-    pick_dtype,
-    to_device,
-)
-from grpo.plumbing.stop import Signals, Stopped, exit_when_stopped, fetch
-from grpo.reference import make_reference, update_reference
-from grpo.step import draw_uniforms, grpo_step
+from grpo.plumbing.distributed import gather, share
+from grpo.plumbing.stop import exit_when_stopped
+from grpo.reference import update_reference
+from grpo.rollout import Rollout, draw_inputs, in_batches, operations, probability_of_equal_fills
+from grpo.run import Run
+from grpo.sampling import options
 
 
-def learning_rate(iteration, config):
-    """Linear warm-up, then a cosine from learning_rate to min_lr at lr_decay_iters (1608.03983, equation 5)."""
-    if iteration < config.warmup_iters:
-        return config.learning_rate * (iteration + 1) / (config.warmup_iters + 1)
-    progress = min(
-        1.0,
-        (iteration - config.warmup_iters)
-        / max(1, (config.lr_decay_iters or config.max_iters) - config.warmup_iters),
+def grpo_step(policy, reference, rewards, optimizer, inputs, config, clock):
+    """One step on this process's inputs -> (Rollout, {metric: scalar tensor}).
+
+    policy and reference map tokens (B,T) to logits (R,T,V). A parallel fill depends on the input
+    alone, so one forward pass serves all its G completions: no input is ever repeated G times.
+    """
+    tau = config.temperature
+    B, G, T = inputs.uniforms.shape
+
+    # 1. Sample: fill every input G times, each in one parallel step.
+    with torch.no_grad():
+        logits = in_batches(policy, inputs.masked, config.batch_size)  # (R,T,V)
+        n_latent = len(logits) // B
+        sample_completions, stats = operations(config, n_latent)  # plain PyTorch, or CUDA
+        masked, mask, uniforms = inputs.rows(n_latent)  # (R,T), (R,T), (R,g,T)
+        # completions (R,g,T), kept (R,T,V): the characters that truncation left drawable
+        completions, kept = sample_completions(logits, masked, mask, uniforms, **options(config))
+        clock.mark("fill")
+        ref_logits = in_batches(reference, inputs.masked, config.batch_size)  # (R,T,V)
+        old = stats(logits, ref_logits, completions, kept, mask, tau)  # as they were drawn
+        clock.mark("reference")
+
+    # 2. Judge: how real does each completion look? With credit=run: each word of it?
+    fills = completions.reshape(B, G, T)
+    #    credits (B,G,1) or (B,G,T): the reward of each blank; parts (B,G,R): its R parts, whole.
+    credits, parts = rewards(fills, inputs.masked, inputs.mask, config.credit)
+    clock.mark("judge")
+
+    # 3. Compare: how much better than the rest of its group was each one? What is compared over
+    #    the step is compared over all of it: gather is the rows of all processes, share my own.
+    advantages = share(group_advantages(gather(credits), gather(inputs.mask), config))  # as credits
+    quantile = config.top_entropy_quantile  # 1: all blanks carry policy gradient
+    learning = share(most_uncertain(gather(old.entropy), gather(mask), quantile))  # (R,T) bool
+    beta = kl_weight(gather(old.kl), gather(mask), config)  # kl_beta, or the rein
+    p_equal = probability_of_equal_fills(logits, kept, inputs, tau)  # (B,)
+    metrics = StepMetrics(rewards, parts, advantages, p_equal, beta, config)
+
+    # 4. Update: make the characters of better completions likelier, stay close to the reference.
+    by_row = (*completions.shape[:2], -1)
+    credits = credits.reshape(by_row)  # (R,g,1) or (R,g,T)
+    advantages = advantages.reshape(by_row)  # as credits
+    rollout = Rollout(
+        inputs.masked, mask, completions, kept, ref_logits, old.logp, credits, advantages, learning
     )
-    return config.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (
-        config.learning_rate - config.min_lr
-    )
+    for batch in rollout.updates(config, inputs.seed):  # num_iterations passes, or mini-batches
+        micro_batches = batch.split(config.batch_size)  # pieces that fit in memory: losses add up
+        totals = count(batch.mask, len(micro_batches))  # of this whole update
+        for micro in micro_batches:
+            logits = policy(micro.masked)  # (r,T,V), with their graph
+            now = stats(logits, micro.ref_logits, micro.completions, micro.kept, micro.mask, tau)
+            g = micro.completions.shape[1]
+            weights = loss_weights(micro.mask, config.loss_type, g, totals)  # (r,T)
+            loss, loss_parts = grpo_loss(now, micro, weights, beta, config)
+            optimizer.backward(loss)
+            metrics.add(loss_parts, now, micro, totals)
+        metrics.updated(optimizer.step())  # sum over processes, clip, AdamW
+    clock.mark("update")
+    return rollout, metrics.result()
 
 
-def setup(arguments):
-    """Settings, data and models. Every mistake of the user's is found here, before anything is written."""
-    config = load_config(arguments)
-    config.gradient_accumulation_steps *= world()[0]  # counts the micro-batches of all processes
-    config.reference_device, device = (
-        str(
-            pick_device(
-                config.reference_device or config.device,
-                "reference_device" if config.reference_device else "device",
-            )
-        ),
-        pick_device(config.device),
-    )
-    config.dtype = pick_dtype(config.dtype, device)
-    join(device)
-    train, val = load_data(config.dataset, config.block_size, config.prompts_file)
-    generator, reference, judge, state = load_models(config, train.vocabulary)
-    config.kernel = choose(config.kernel, device, len(train.vocabulary), config.group_size)
-    config.compile, start = pick_compile(config, device, state), state["iteration"] if state else 0
-    if start >= config.max_iters:
-        raise ValueError(
-            f"resume: {config.out_dir} is at step {start} already; give a larger max_iters, or for its table: python -m grpo.evaluate {config.out_dir}"
+def train(run):
+    """The loop. `run` holds what the settings became: models, data, optimizer, files."""
+    config = run.config
+    run.look(run.start)
+    for step in range(run.start, config.max_iters):
+        run.clock.start()
+        run.optimizer.set_learning_rate(learning_rate(step, config))
+        inputs = draw_inputs(run.data, config, step, run.to_device)
+        run.clock.mark("data")
+        rollout, metrics = grpo_step(
+            run.policy, run.reference, run.rewards, run.optimizer, inputs, config, run.clock
         )
-    evaluation = Evaluation(config, forward(judge.to(device), device, config), train, val, device)
-    return (
-        config,
-        device,
-        train,
-        evaluation,
-        generator,
-        reference,
-        judge,
-        state,
-        start,
-        Log(config, start),
-    )
-
-
-def train_loop(config, device, train, evaluation, generator, untouched, judge, state, start, log):
-    reference = make_reference(untouched, config.reference_mode, state and state.get("reference"))
-    generate, refer, before = (
-        forward(model.to(at), at, config)
-        for model, at in (
-            (generator, device),
-            (reference, torch.device(config.reference_device)),
-            (untouched, torch.device(config.reference_device)),
-        )
-    )
-    optimizer, scaler = (
-        make_optimizer(generator, config),
-        torch.amp.GradScaler(device.type, enabled=config.dtype == "float16"),
-    )
-    torch.manual_seed(
-        config.seed
-    )  # inputs and draws have seeds of their own; this is for whatever else may draw
-    if state:
-        restore_training(state, optimizer, scaler)
-    masking, inputs, clock, steps = (
-        parse_masking(config.masking),
-        config.batch_size * config.gradient_accumulation_steps,
-        Clock(device),
-        [],
-    )
-    log.say(
-        f"{config.max_iters - start} GRPO steps of {inputs} inputs x {config.group_size} completions on {device}"
-        f"{', compiled' if is_compiled(device, config) else ''}, kernel: {config.kernel}; then the table on {config.eval_inputs} held-out inputs"
-        + (
-            f": about {estimate_minutes(generator, judge, config, config.max_iters - start):.1f} minutes"
-            if device.type == "cpu"
-            else ""
-        )
-    )
-    log.say(evaluation.peek(generate, before, start))
-
-    with Signals() as signals:
-        for iteration in range(start, config.max_iters):
-            clock.start()
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(iteration, config)
-            tokens, mask = train.batch(
-                inputs,
-                config.block_size,
-                masking,
-                config.mask_ratio,
-                config.hidden_words,
-                (config.seed, iteration, 0),
-            )
-            uniforms = draw_uniforms(
-                inputs, config.group_size, config.block_size, (config.seed, iteration, 1)
-            )
-            tokens, mask, uniforms = (to_device(share(x), device) for x in (tokens, mask, uniforms))
-            clock.mark("data")
-            rollout, metrics = grpo_step(
-                generate,
-                refer,
-                evaluation.rewards,
-                optimizer,
-                tokens,
-                mask,
-                train.mask_id,
-                uniforms,
-                config,
-                clock,
-                scaler,
-                (config.seed, iteration),
-            )
-            steps.append((iteration, metrics))
-
-            done, stop = iteration + 1, signals.requested()
-            update_reference(
-                reference,
-                generator,
-                done,
-                config.reference_mode,
-                config.ema_alpha,
-                config.reference_update_freq,
-            )
-            log_now, save_now = (
-                done % interval == 0 or done == config.max_iters
-                for interval in (config.log_interval, config.save_interval)
-            )
-            if log_now or save_now or stop:
-                metrics = fetch(steps)
-            if log_now:
-                metrics["valid_words"] = word_figures(
-                    gather(tokens),
-                    gather(mask),
-                    gather(rollout.completions),
-                    train.vocabulary,
-                    evaluation.words,
-                )["valid_words"]
-                log.metrics(
-                    iteration,
-                    metrics | {"lr": learning_rate(iteration, config)} | clock.read(),
-                    rollout,
-                )
-            log.bar.update()
-            if save_now or stop:
-                save_training(
-                    config, generator, reference, optimizer, scaler, done, train.vocabulary
-                )
-            if stop:
-                raise Stopped(f"stopped by {stop.name} after step {iteration}", 128 + stop)
-            if done % config.eval_interval == 0 and done < config.max_iters:
-                log.say(evaluation.peek(generate, before, done))
-    log.say(evaluation.peek(generate, before, config.max_iters))
-    table = evaluation.finish(generate, before)
-    log.evaluation()
-    return table
+        update_reference(run.reference_model, run.generator, step + 1, config)
+        run.after(step, inputs, rollout, metrics)  # log, save, look, stop if asked to
+    return run.finish()  # the table: is it really better?
 
 
 def main(arguments):
@@ -219,11 +110,10 @@ def main(arguments):
         print(help_text())
         return
     with exit_on_mistake("train_grpo.py"):
-        run = setup(arguments)
-    log = run[-1]
-    with exit_when_stopped(run[0].out_dir), log:
-        table = train_loop(*run)
-    log.say(table)
+        run = Run(load_config(arguments))  # every mistake is found before the start
+    with exit_when_stopped(run.config.out_dir), run:
+        table = train(run)
+    run.log.say(table)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-# The default experiment: one parallel step learns to hide its seams. Whole words are hidden, where blanks clash worst: short ones, which a small model
-# can learn to agree on in minutes. `config/long_words.py` hides any.
+# The default experiment: one parallel step learns to hide its seams. Whole words are hidden, where
+# blanks clash worst: short ones, which a small model can learn to agree on in minutes. (These are
+# the program's defaults, too; what is worth turning stands here with its reason.)
+#     python train_grpo.py config/grpo_config.py
 
 out_dir = "out"
 masking = "short"
@@ -16,9 +18,7 @@ max_iters = 110
 learning_rate = 1e-3  # 100 times an LLM's: a million parameters, a fresh reward
 warmup_iters = 5
 kl_beta = 0.09  # the weight of the KL at kl_target
-kl_target = (
-    0.65  # nats a blank. Farther: more valid words, less entropy; nearer: the other way round
-)
+kl_target = 0.65  # nats a blank; farther: more valid words, less entropy; nearer: the other way
 credit = "run"  # a word need not answer for the others
 scale_rewards = "batch"  # where all fills are hopeless, their noise is not scaled up
 dtype = "auto"  # the judge in bfloat16 where the CPU multiplies it: half the time

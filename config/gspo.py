@@ -1,4 +1,5 @@
-# GSPO (2507.18071): one ratio for a whole completion, clipped far tighter since its logarithm is a mean; four updates per rollout.
+# GSPO (2507.18071): one ratio for a whole completion, clipped far tighter since its logarithm is a
+# mean; four updates per rollout.
 #     python train_grpo.py config/grpo_config.py config/gspo.py
 
 out_dir = "out-gspo"

@@ -1,4 +1,5 @@
-# The hard case: words of any length, and a generator that was trained four times as long, so that there is less for GRPO to add. Look at `exact` and `distinct`.
+# The hard case: words of any length, and a generator that was trained four times as long, so that
+# there is less for GRPO to add. Look at `exact` and `distinct`.
 #     python train_grpo.py config/grpo_config.py config/long_words.py
 
 out_dir = "out-long"

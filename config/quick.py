@@ -1,4 +1,5 @@
-# The whole path in under half a minute: every file that a run writes, every line that it prints. Too short to learn much.
+# The whole path in under half a minute: every file that a run writes, every line that it prints.
+# Too short to learn much.
 #     python train_grpo.py config/grpo_config.py config/quick.py
 
 out_dir = "out-quick"

@@ -1,4 +1,5 @@
-# RLOO (2402.14740): REINFORCE with the mean of the others as baseline. The unbiased policy gradient, as the theorem writes it.
+# RLOO (2402.14740): REINFORCE with the mean of the others as baseline. The unbiased policy
+# gradient, as the theorem writes it.
 #     python train_grpo.py config/grpo_config.py config/rloo.py
 
 out_dir = "out-rloo"
@@ -7,3 +8,4 @@ baseline = "leave_one_out"
 scale_rewards = "none"
 importance_sampling_level = "none"
 num_iterations = 1
+credit = "input"  # credit by run is a bias

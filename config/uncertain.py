@@ -1,4 +1,5 @@
-# "Beyond the 80/20 rule" (2506.01939): only the most uncertain fifth of the blanks learns from the reward.
+# "Beyond the 80/20 rule" (2506.01939): only the most uncertain fifth of the blanks learns from the
+# reward.
 #     python train_grpo.py config/grpo_config.py config/uncertain.py
 
 out_dir = "out-uncertain"

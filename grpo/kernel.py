@@ -27,7 +27,7 @@ import torch
 
 from grpo import sampling
 from grpo.plumbing.checkpoint import write
-from grpo.stats import stats_backward, stats_forward
+from grpo.stats import Stats, stats_backward, stats_forward
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 128  # to a block
@@ -285,14 +285,15 @@ def operator(operation, definition):
 
 
 def define_stats(*inputs):
-    logp, ref_logp, kl, entropy = stats_forward(*inputs)
-    norms = kl.new_zeros(*kl.shape, 5)  # (B,T,N) for the kernel's backward pass alone
-    return logp, ref_logp, kl, entropy, norms
+    found = stats_forward(*inputs)
+    norms = found.kl.new_zeros(*found.kl.shape, 5)  # (B,T,N) the kernel's backward pass has them
+    return *found, norms
 
 
 def define_stats_backward(*inputs):
-    *inputs, _, _, _, temperature = inputs
-    return [stats_backward(*inputs, temperature)]
+    *gradients_and_inputs, _, _, _, temperature = inputs
+    gradients = gradients_and_inputs[:3]
+    return [stats_backward(gradients, *gradients_and_inputs[3:], temperature)]
 
 
 library = torch.library.Library("grpo", "FRAGMENT")
@@ -337,4 +338,4 @@ def stats(logits, ref_logits, completions, kept, mask, temperature=1.0):
 
     On CUDA one pass over the logits, and one for their gradient.
     """
-    return FusedStats.apply(logits, ref_logits, completions, kept, mask, temperature)
+    return Stats(*FusedStats.apply(logits, ref_logits, completions, kept, mask, temperature))

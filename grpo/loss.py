@@ -1,155 +1,153 @@
-"""Advantages and log-probabilities -> the loss, in every published form. Plain tensors and numbers, differentiated by autograd.
+"""Advantages and log-probabilities -> the loss, in many published forms.
 
-Letters: B masked inputs, T characters, G group size. logp, old_logp, ref_logp are (B,G,T); kl, entropy and mask are (B,T);
-advantages are (B,G,1), or (B,G,T) where every blank is credited on its own.
+Letters: B masked inputs, T characters, G group size. With a latent of K values the B here are rows
+and the G are G/K: nothing else changes. logp, old_logp, ref_logp are (B,G,T); kl, entropy and mask
+are (B,T); advantages are (B,G,1), or (B,G,T) where every blank is credited on its own.
 
-    loss = Σ_{b,g,t} weight[b,t] · ( policy_loss[b,g,t] + kl_beta · KL[b,t] − entropy_coef · H[b,t] )
+    loss = Σ_{b,g,t} weight[b,t] · ( policy_loss[b,g,t] + β · KL[b,t] − entropy_coef · H[b,t] )
 
-The forms of `loss_type` differ in the weights alone, which count over the whole step: the losses of its micro-batches, on
-any number of processes, add up to the step's loss exactly.
+The forms of `loss_type` differ in the weights alone, which count over the whole update: the losses
+of its micro-batches, on any number of processes, add up to the update's loss exactly. What leads
+from log-probabilities to the loss is plain PyTorch, differentiated by autograd.
 """
 
+from typing import NamedTuple
+
 import torch
+
+from grpo.plumbing.distributed import gather, world
 
 STIFFNESS = 4  # of `kl_weight`
 
 
-def loss_weights(mask, loss_type, group_size, inputs, blanks, micro_batches):
-    """The weight of each blank: mask (B,T) of one micro-batch -> (B,T) float, 0 where there is no blank.
+class Totals(NamedTuple):
+    """What one update counts, over all its micro-batches and processes."""
 
-    `inputs`, `blanks`, `micro_batches` count over the whole step, all micro-batches and processes.
+    inputs: int
+    blanks: torch.Tensor  # scalar
+    micro_batches: int
+
+
+def count(mask, micro_batches):
+    """The totals of an update: mask (B,T) and number of micro-batches of this process's part."""
+    processes = world()[0]
+    blanks = gather(mask).sum().clamp(min=1)
+    return Totals(len(mask) * processes, blanks, micro_batches * processes)
+
+
+def loss_weights(mask, loss_type, group_size, totals):
+    """The weight of each blank: mask (B,T) of one micro-batch -> (B,T) float, 0 where no blank is.
+
     grpo      a mean over completions of the mean over their blanks (2402.03300, equation 3)
-    dapo      a mean over all blanks of the step (2503.14476, equation 8)
+    dapo      a mean over all blanks of the update (2503.14476, equation 8)
     bnpo      a mean over all blanks of the micro-batch, then over micro-batches (TRL's name)
     dr_grpo   a constant normaliser, the length of an input (2503.20783)
-    sum       a mean over completions of the sum over their blanks: the policy-gradient theorem as it is written
+    sum       a mean over completions of the sum over their blanks: the policy-gradient theorem
     """
     m = mask.float()
-    per_input = m.sum(dim=1, keepdim=True).clamp(min=1)  # (B,1)
-    return {
-        "grpo": lambda: m / per_input / (inputs * group_size),
-        "dapo": lambda: m / (blanks * group_size),
-        "bnpo": lambda: m / m.sum().clamp(min=1) / (micro_batches * group_size),
-        "dr_grpo": lambda: m / mask.shape[1] / (inputs * group_size),
-        "sum": lambda: m / (inputs * group_size),
-    }[loss_type]()
+    per_completion = m / (totals.inputs * group_size)
+    if loss_type == "grpo":
+        return per_completion / m.sum(dim=1, keepdim=True).clamp(min=1)
+    if loss_type == "dapo":
+        return m / (totals.blanks * group_size)
+    if loss_type == "bnpo":
+        return m / m.sum().clamp(min=1) / (totals.micro_batches * group_size)
+    if loss_type == "dr_grpo":
+        return per_completion / mask.shape[1]
+    assert loss_type == "sum"
+    return per_completion
 
 
 def log_ratio(logp, old_logp, mask, importance_sampling_level):
-    """log of π(y)/π_old(y): per blank (`token`), or its mean over a completion's blanks (`sequence`: GSPO, 2507.18071, equation 7)."""
+    """log of π(y)/π_old(y), per blank (`token`) or for a whole completion (`sequence`).
+
+    The latter is the mean over its blanks: GSPO's (2507.18071, equation 7).
+    """
     difference = logp - old_logp  # (B,G,T)
     if importance_sampling_level == "sequence":
-        return difference.sum(dim=-1, keepdim=True) / mask.sum(dim=-1)[:, None, None].clamp(
-            min=1
-        )  # (B,G,1)
+        blanks = mask.sum(dim=-1)[:, None, None].clamp(min=1)  # (B,1,1)
+        return difference.sum(dim=-1, keepdim=True) / blanks  # (B,G,1)
     return difference
 
 
 def most_uncertain(entropy, mask, top_entropy_quantile):
-    """The blanks with the highest entropy (2506.01939): entropy, mask (N,T) of the whole step -> (N,T) bool, that share of the blanks (ties are kept)."""
-    return mask & (
-        entropy
-        >= torch.nanquantile(entropy.float().where(mask, torch.nan), 1 - top_entropy_quantile)
-    )
+    """That share of the blanks, the ones of highest entropy, ties kept: (B,T) -> (B,T) bool.
+
+    "Beyond the 80/20 rule" (2506.01939).
+    """
+    if top_entropy_quantile == 1:
+        return mask
+    of_blanks = entropy.float().where(mask, torch.nan)  # (B,T)
+    return mask & (entropy >= torch.nanquantile(of_blanks, 1 - top_entropy_quantile))
 
 
-def policy_loss(
-    logp,
-    old_logp,
-    advantages,
-    mask,
-    importance_sampling_level="token",
-    clip_eps=0.2,
-    clip_eps_high=0.2,
-    clip_delta=0.0,
-):
+def policy_loss(logp, old_logp, advantages, mask, config):
     """-> the loss of each blank (B,G,T), and whether the clip stopped its gradient (B,G,T) bool.
 
-    −min(ρ·A, clip(ρ, 1 − clip_eps, 1 + clip_eps_high)·A), PPO's clip (1707.06347, equation 7) with DAPO's separate upper bound;
-    clip_delta > 0 bounds the first ρ too, min(ρ, clip_delta)·A, where A < 0 lets it grow without limit (2505.07291, two-sided clip);
-    with importance_sampling_level `none` there is neither ratio nor clip: −logp·A, REINFORCE.
+    −min(ρ·A, clip(ρ, 1 − clip_eps, 1 + clip_eps_high)·A), PPO's clip (1707.06347, equation 7) with
+    DAPO's separate upper bound. clip_delta > 0 bounds the first ρ too, min(ρ, clip_delta)·A, where
+    A < 0 lets it grow without limit (2505.07291, two-sided clip). importance_sampling_level `none`
+    has neither ratio nor clip: −logp·A, REINFORCE.
     """
-    if importance_sampling_level == "none":
+    if config.importance_sampling_level == "none":
         return -logp * advantages, torch.zeros_like(logp, dtype=torch.bool)
-    ratio = log_ratio(logp, old_logp, mask, importance_sampling_level).exp()  # (B,G,T) or (B,G,1)
-    clipped, bounded = (
-        ratio.clamp(1 - clip_eps, 1 + clip_eps_high),
-        ratio.clamp(max=clip_delta) if clip_delta else ratio,
-    )
-    stopped = (bounded * advantages > clipped * advantages) | (bounded < ratio)
-    return -torch.minimum(bounded * advantages, clipped * advantages).expand_as(
-        logp
-    ), stopped.expand_as(logp)
+    # In the first update after a rollout ρ is exactly 1, and its gradient is that of logp.
+    ratio = log_ratio(logp, old_logp, mask, config.importance_sampling_level).exp()  # (B,G,T|1)
+    clipped = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps_high)
+    bounded = ratio.clamp(max=config.clip_delta) if config.clip_delta else ratio
+    objective = torch.minimum(bounded * advantages, clipped * advantages)
+    stopped = (bounded < ratio) | (clipped * advantages < bounded * advantages)  # flat: no gradient
+    return -objective.expand_as(logp), stopped.expand_as(logp)
 
 
 def kl_estimate(logp, ref_logp, kl, kl_estimator):
-    """KL(π‖π_ref) of each blank: `exact` (B,1,T), or one sample's estimate of it (B,G,T) (Schulman, "Approximating KL divergence").
+    """KL(π‖π_ref) of each blank: `exact` (B,1,T), or one sample's estimate of it (B,G,T).
 
-    As a loss, on-policy: the expected gradient of k1 is 0, it restrains nothing; that of k2 is the gradient of KL(π‖π_ref), that of
-    k3 (the papers' choice) is the gradient of KL(π_ref‖π). The estimators see the kept set only, `exact` the whole vocabulary.
+    The estimators are Schulman's ("Approximating KL divergence"). As a loss, on-policy: the
+    expected gradient of k1 is 0, it restrains nothing; that of k2 is the gradient of KL(π‖π_ref);
+    that of k3 (the papers' choice) is the gradient of KL(π_ref‖π). They see the kept set only,
+    `exact` the whole vocabulary.
     """
+    if kl_estimator == "exact":
+        return kl[:, None]
     d = ref_logp - logp  # (B,G,T)
-    return {
-        "exact": lambda: kl[:, None],
-        "k1": lambda: -d,
-        "k2": lambda: d * d / 2,
-        "k3": lambda: d.exp() - 1 - d,
-    }[kl_estimator]()
+    if kl_estimator == "k1":
+        return -d
+    if kl_estimator == "k2":
+        return d * d / 2
+    assert kl_estimator == "k3"
+    return d.exp() - 1 - d
 
 
-def kl_weight(kl_beta, kl_target, kl):
-    """The weight of the KL, where it is to end near a target: kl_beta · (KL / kl_target)^STIFFNESS, of the step's mean KL per blank, in nats.
+def kl_weight(kl, mask, config):
+    """β, the weight of the KL: kl_beta, or with a kl_target kl_beta · (KL / kl_target)^STIFFNESS.
 
-    So how far a run goes depends less on kl_beta: tests/test_train.py compares it with a constant weight.
-    (1909.08593 steers the weight by feedback, over many steps; this acts at once, and has no state.)
+    kl, mask (B,T) of the whole step, as it was drawn: its mean KL per blank, in nats. So the KL of
+    a run ends near the target, and depends less on kl_beta. (1909.08593 steers the weight by
+    feedback, over many steps; this acts at once, and has no state.)
     """
-    return kl_beta * (kl / kl_target) ** STIFFNESS
+    if not config.kl_target:
+        return torch.tensor(config.kl_beta)
+    mean_kl = kl.sum() / mask.sum().clamp(min=1)
+    return config.kl_beta * (mean_kl / config.kl_target) ** STIFFNESS
 
 
-def grpo_loss(
-    logp,
-    old_logp,
-    ref_logp,
-    kl,
-    entropy,
-    advantages,
-    mask,
-    weights,
-    kl_beta=0.1,
-    kl_estimator="exact",
-    entropy_coef=0.0,
-    importance_sampling_level="token",
-    clip_eps=0.2,
-    clip_eps_high=0.2,
-    clip_delta=0.0,
-    learning=None,
-):
-    """The loss of one micro-batch, and its parts: a scalar, {name: scalar without gradient}. Both add up over micro-batches.
+def grpo_loss(now, batch, weights, beta, config):
+    """The loss of one micro-batch and its parts: a scalar, {name: scalar without gradient}.
 
-    `weights` (B,T) are those of `loss_weights`; `learning` (B,T) bool limits the policy gradient to some blanks, KL and entropy to none.
+    `now` holds the `Stats` of the policy; `batch` its `mask`, `old_logp`, `advantages` and
+    `learning` (B,T) bool, the blanks that carry policy gradient; `weights` (B,T) are those of
+    `loss_weights`. Losses and parts add up over micro-batches; `clipped` counts blanks.
     """
-    weights = weights[:, None]  # (B,1,T)
-    losses, stopped = policy_loss(
-        logp,
-        old_logp,
-        advantages,
-        mask,
-        importance_sampling_level,
-        clip_eps,
-        clip_eps_high,
-        clip_delta,
-    )  # (B,G,T)
-    G = logp.shape[1]
-    pg_loss = ((weights if learning is None else weights * learning[:, None]) * losses).sum()
-    kl_penalty = (
-        kl_beta * (weights * kl_estimate(logp, ref_logp, kl, kl_estimator).expand_as(logp)).sum()
-    )
-    loss = pg_loss + kl_penalty - entropy_coef * G * (weights[:, 0] * entropy).sum()
-    parts = {
-        "loss": loss,
-        "pg_loss": pg_loss,
-        "kl_penalty": kl_penalty,
-        "clip_ratio": (stopped & mask[:, None]).sum() / G,
-        "approx_kl": kl_estimate(old_logp, logp.detach(), None, "k3").sum() / G,
-    }  # the last two are per blank: divide by the step's blanks
+    losses, stopped = policy_loss(now.logp, batch.old_logp, batch.advantages, batch.mask, config)
+    kl = kl_estimate(now.logp, now.ref_logp, now.kl, config.kl_estimator)  # (B,G,T) or (B,1,T)
+    G = losses.shape[1]
+
+    pg_loss = ((weights * batch.learning)[:, None] * losses).sum()
+    kl_penalty = beta * (weights[:, None] * kl.expand_as(losses)).sum()
+    entropy = G * (weights * now.entropy).sum()
+    loss = pg_loss + kl_penalty - config.entropy_coef * entropy
+
+    clipped = (stopped & batch.mask[:, None]).sum()
+    parts = {"loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty, "clipped": clipped}
     return loss, {name: value.detach() for name, value in parts.items()}

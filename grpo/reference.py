@@ -1,9 +1,10 @@
-"""The reference that the KL holds the policy to: static, or following the policy at a distance (TR-DPO, 2404.09656, there for DPO).
+"""The reference that the KL holds the policy to: static, or following the policy at a distance.
 
     ema         after every step, reference = (1 − ema_alpha) · reference + ema_alpha · policy
     periodic    after every reference_update_freq steps, reference = policy
 
-A reference that follows lets the policy go further, one trust region after another, and holds it less.
+TR-DPO (2404.09656) has both, there for DPO. A reference that follows lets the policy go further,
+one trust region after another, and holds it less.
 """
 
 import copy
@@ -12,7 +13,8 @@ import torch
 
 
 def make_reference(untouched, mode, state=None):
-    """The model to update: `untouched` itself if nothing ever changes it, else a copy, with the weights that a checkpoint saved."""
+    """The model to update: `untouched` itself if nothing changes it, else a copy, with the weights
+    that a checkpoint saved."""
     if mode == "static":
         return untouched
     reference = copy.deepcopy(untouched)
@@ -22,11 +24,13 @@ def make_reference(untouched, mode, state=None):
 
 
 @torch.no_grad()
-def update_reference(reference, generator, done, mode, ema_alpha, reference_update_freq):
+def update_reference(reference, generator, done, config):
     """After `done` steps: move the reference's weights towards the policy's, wherever they live."""
-    alpha = {"static": 0.0, "ema": ema_alpha, "periodic": float(done % reference_update_freq == 0)}[
-        mode
-    ]
-    if alpha:
-        for r, p in zip(reference.parameters(), generator.parameters()):
-            r.lerp_(p.to(r.device), alpha)  # with alpha 1 exactly p
+    if config.reference_mode == "ema":
+        alpha = config.ema_alpha
+    elif config.reference_mode == "periodic" and done % config.reference_update_freq == 0:
+        alpha = 1.0
+    else:
+        return
+    for r, p in zip(reference.parameters(), generator.parameters()):
+        r.lerp_(p.to(r.device), alpha)  # with alpha 1 exactly p

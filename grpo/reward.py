@@ -1,115 +1,127 @@
-"""
-What a completion is worth: the frozen judge's view, valid words, your own function, or a weighted sum of them.
+"""What a completion is worth: a frozen judge's view, valid words, your own function, or a sum.
 
     --reward=judge                                                              the default
     --reward=judge:1.0,valid_words:0.5,my_rewards.py:no_double_space:0.1
+    --reward=judge:0.5,model/pretrained/judge_naive.pt:0.5                      two judges
 
 Letters: B masked inputs, T characters, G group size. A reward is a function
 
-    reward(completions, masked, mask, decode) -> (B,G)
+    reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) where it speaks of each character
 
-of completions (B,G,T), masked (B,T), mask (B,T) bool: True at the blanks; `decode` turns any (...,T) tokens into a flat list of strings.
+of completions (B,G,T), masked (B,T), mask (B,T) bool: True at the blanks; `decode` turns any
+(...,T) tokens into a flat list of strings. A judge is such a function too.
 """
 
 import importlib.util
 import math
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from grpo import words
+from grpo.plumbing.checkpoint import load_model
+from grpo.plumbing.setup import forward
+from grpo.plumbing.stop import RewardFailed
 
-ROWS = 32  # judged at once on a CPU: as fast as 64, with less to fill up; the activations of more leave its cache
+CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
+CUDA_ROWS = 8192  # bounds the memory of activations
 
 
 @torch.no_grad()
 def judge_scores(judge, completions):
-    """P(real) of every character: completions (B,G,T) -> (B,G,T) in [0,1]. `judge` maps (N,T) to logits (N,T).
+    """P(real) of every character: completions (B,G,T) -> (B,G,T) in [0,1]; judge: (N,T) -> (N,T).
 
-    On a CPU each of the D different completions is judged once, in batches of one shape. On CUDA, counting them would wait for the device.
+    On a CPU each of the D different completions is judged once, in batches of one shape. On CUDA,
+    counting them would wait for the device.
     """
     rows = completions.flatten(0, 1)  # (B·G,T)
     if rows.device.type != "cpu":
-        return judge(rows).float().sigmoid().view(completions.shape)
+        logits = torch.cat([judge(part) for part in rows.split(CUDA_ROWS)])  # (B·G,T)
+        return logits.float().sigmoid().view(completions.shape)
+
     different, which = rows.unique(dim=0, return_inverse=True)  # (D,T), (B·G,)
-    size = max(1, min(ROWS, len(rows)))
-    parts = F.pad(different, (0, 0, 0, -len(different) % size)).split(size)  # each (size,T)
-    return torch.cat([judge(part).float().sigmoid() for part in parts])[which].view(
-        completions.shape
-    )
+    size = min(CPU_ROWS, len(rows))
+    padded = F.pad(different, (0, 0, 0, -len(different) % size))  # (multiple of size,T)
+    logits = torch.cat([judge(part) for part in padded.split(size)])  # (multiple of size,T)
+    return logits.float().sigmoid()[which].view(completions.shape)
 
 
-def credit(scores, mask, by="input", real=1.0):
-    """What each blank is rewarded by: judge scores (B,G,T), mask (B,T) -> (B,G,1), or (B,G,T) where blanks are credited one by one.
-
-    input  the mean over the whole input, the reward of GRPO; `real` (B,1,T) leaves out what is no character but padding
-    run    the mean over the run of adjacent blanks that the blank stands in: with whole words hidden, its word. What happens to another
-           word is noise in its gradient. The price is a bias: what it does to the judge's view of the rest is not credited.
-    """
-    if by == "input":
-        real = real * torch.ones_like(scores[:, :1])  # (B,1,T)
-        return (scores * real).sum(dim=-1, keepdim=True) / real.sum(dim=-1, keepdim=True)
-    starts = mask & ~F.pad(mask, (1, 0))[:, :-1]  # (B,T)
-    run = (starts.cumsum(dim=1) * mask)[:, None].expand_as(
-        scores
-    )  # (B,G,T) number of the run, 0: no blank
-    total, count = (
-        torch.zeros_like(F.pad(scores, (0, 1))).scatter_add_(2, run, x)
-        for x in (scores, torch.ones_like(scores))
-    )
-    return total.gather(2, run) / count.gather(2, run)
+def mean_over_input(scores, masked):
+    """scores (B,G,T) -> (B,G): the mean over an input's characters; padding (-1) is none."""
+    real = (masked >= 0)[:, None].to(scores.dtype)  # (B,1,T)
+    return (scores * real).sum(dim=-1) / real.sum(dim=-1)
 
 
-class RewardFailed(ValueError):
-    """A reward function raised, or returned what is no reward."""
+def mean_over_run(scores, mask):
+    """scores (B,G,T) -> (B,G,T): at a blank, the mean over the run of blanks that it stands in."""
+    before = F.pad(mask, (1, 0))[:, :-1]  # (B,T) a blank just before?
+    run = (mask & ~before).cumsum(dim=1) * mask  # (B,T) the run's number, 0: no blank
+    same_run = (run[:, :, None] == run[:, None, :]).to(scores.dtype)  # (B,T,T)
+    return scores @ same_run / same_run.sum(dim=1)[:, None]
 
 
-def valid_words(lexicon):
-    """-> the reward "share of hidden words whose fill is a word of the lexicon" (`words.is_valid`)."""
+def judge_reward(judge, completions, masked, mask, decode):
+    """What `judge` thinks of each character."""
+    return judge_scores(judge, completions)
 
-    def reward(completions, masked, mask, decode):
-        B, G, _ = completions.shape
-        texts, flags, shares = decode(completions), mask.cpu().numpy(), torch.zeros(B, G)
-        for b, shown in enumerate(decode(masked)):
-            spans = words.hidden_words(
-                "".join("a" if blank else c for c, blank in zip(shown, flags[b])), flags[b]
-            )  # a blank is taken for a letter
-            for g in range(G):
-                shares[b, g] = sum(
-                    words.is_valid(texts[b * G + g], *span, lexicon) for span in spans
-                ) / max(len(spans), 1)
-        return shares
 
-    return reward
+def valid_words(lexicon, completions, masked, mask, decode):
+    """The share of an input's hidden words whose fill is a word of the lexicon: -> (B,G)."""
+    B, G, _ = completions.shape
+    texts = decode(completions)
+    flags = mask.cpu().numpy()
+    shares = torch.zeros(B, G)
+    for b in range(B):
+        for g in range(G):
+            text = texts[b * G + g]
+            spans = words.filled_words(text, flags[b])
+            valid = sum(words.is_valid(text, start, end, lexicon) for start, end in spans)
+            shares[b, g] = valid / max(len(spans), 1)
+    return shares
 
 
 def parse_reward(text):
-    """ "judge:1,my.py:f:0.5" -> {"judge": 1.0, "my.py:f": 0.5}, without the parts that weigh 0. ValueError if it is not of this form."""
+    """The setting -> its parts, "judge:1,my.py:f:0.5" -> {"judge": 1.0, "my.py:f": 0.5}.
+
+    Without the parts that weigh 0. ValueError if it is not of this form.
+    """
     weights = {}
     for part in map(str.strip, text.split(",")):
         name, _, last = part.rpartition(":")
         try:
             weight = float(last)
         except ValueError:
-            name, weight = part, 1.0
+            name = part
+            weight = 1.0
         file, _, function = name.rpartition(":")
-        if (
-            name in weights
-            or not (
-                name in ("judge", "valid_words") or file.endswith(".py") and function.isidentifier()
-            )
-            or not math.isfinite(weight)
-        ):
+        own = file.endswith(".py") and function.isidentifier()
+        known = name in ("judge", "valid_words") or name.endswith(".pt") or own
+        if name in weights or not known or not math.isfinite(weight):
             raise ValueError(
-                f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, with NAME judge, valid_words or FILE.py:FUNCTION, each once"
+                f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME once:"
+                " judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt"
             )
         weights[name] = weight
     weights = {name: weight for name, weight in weights.items() if weight}
-    if not weights or len({name.rpartition(":")[2] for name in weights}) < len(weights):
+    if not weights or len(set(map(short_name, weights))) < len(weights):
         raise ValueError(
-            f"reward={text!r} has no part of a weight other than 0, or two functions of one name; write for example reward=judge:1.0,valid_words:0.5"
+            f"reward={text!r} has no part of a weight other than 0, or two parts of one name;"
+            " write for example reward=judge:1.0,valid_words:0.5"
         )
     return weights
+
+
+def short_name(name):
+    """A part in metrics and errors: "my.py:f" -> "f", "model/judge_b.pt" -> "judge_b"."""
+    if name.endswith(".pt"):
+        return Path(name).stem
+    return name.rpartition(":")[2]
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def load_function(name):
@@ -119,16 +131,14 @@ def load_function(name):
         spec = importlib.util.spec_from_file_location("reward", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # whatever the user's code may raise is the user's mistake
+    except (Exception, SystemExit) as error:  # whatever the user's code may raise
         raise ValueError(
-            f"reward {name}: {path} does not run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; mend it"
+            f"reward {name}: {path} does not run: {first_line(error)}; mend it"
         ) from None
     if not callable(getattr(module, function, None)):
         raise ValueError(
-            f"reward {name}: {path} has no function {function!r}; write def {function}(completions, masked, mask, decode) there"
+            f"reward {name}: {path} has no function {function!r};"
+            f" write def {function}(completions, masked, mask, decode) there"
         )
     return getattr(module, function)
 
@@ -136,69 +146,66 @@ def load_function(name):
 class Rewards:
     """The setting `reward`, ready to score completions: `names` and `weights` of its R parts."""
 
-    def __init__(self, judge, text="judge", vocabulary="", lexicon=()):
-        parts = parse_reward(text)
-        self.judge, self.weights, self.names = (
-            judge,
-            list(parts.values()),
-            [name.rpartition(":")[2] for name in parts],
-        )
-        self.functions = [
-            None
-            if name == "judge"
-            else valid_words(lexicon)
-            if name == "valid_words"
-            else load_function(name)
-            for name in parts
-        ]
-        self.decode = lambda tokens: words.decode(tokens, vocabulary)
+    def __init__(self, judge, config, vocabulary, lexicon, device):
+        """`judge` maps tokens to logits; a second judge, named by its file, goes to `device`."""
+        parts = parse_reward(config.reward)
+        self.names = [short_name(name) for name in parts]
+        self.weights = list(parts.values())
+        self.functions = {}
+        for name in parts:
+            if name == "judge":
+                function = partial(judge_reward, judge)
+            elif name == "valid_words":
+                function = partial(valid_words, lexicon)
+            elif name.endswith(".pt"):
+                other = load_model(name, "judge", vocabulary).requires_grad_(False)
+                function = partial(judge_reward, forward(other, device, config))
+            else:
+                function = load_function(name)
+            self.functions[short_name(name)] = function
+        self.decode = partial(words.decode, vocabulary=vocabulary)
 
-    def ask(self, i, completions, masked, mask):
-        """What function i says (B,G), float32. RewardFailed, with its name, if it fails or returns what is not finite or of another shape."""
+    def score(self, name, completions, masked, mask):
+        """What one part says: (B,G) or (B,G,T), float32. RewardFailed if it fails."""
         try:
-            values = torch.as_tensor(
-                self.functions[i](completions, masked, mask, self.decode),
-                dtype=torch.float32,
-                device=completions.device,
-            )
+            values = self.functions[name](completions, masked, mask, self.decode)
+            values = torch.as_tensor(values, dtype=torch.float32, device=completions.device)
         except Exception as error:  # whatever the user's code may raise
+            raise RewardFailed(f"reward {name} failed: {first_line(error)}; mend it") from error
+        allowed = (completions.shape[:2], completions.shape)
+        if values.shape not in allowed:
             raise RewardFailed(
-                f"reward {self.names[i]} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; mend it"
-            ) from error
-        if values.shape != completions.shape[:2] or not values.isfinite().all():
-            raise RewardFailed(
-                f"reward {self.names[i]} returned the shape {tuple(values.shape)} with {int((~values.isfinite()).sum())} values that are not finite; "
-                f"it must return finite numbers of the shape (B, G) = {tuple(completions.shape[:2])}"
+                f"reward {name} returned the shape {tuple(values.shape)}; it must return"
+                f" (B, G) = {tuple(allowed[0])} or (B, G, T) = {tuple(allowed[1])}"
             )
+        if not values.isfinite().all():
+            infinite = int((~values.isfinite()).sum())
+            raise RewardFailed(f"reward {name} returned {infinite} values that are not finite")
         return values
 
-    def ask_all(self, completions, masked, mask):
-        """What every part but the judge says: {name: (B,G)}."""
-        return {
-            self.names[i]: self.ask(i, completions, masked, mask)
-            for i, function in enumerate(self.functions)
-            if function
-        }
+    def __call__(self, completions, masked, mask, credit):
+        """-> what each blank is credited with, and what each part says of whole completions.
 
-    def __call__(self, completions, masked, mask, by="input"):
-        """-> what each blank is credited with, the weighted sum, (B,G,1) or (B,G,T); and the parts, what each says of the whole completion, (B,G,R).
-
-        Only the judge's part can be credited per blank, where `by` is "run".
+        credits (B,G,1) with `credit=input`: the weighted sum of the parts. (B,G,T) with
+        `credit=run`: a part that speaks of each character is averaged over the blank's own run of
+        adjacent blanks: with whole words hidden, its word. What happens to another word is noise in
+        its gradient. The price is a bias: what it does to the view of the rest is not credited.
+        parts (B,G,R): the mean over the input of each part.
         """
-        real, parts, credits = (masked >= 0)[:, None], [], 0
-        for i, weight in enumerate(self.weights):
-            if self.functions[i] is None:
-                scores = judge_scores(self.judge, completions)  # (B,G,T)
-                part, own = (
-                    credit(scores, mask, real=real),
-                    credit(scores, mask, by, real),
-                )  # (B,G,1), (B,G,1) or (B,G,T)
-            else:
-                part = own = self.ask(i, completions, masked, mask)[..., None]  # (B,G,1)
-            parts.append(part)
+        credits = 0
+        parts = []
+        for name, weight in zip(self.names, self.weights):
+            values = self.score(name, completions, masked, mask)  # (B,G) or (B,G,T)
+            whole = mean_over_input(values, masked) if values.dim() == 3 else values  # (B,G)
+            own = whole[..., None]  # (B,G,1)
+            if credit == "run" and values.dim() == 3:
+                own = mean_over_run(values, mask)  # (B,G,T)
             credits = credits + weight * own
-        return credits, torch.cat(parts, dim=-1)
+            parts.append(whole)
+        if credit == "run":
+            credits = credits.expand(completions.shape)  # (B,G,T)
+        return credits, torch.stack(parts, dim=-1)
 
     def total(self, parts):
         """(B,G,R) -> the weighted sum (B,G)."""
-        return sum(weight * parts[..., i] for i, weight in enumerate(self.weights))
+        return parts @ parts.new_tensor(self.weights)

@@ -1,110 +1,147 @@
-"""
-Log-probability of each drawn character, exact KL and exact entropy of each blank, with their gradient written by hand.
+"""Log-probability of each draw, exact KL and entropy of each blank; the gradient written by hand.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
-The policy of a whole input is a product over its blanks, so nothing is estimated. For one blank with logits z, temperature τ
-and kept set S:
+The policy of a whole input is a product over its blanks, so nothing is estimated. For one blank
+with logits z, temperature τ and kept set S:
 
-    p = softmax(z / τ)               over the whole vocabulary            r = the same from the reference's logits
-    q = p restricted to S, renormalised                                   what the characters were drawn from
-    logp = log q(y)      KL = Σ_v p(v) (log p(v) − log r(v))      H = −Σ_v p(v) log p(v)                        in nats
+    p = softmax(z / τ)                     over the whole vocabulary
+    r                                      the same from the reference's logits
+    q = p restricted to S, renormalised    what the characters were drawn from
 
-KL(π‖π_ref) of GRPO (2402.03300, equation 3) is estimated there by one sample; here it is the sum itself.
+    logp = log q(y)      KL = Σ_v p(v) (log p(v) − log r(v))      H = −Σ_v p(v) log p(v)     in nats
+
+KL(π‖π_ref) of GRPO (2402.03300, equation 3) is estimated there by one sample; here it is the sum.
 """
+
+import math
+from typing import NamedTuple
 
 import torch
 
+IMPOSSIBLE = -1e30  # a finite log-probability of 0: differences and gradients of -inf are NaN
+
+
+class Stats(NamedTuple):
+    """In nats, zero wherever there is no blank."""
+
+    logp: torch.Tensor  # (B,G,T) log q(y)
+    ref_logp: torch.Tensor  # (B,G,T) log r(y), r renormalised on the same S
+    kl: torch.Tensor  # (B,T)
+    entropy: torch.Tensor  # (B,T)
+
 
 def log_softmax(logits, temperature):
-    """log p of each character, in float32 or better: (..., V) -> (..., V)."""
-    return torch.log_softmax(
-        logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, dim=-1
-    )
+    """log p of each character, in float32 or better: (...,V) -> (...,V)."""
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.log_softmax(precise / temperature, dim=-1)
 
 
 def restrict(log_probs, kept):
-    """log q: renormalise on the kept set, -inf outside: (..., V), (..., V) bool -> (..., V)."""
+    """log q: renormalise on the kept set, -inf outside: (...,V), (...,V) bool -> (...,V)."""
     return torch.log_softmax(log_probs.masked_fill(~kept, float("-inf")), dim=-1)
 
 
+def times(p, values):
+    """p(v) · values(v): (...,V), with 0 for a character of probability 0, whatever its value."""
+    return torch.where(p == 0, 0, p * values)
+
+
 def expectation(p, values):
-    """Σ_v p(v) values(v), where a character of probability 0 contributes 0 whatever its value: (..., V) -> (..., 1)."""
-    return torch.where(p == 0, 0, p * values).sum(dim=-1, keepdim=True)
+    """Σ_v p(v) values(v): (...,V) -> (...,1)."""
+    return times(p, values).sum(dim=-1, keepdim=True)
 
 
 def where_blank(x, mask):
-    """(B,G,T) or (B,T), 0 wherever there is no blank."""
-    return torch.where(mask[:, None] if x.dim() == 3 else mask, x, 0)
+    """x (B,T) or (B,G,T), 0 wherever there is no blank."""
+    if x.dim() == 3:
+        mask = mask[:, None]  # (B,1,T)
+    return torch.where(mask, x, 0)
 
 
 def stats_forward(logits, ref_logits, completions, kept, mask, temperature):
-    """-> logp (B,G,T), ref_logp (B,G,T), kl (B,T), entropy (B,T): zero wherever there is no blank."""
-    log_p, log_r = log_softmax(logits, temperature), log_softmax(ref_logits, temperature)  # (B,T,V)
-    p, drawn = log_p.exp(), where_blank(completions, mask).transpose(1, 2)  # (B,T,V), (B,T,G)
-    logp, ref_logp = (
-        restrict(x, kept).gather(-1, drawn).transpose(1, 2) for x in (log_p, log_r)
-    )  # (B,G,T)
-    kl, entropy = (
-        expectation(p, log_p - log_r).squeeze(-1),
-        -expectation(p, log_p).squeeze(-1),
-    )  # (B,T)
-    return tuple(where_blank(x, mask) for x in (logp, ref_logp, kl, entropy))
+    """The four quantities, without a gradient: see `stats`."""
+    log_p = log_softmax(logits, temperature)  # (B,T,V)
+    log_r = log_softmax(ref_logits, temperature)  # (B,T,V)
+    log_q = restrict(log_p, kept)  # (B,T,V) what was drawn from
+    log_q_ref = restrict(log_r, kept)  # (B,T,V)
+
+    y = where_blank(completions, mask)
+    y = y.transpose(1, 2)  # (B,T,G) the draws at each position
+    logp = log_q.gather(-1, y)  # (B,T,G)
+    logp = logp.transpose(1, 2)  # (B,G,T)
+    ref_logp = log_q_ref.gather(-1, y)  # (B,T,G)
+    ref_logp = ref_logp.transpose(1, 2)  # (B,G,T)
+
+    p = log_p.exp()  # (B,T,V)
+    kl = expectation(p, log_p - log_r).squeeze(-1)  # (B,T)  Σ p (log p − log r)
+    entropy = -expectation(p, log_p).squeeze(-1)  # (B,T)  −Σ p log p
+    return Stats(*(where_blank(x, mask) for x in (logp, ref_logp, kl, entropy)))
 
 
-def stats_backward(
-    g_logp, g_kl, g_entropy, logits, ref_logits, completions, kept, mask, temperature
-):
-    """Incoming gradients (B,G,T), (B,T), (B,T) -> gradient of the logits (B,T,V).
+def stats_backward(gradients, logits, ref_logits, completions, kept, mask, temperature):
+    """`gradients` of logp (B,G,T), kl (B,T) and entropy (B,T) -> gradient of the logits (B,T,V).
 
-    dz[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])  +  g_kl p[v] (log p[v] − log r[v] − KL)  −  g_entropy p[v] (log p[v] + H) )
+    dz[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])
+                    + g_kl p[v] (log p[v] − log r[v] − KL)
+                    − g_entropy p[v] (log p[v] + H) )
     """
-    log_p, log_r = log_softmax(logits, temperature), log_softmax(ref_logits, temperature)  # (B,T,V)
-    p, q, drawn = (
-        log_p.exp(),
-        restrict(log_p, kept).exp(),
-        where_blank(completions, mask).transpose(1, 2),
-    )  # (B,T,V), (B,T,V), (B,T,G)
+    g_logp, g_kl, g_entropy = gradients
     g_logp = g_logp.transpose(1, 2)  # (B,T,G)
-    d = torch.zeros_like(p).scatter_add(-1, drawn, g_logp) - g_logp.sum(dim=-1, keepdim=True) * q
-    log_ratio = log_p - log_r
-    d = d + g_kl[..., None] * torch.where(p == 0, 0, p * (log_ratio - expectation(p, log_ratio)))
-    d = d - g_entropy[..., None] * torch.where(
-        p == 0, 0, p * (log_p - expectation(p, log_p))
-    )  # H = −Σ p log p
+    log_p = log_softmax(logits, temperature)  # (B,T,V)
+    log_r = log_softmax(ref_logits, temperature)  # (B,T,V)
+    p = log_p.exp()  # (B,T,V)
+    q = restrict(log_p, kept).exp()  # (B,T,V)
+    y = where_blank(completions, mask).transpose(1, 2)  # (B,T,G)
+
+    drawn = torch.zeros_like(p).scatter_add(-1, y, g_logp)  # (B,T,V)  Σ_j g_logp[j] 1[v = y_j]
+    d_logp = drawn - g_logp.sum(dim=-1, keepdim=True) * q  # (B,T,V)
+    log_ratio = log_p - log_r  # (B,T,V)
+    d_kl = times(p, log_ratio - expectation(p, log_ratio))  # (B,T,V)
+    d_entropy = -times(p, log_p - expectation(p, log_p))  # (B,T,V), since H = −Σ p log p
+    d = d_logp + g_kl[..., None] * d_kl + g_entropy[..., None] * d_entropy  # (B,T,V)
     return torch.where(mask[..., None], d / temperature, 0).to(logits.dtype)
 
 
-class Stats(torch.autograd.Function):
+class StatsFunction(torch.autograd.Function):
     """`stats_forward`, differentiable in `logits` alone, by `stats_backward`."""
 
     @staticmethod
     def forward(ctx, logits, ref_logits, completions, kept, mask, temperature):
         ctx.save_for_backward(logits, ref_logits, completions, kept, mask)
         ctx.temperature = temperature
-        logp, ref_logp, kl, entropy = stats_forward(
-            logits, ref_logits, completions, kept, mask, temperature
-        )
-        ctx.mark_non_differentiable(ref_logp)
-        return logp, ref_logp, kl, entropy
+        result = stats_forward(logits, ref_logits, completions, kept, mask, temperature)
+        ctx.mark_non_differentiable(result.ref_logp)
+        return tuple(result)
 
     @staticmethod
     def backward(ctx, g_logp, _, g_kl, g_entropy):
-        return (
-            stats_backward(g_logp, g_kl, g_entropy, *ctx.saved_tensors, ctx.temperature),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        gradients = (g_logp, g_kl, g_entropy)
+        d = stats_backward(gradients, *ctx.saved_tensors, ctx.temperature)
+        return d, None, None, None, None, None
 
 
 def stats(logits, ref_logits, completions, kept, mask, temperature=1.0):
-    """The four quantities, differentiable in `logits`.
+    """Log-probabilities of the draws, exact KL and entropy, differentiable in `logits`.
 
-    logits, ref_logits (B,T,V) · completions (B,G,T) int64 · kept (B,T,V) bool, frozen at rollout · mask (B,T) bool
-    -> logp, ref_logp (B,G,T) · kl, entropy (B,T), in nats, zero wherever there is no blank
-    ref_logp is log r renormalised on the same S: the sampled estimators k1 to k3 need it.
+    logits, ref_logits (B,T,V), completions (B,G,T) int64, kept (B,T,V) bool, frozen at rollout,
+    mask (B,T) bool -> Stats. The sampled estimators k1 to k3 need ref_logp.
     """
-    return Stats.apply(logits, ref_logits, completions, kept, mask, temperature)
+    return Stats(*StatsFunction.apply(logits, ref_logits, completions, kept, mask, temperature))
+
+
+def marginal_kl(logits, ref_logits, mask, n_latent, temperature):
+    """KL of the mixture's marginals: logits (B·K,T,V), mask (B·K,T) -> (B·K,T), differentiable.
+
+    m(v) = 1/K Σ_z p_z(v) is what a blank shows when nobody looks at the latent z; the K rows of an
+    input all get Σ_v m(v) (log m(v) − log m_ref(v)). It lets each value of z commit, and holds only
+    what they are together. With K = 1 it is the KL of `stats`.
+    """
+
+    def log_marginal(x):
+        log_p = log_softmax(x, temperature).clamp(min=IMPOSSIBLE)  # (B·K,T,V)
+        return log_p.unflatten(0, (-1, n_latent)).logsumexp(dim=1) - math.log(n_latent)  # (B,T,V)
+
+    log_m = log_marginal(logits)
+    kl = (log_m.exp() * (log_m - log_marginal(ref_logits))).sum(dim=-1)  # (B,T)
+    return where_blank(kl.repeat_interleave(n_latent, dim=0), mask)

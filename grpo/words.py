@@ -1,12 +1,11 @@
-"""Words in a text of characters: which are hidden, and is what was filled in a word? For the rewards and for the evaluation."""
+"""Words in a text of characters: which are hidden, and is what was filled in a word?"""
 
 import re
 
 import numpy as np
 
-WORD = re.compile(
-    r"(?<![A-Za-z])(?<![A-Za-z]')[A-Za-z]+(?:'[A-Za-z]+)*"
-)  # don't is one word, with an alphabet that has the apostrophe
+# With an alphabet that has the apostrophe, don't is one word.
+WORD = re.compile(r"(?<![A-Za-z])(?<![A-Za-z]')[A-Za-z]+(?:'[A-Za-z]+)*")
 
 
 def lexicon(text):
@@ -16,25 +15,39 @@ def lexicon(text):
 
 def hidden_words(text, mask):
     """(start, end) of each word of `text` that holds a blank and that the window does not cut."""
-    return [
-        m.span()
-        for m in WORD.finditer(text)
-        if 0 < m.start() and m.end() < len(text) and mask[m.start() : m.end()].any()
-    ]
+    spans = []
+    for match in WORD.finditer(text):
+        start, end = match.span()
+        whole = 0 < start and end < len(text)
+        if whole and mask[start:end].any():
+            spans.append((start, end))
+    return spans
+
+
+def filled_words(fill, mask):
+    """(start, end) of each word in the hidden words' places, a blank taken for a letter.
+
+    A fill that puts spaces there makes several words of one; spaces alone make one that is none.
+    """
+    letters = "".join("a" if blank else c for c, blank in zip(fill, mask))
+    spans = []
+    for start, end in hidden_words(letters, mask):
+        pieces = [match.span() for match in re.finditer(r"\S+", fill[start:end])]
+        for first, last in pieces or [(0, end - start)]:
+            spans.append((start + first, start + last))
+    return spans
 
 
 def is_valid(fill, start, end, words):
     """Is the fill of the hidden word at start:end one word of the lexicon, of just this length?"""
-    word = (
-        WORD.match(fill, start) if fill[start:end].lower() in words else None
-    )  # the pattern looks at what stands before start, too
+    if fill[start:end].lower() not in words:
+        return False
+    word = WORD.match(fill, start)  # the pattern looks at what stands before start, too
     return word is not None and word.end() == end
 
 
 def decode(tokens, vocabulary):
-    """(..., T) tokens -> a flat list of strings."""
+    """(...,T) tokens -> a flat list of strings."""
     table = np.frombuffer(vocabulary.encode("ascii"), dtype=np.uint8)
-    return [
-        row.tobytes().decode("ascii")
-        for row in table[tokens.reshape(-1, tokens.shape[-1]).cpu().numpy()]
-    ]
+    rows = tokens.reshape(-1, tokens.shape[-1]).cpu().numpy()
+    return [row.tobytes().decode("ascii") for row in table[rows]]

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from data.masking import parse_masking, whole_words
-from grpo.plumbing.checkpoint import model_file, read, write
+from grpo.plumbing.checkpoint import load_model, model_file, read, write
 from grpo.plumbing.config import Config, Parser, exit_on_mistake
 from grpo.plumbing.setup import forward, load_data, pick_device
 from grpo.sampling import sample_completions
@@ -33,6 +33,7 @@ SAVE_INTERVAL = 500
 # Training showed the judge about as many real words as wrong ones. Of what a policy draws most is wrong: the prior odds of "real" are lowered by this
 # factor e^-DOUBT (Bayes' rule, in the logit). Else a common word in the wrong place scores most of what the right one does.
 DOUBT = 3.0
+TEMPERATURES = [0.1, 0.4, 0.7, 1.0, 1.25, 1.5]  # of the generator's fills for the judge
 
 
 def masked_batch(dataset, size, block_size, seed):
@@ -45,11 +46,30 @@ def masked_batch(dataset, size, block_size, seed):
     return tokens, mask & torch.from_numpy(rng.random(mask.shape) < hide[:, None])
 
 
+def run_log_likelihoods(logits, tokens, mask):
+    """log q_z(y) = Σ_{t in run} log q_z,t(y_t) of each run of adjacent blanks, in nats.
+
+    logits (B·K,T,V), tokens (B,T), mask (B,T) bool -> (R,K), the R runs of all inputs in order
+    """
+    B, T = mask.shape
+    logits = logits.unflatten(0, (B, -1)).transpose(1, 2)  # (B,T,K,V)
+    log_q = logits[mask].float().log_softmax(dim=-1)  # (N,K,V) of the N blanks
+    hidden = tokens[mask][:, None, None].expand(-1, log_q.shape[1], 1)  # (N,K,1)
+    log_q = log_q.gather(-1, hidden).squeeze(-1)  # (N,K)
+    before = F.pad(mask, (1, 0))[:, :-1]  # (B,T) is there a blank just before?
+    begins = (mask & ~before)[mask]  # (N,) does a run begin here?
+    run = begins.long().cumsum(dim=0) - 1  # (N,) the run's number
+    return log_q.new_zeros(begins.sum(), log_q.shape[1]).index_add(0, run, log_q)  # (R,K)
+
+
 def generator_loss(generator, dataset, size, block_size, seed):
-    """Mean cross-entropy of the hidden characters, in nats."""
-    tokens, mask = masked_batch(dataset, size, block_size, seed)
-    logits = generator(tokens.masked_fill(mask, dataset.mask_id))  # (B,T,V)
-    return F.cross_entropy(logits.float()[mask], tokens[mask])
+    """-Σ_runs log(1/K Σ_z Π_{t in run} q_z,t(y_t)) / number of blanks: the mixture's cross-entropy,
+    in nats per hidden character. With K = 1 a run is the product of its characters."""
+    tokens, mask = masked_batch(dataset, size, block_size, seed)  # (B,T), (B,T)
+    logits = generator(tokens.masked_fill(mask, dataset.mask_id))  # (B·K,T,V)
+    log_q = run_log_likelihoods(logits, tokens, mask)  # (R,K)
+    log_mixture = log_q.logsumexp(dim=1) - math.log(log_q.shape[1])  # (R,)
+    return -log_mixture.sum() / mask.sum()
 
 
 @torch.no_grad()
@@ -58,24 +78,26 @@ def wrong_fills(generator, dataset, tokens, mask, seed):
     argmax) to 1.5, 2 are drawn from the characters of the text, blind to everything, 1 is one repeated character, and 3 stay the original."""
     rng = np.random.default_rng(seed)
     B, T = tokens.shape
-    temperature = torch.from_numpy(
-        rng.choice(
-            [0.1, 0.4, 0.7, 1.0, 1.25, 1.5], size=(B, 1, 1), p=[0.15, 0.15, 0.15, 0.35, 0.1, 0.1]
-        ).astype(np.float32)
-    )
-    masked, uniforms = (
-        tokens.masked_fill(mask, dataset.mask_id),
-        torch.from_numpy(rng.random((B, 1, T), dtype=np.float32)),
-    )  # (B,T), (B,1,T)
-    drawn = sample_completions(generator(masked), masked, mask, uniforms, temperature)[0][
-        :, 0
-    ]  # (B,T)
-    unigram = torch.from_numpy(dataset.tokens[rng.integers(len(dataset.tokens), size=(B, T))])
-    repeated = torch.from_numpy(rng.integers(dataset.mask_id, size=(B, 1))).expand(B, T)
-    kind = torch.from_numpy(rng.choice(4, size=(1, B, 1), p=[0.7, 0.1, 0.05, 0.15])).expand(1, B, T)
-    return torch.where(
-        mask, torch.stack([drawn, unigram.long(), repeated, tokens]).gather(0, kind)[0], tokens
-    )
+    temperature = rng.choice(TEMPERATURES, size=(B, 1, 1), p=[0.15, 0.15, 0.15, 0.35, 0.1, 0.1])
+    temperature = torch.from_numpy(temperature.astype(np.float32))  # (B,1,1)
+    uniforms = torch.from_numpy(rng.random((B, 1, T), dtype=np.float32))  # (B,1,T)
+    position = rng.integers(len(dataset.tokens), size=(B, T))
+    unigram = torch.from_numpy(dataset.tokens[position]).long()  # (B,T)
+    repeated = torch.from_numpy(rng.integers(dataset.mask_id, size=(B, 1))).expand(B, T)  # (B,T)
+    kind = torch.from_numpy(rng.choice(4, p=[0.70, 0.10, 0.05, 0.15], size=B))  # (B,)
+
+    masked = tokens.masked_fill(mask, dataset.mask_id)  # (B,T)
+    logits = generator(masked).unflatten(0, (B, -1))  # (B,K,T,V)
+    z = torch.from_numpy(rng.integers(logits.shape[1], size=B))  # (B,) each input's latent
+    logits = logits[torch.arange(B), z]  # (B,T,V)
+    completions, _ = sample_completions(logits, masked, mask, uniforms, temperature)  # (B,1,T)
+    # fmt: off
+    fills = torch.stack([completions[:, 0],  # 70 %: the generator's own draws
+                         unigram,            # 10 %: characters of the text, blind to everything
+                         repeated,           #  5 %: one character, repeated
+                         tokens])            # 15 %: nothing wrong
+    # fmt: on
+    return torch.where(mask, fills[kind, torch.arange(B)], tokens)  # (B,T)
 
 
 def words_by_length(dataset):
@@ -251,14 +273,21 @@ def report(generator, judge, dataset, words, block_size, size=1024):
             size, block_size, parse_masking(masking), ratio, hidden, (7, i)
         )
         masked = tokens.masked_fill(mask, dataset.mask_id)
-        logits, uniforms = (
-            generator(masked),
-            torch.rand(size, 1, block_size, generator=torch.Generator().manual_seed(i)),
-        )  # (B,T,V), (B,1,T)
-        right, everywhere = (logits.argmax(-1) == tokens) | ~mask, torch.ones_like(mask)  # (B,T)
+        logits = generator(masked)  # (B·K,T,V)
+        log_q = run_log_likelihoods(logits, tokens, mask)  # (R,K)
+        log_mixture = log_q.logsumexp(dim=1) - math.log(log_q.shape[1])  # (R,)
+        shares = log_q.softmax(dim=1).mean(dim=0)  # (K,) how often z explains a run best
+        marginal = logits.unflatten(0, (size, -1)).softmax(dim=-1).mean(dim=1)  # (B,T,V)
+        z = torch.arange(size) % log_q.shape[1]  # (B,)
+        logits = logits.unflatten(0, (size, -1))[torch.arange(size), z]  # (B,T,V)
+        uniforms = torch.rand(size, 1, block_size, generator=torch.Generator().manual_seed(i))
+        right, everywhere = (marginal.argmax(-1) == tokens) | ~mask, torch.ones_like(mask)  # (B,T)
         fills = sample_completions(logits, masked, mask, uniforms)[0][:, 0]  # (B,T)
         show(
             name,
+            nats=-log_mixture.sum().item() / mask.sum().item(),
+            least_z=shares.min().item(),
+            largest_z=shares.max().item(),
             characters=1 - (~right).sum().item() / mask.sum().item(),
             whole_inputs=right.all(dim=1).float().mean().item(),
             judge_auc=auc(judge, tokens, fills, everywhere),
@@ -275,16 +304,41 @@ def report(generator, judge, dataset, words, block_size, size=1024):
     )
 
 
+def begin_from(path, generator, vocabulary):
+    """Take over the weights of a generator's file. Where `generator` has more values of the latent
+    than the file, its head becomes copies of the file's, and noise that makes them differ."""
+    saved = load_model(path, "generator", vocabulary)
+    have, want = saved.trunk.config, generator.trunk.config
+    copies = want.n_latent // have.n_latent
+    if replace(have, n_latent=copies * have.n_latent) != want:
+        raise ValueError(
+            f"--start={path} holds {have}, which cannot become {want}; repeat its flags"
+        )
+    generator.trunk.load_state_dict(saved.trunk.state_dict())
+    with torch.no_grad():
+        head = saved.head.weight.repeat(copies, 1)  # (K·(V-1),C)
+        noise = torch.randn_like(head) * head.std() * 0.1  # (K·(V-1),C)
+        generator.head.weight.copy_(head + noise if copies > 1 else head)
+
+
 def pretrain(args, device, train, val):
     """Both models, one after the other; each is written, in float16, as soon as it is done."""
     size, words = (args.batch_size, args.block_size), words_by_length(train)
     torch.manual_seed(args.seed)
     config = TransformerConfig(
-        len(train.vocabulary), args.block_size, args.n_layer, args.n_embd // 32, args.n_embd
+        vocab_size=len(train.vocabulary),
+        block_size=args.block_size,
+        n_layer=args.n_layer,
+        n_head=args.n_embd // 32,
+        n_embd=args.n_embd,
+        n_latent=args.n_latent,
     )
+    generator = Generator(config)
+    if args.start:
+        begin_from(args.start, generator, train.vocabulary)
     models = generator, judge = (
-        Generator(config).to(device),
-        Judge(replace(config, n_layer=args.judge_layers or args.n_layer)).to(device),
+        generator.to(device),
+        Judge(replace(config, n_layer=args.judge_layers or args.n_layer, n_latent=1)).to(device),
     )
     generate, score = (
         forward(model, device, Config(dtype=args.dtype, compile="false")) for model in models
@@ -294,7 +348,7 @@ def pretrain(args, device, train, val):
         generator,
         lambda step: generator_loss(generate, train, *size, (args.seed, 0, step)),
         args.generator_steps,
-        8e-3,
+        2e-3 if args.start else 8e-3,
         args,
     )
     write(
@@ -328,6 +382,7 @@ NUMBERS = {  # default, least value, about
     "n_layer": (6, 1, "layers of the generator"),
     "judge_layers": (0, 0, "layers of the judge, 0: as many, at most n_layer"),
     "n_embd": (128, 32, "width, a multiple of 32"),
+    "n_latent": (1, 1, "values of the latent that all blanks of a completion see"),
     "seed": (1, 0, "of weights, inputs and draws"),
 }
 
@@ -342,6 +397,9 @@ def main(argv=None):
     )
     parser.add_argument(
         "--out_dir", default="out-pretrain", help="generator.pt and judge.pt are written here"
+    )
+    parser.add_argument(
+        "--start", default="", help="a generator's file to begin from; none: random weights"
     )
     for name, (default, _, about) in NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=about)

@@ -24,6 +24,22 @@ TEXT = "\n\n".join(
 )
 
 
+# Where the tiny runs are not the default experiment: plain GRPO, an update a step.
+PLAIN = {
+    "hidden_words": 2,
+    "temperature": 0.8,
+    "top_p": 0.95,
+    "kl_beta": 0.1,
+    "kl_target": 0,
+    "scale_rewards": "group",
+    "credit": "input",
+    "num_iterations": 1,
+    "warmup_iters": 0,
+    "dtype": "float32",
+    "eval_interval": 50,
+}
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
     """A folder with a prepared text and two untrained models, and the settings that name them."""
@@ -45,7 +61,7 @@ def world(tmp_path_factory):
 @pytest.fixture
 def flags(world, tmp_path):
     """Command line of a run of seconds: {name: value}."""
-    return {
+    return PLAIN | {
         "dataset": str(world / "text"),
         "generator_checkpoint": str(world / "generator.pt"),
         "judge_checkpoint": str(world / "judge.pt"),

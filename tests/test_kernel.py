@@ -137,7 +137,7 @@ def compare(device, args, temperature, dtype=torch.float32):
     wide = logits.double(), ref_logits.double(), completions, kept, mask, temperature
     expected, expected_gradient = (
         stats.stats_forward(*wide),
-        stats.stats_backward(*(g.double() for g in gradients), *wide),
+        stats.stats_backward([g.double() for g in gradients], *wide),
     )
     logs = torch.stack([stats.log_softmax(x, temperature) for x in wide[:2]])  # (2,B,T,V)
     magnitude = 1 + logs.masked_fill(logs == -INF, 0).abs().amax(dim=(0, 3))  # (B,T)

@@ -16,7 +16,7 @@ from grpo import bench, compare, evaluate, fill
 from grpo.plumbing.checkpoint import model_file, read, write
 from model import pretrain
 from model.transformer import Generator, Judge, TransformerConfig
-from tests.conftest import command_line
+from tests.conftest import PLAIN, command_line
 
 PROGRAMS = {
     "train_grpo.py": train_grpo.main,
@@ -67,7 +67,7 @@ SETTINGS = {
     "--max_iters=0": "1 or more",
     "--learning_rate=-1": "0.0 or more",
     "--min_lr=1": "above learning_rate=0.01; lower min_lr",
-    "--warmup_iters=1000": "more than lr_decay_iters=4; lower warmup_iters",
+    "--warmup_iters=1000": "warmup_iters=1000 is more than max_iters=4; lower warmup_iters",
     "--beta1=1": "from 0.0 to",
     "--grad_clip=-1": "0.0 or more",
     "--clip_eps=2": "from 0.0 to 1.0",
@@ -79,6 +79,7 @@ SETTINGS = {
     "--wandb_log=maybe": "true or false",
     "--compile=maybe": "auto, true, false",
     "--dtype=float8": "float32, bfloat16",
+    "--dtype=float16": "auto, float32, bfloat16",
     "--init_from=scratch": "pretrained, resume",
     "--seed=-1": "from 0 to",
     "--seed=1e3": "whole number",
@@ -105,8 +106,9 @@ SETTINGS = {
     "--ema_alpha=0.5": "needs reference_mode=ema; set that, or leave",
     "--reference_update_freq=3": "needs reference_mode=periodic",
     "--xtc_threshold=0.2": "needs xtc_probability above 0",
-    "--reward=valid_words --credit=run": "needs the judge in reward",
-    "--importance_sampling_level=none --num_iterations=2": "needs the ratio",
+    "--importance_sampling_level=none --num_iterations=2": "leave num_iterations at 1",
+    "--kl_estimator=k3 --kl_of=marginal": "needs kl_estimator=exact",
+    "--kl_of=input": "row, marginal",
     "--importance_sampling_level=none --minibatch_size=2": "leave minibatch_size at 0",
     "--importance_sampling_level=none --clip_eps=0.1": "needs the ratio",
     "--importance_sampling_level=none --clip_eps_high=0.1": "needs the ratio",
@@ -576,8 +578,9 @@ def runs(x, r):
 def places(world, tmp_path_factory):
     """{x}, {w}, {r} of the table, and the flags of a training run."""
     x = tmp_path_factory.mktemp("mistakes")
-    base = {
+    base = PLAIN | {
         "dataset": world / "text",
+        "masking": "word",
         "generator_checkpoint": world / "generator.pt",
         "judge_checkpoint": world / "judge.pt",
         "out_dir": x / "out",

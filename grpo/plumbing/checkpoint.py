@@ -1,7 +1,8 @@
 """Files of weights: written atomically, read strictly.
 
-Every file is one dict. A model file has `kind`, `architecture`, `vocabulary`, `weights`; a training checkpoint is the
-generator's model file with `training` beside them, so wherever a generator may be named, a checkpoint may be named too.
+Every file is one dict. A model file has `kind`, `architecture`, `vocabulary`, `weights`; a training
+checkpoint is the generator's model file with `training` beside them, so wherever a generator may
+be named, a checkpoint may be named too.
 """
 
 import io
@@ -20,12 +21,16 @@ from data.dataset import is_vocabulary
 from grpo.plumbing.distributed import is_first
 from model.transformer import Generator, Judge, TransformerConfig
 
-LATEST, PREVIOUS = "checkpoint.pt", "checkpoint_prev.pt"
+LATEST = "checkpoint.pt"
+PREVIOUS = "checkpoint_prev.pt"
 KINDS = {"generator": Generator, "judge": Judge}
 
 
 def lock(folder):
-    """Keep other runs out of `folder` until the returned handle is closed, or this process ends, however it ends. ValueError if one is in there."""
+    """Keep other runs out of `folder` until the returned handle is closed, or this process ends.
+
+    Raises ValueError if one is in there.
+    """
     if not fcntl:
         return None
     handle = os.open(folder, os.O_RDONLY)
@@ -40,7 +45,10 @@ def lock(folder):
 
 
 def write(path, content):
-    """Replace `path` by `content` (bytes, or anything torch.save takes): a reader finds the old file or the new one, whole, also after a power cut."""
+    """Replace `path` by `content`: bytes, or anything that torch.save takes.
+
+    A reader finds the old file or the new one, whole, also after a power cut.
+    """
     if not is_first():  # of several processes one writes
         return
     path = Path(path)
@@ -65,25 +73,26 @@ def write(path, content):
 
 
 def read(path):
-    """The dict that `write` wrote, on the CPU. Only tensors and plain data are unpickled: a file cannot run code."""
+    """The dict that `write` wrote, on the CPU.
+
+    Only tensors and plain data are unpickled: a file cannot run code. Raises ValueError for what
+    is no such file, or damaged.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
-            if (
-                archive.testzip() is None
-            ):  # compares checksums: torch.load would not notice a flipped bit
-                return torch.load(path, map_location="cpu", weights_only=True)
+            damaged = archive.testzip()  # checksums: torch.load would not notice a flipped bit
+        if damaged is None:
+            return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(
             f"checkpoint {path} cannot be read: {error.strerror}; name a file that exists"
         ) from None
     except Exception:  # whatever a foreign file makes of torch.load
         pass
+    mend = "make it again or name another"
     previous = Path(path).with_name(PREVIOUS)
-    mend = (
-        f"{previous} is the one saved before it: rename it to {LATEST}"
-        if Path(path).name == LATEST and previous.exists()
-        else "make it again or name another"
-    )
+    if Path(path).name == LATEST and previous.exists():
+        mend = f"{previous} is the one saved before it: rename it to {LATEST}"
     raise ValueError(f"checkpoint {path} is damaged or no checkpoint; {mend}")
 
 
@@ -100,68 +109,81 @@ def model_file(model, vocabulary, dtype=torch.float32):
 
 def build(content, kind, vocabulary, path):
     """The model in `content`, in float32 and evaluation mode.
-    Raises ValueError, with both values, where kind, vocabulary, shape or names of the weights are not the expected ones, before memory is taken for them."""
-    if (
-        not isinstance(content, dict)
-        or not {"kind", "architecture", "vocabulary", "weights"} <= content.keys()
-    ):
+
+    Raises ValueError, with both values, where kind, vocabulary, shape or names of the weights are
+    not the expected ones, before memory is taken for them.
+    """
+    parts = {"kind", "architecture", "vocabulary", "weights"}
+    if not isinstance(content, dict) or not parts <= content.keys():
         raise ValueError(f"checkpoint {path} is no model file; python -m model.pretrain writes one")
     if content["kind"] != kind:
         raise ValueError(
-            f"checkpoint {path} holds a {content['kind']!r:.60}, a {kind} is needed; are the two files swapped?"
+            f"checkpoint {path} holds a {content['kind']!r:.60}, a {kind} is needed; "
+            "are the two files swapped?"
         )
     if content["vocabulary"] != vocabulary:
         raise ValueError(
-            f"checkpoint {path} has the vocabulary {content['vocabulary']!r:.200}, {vocabulary!r} is needed; use a dataset and models made together"
+            f"checkpoint {path} has the vocabulary {content['vocabulary']!r:.200}, "
+            f"{vocabulary!r} is needed; use a dataset and models made together"
         )
     try:
-        weights, shape = dict(content["weights"]), TransformerConfig(**content["architecture"])
-        known = (
-            all(type(n) is int and 0 < n <= 1 << 16 for n in asdict(shape).values())
-            and shape.n_embd % (2 * shape.n_head) == 0
-        )
-        if not (
-            known
-            and is_vocabulary(vocabulary)
-            and shape.vocab_size == len(vocabulary)
-            and shape.n_layer <= len(weights)
-        ):
-            raise ValueError
+        weights = dict(content["weights"])
+        shape = TransformerConfig(**content["architecture"])
+        check_architecture(shape, vocabulary, weights)
     except (TypeError, ValueError):
         raise ValueError(
-            f"checkpoint {path} has the architecture {content['architecture']!r:.200}, which this code does not know; make the file again"
-        )
+            f"checkpoint {path} has the architecture {content['architecture']!r:.200}, "
+            "which this code does not know; make the file again"
+        ) from None
     with torch.device("meta"):  # shapes without numbers
-        want = {name: tuple(w.shape) for name, w in KINDS[kind](shape).state_dict().items()}
-    have = {
-        name: tuple(w.shape)
-        if isinstance(w, torch.Tensor)
+        wanted = KINDS[kind](shape).state_dict()
+    check_weights(weights, wanted, path)
+    model = KINDS[kind](shape)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def check_architecture(shape, vocabulary, weights):
+    """Raises ValueError for numbers that no model of this code has, or not with these weights."""
+    counts = asdict(shape).values()
+    known = all(type(n) is int and 0 < n <= 1 << 16 for n in counts)
+    if not known or shape.n_embd % (2 * shape.n_head) or shape.n_layer > len(weights):
+        raise ValueError
+    if not is_vocabulary(vocabulary) or shape.vocab_size != len(vocabulary):
+        raise ValueError
+
+
+def is_plain(w):
+    """Is it a dense tensor of floating numbers on the CPU?"""
+    return (
+        isinstance(w, torch.Tensor)
         and w.is_floating_point()
         and w.device.type == "cpu"
         and w.layout is torch.strided
         and not w.is_nested
-        else type(w).__name__
-        for name, w in weights.items()
-    }  # what is no tensor of numbers has no shape
+    )
+
+
+def check_weights(weights, wanted, path):
+    """Raises ValueError where `weights` are not, in name, shape and memory, the `wanted` ones."""
+    want = {name: tuple(w.shape) for name, w in wanted.items()}
+    have = {
+        name: tuple(w.shape) if is_plain(w) else type(w).__name__ for name, w in weights.items()
+    }
     for name in sorted(want.keys() | have.keys(), key=str):
         if want.get(name) != have.get(name):
             raise ValueError(
-                f"checkpoint {path}: weight {name!r:.60} has shape {have.get(name, 'missing')}, its architecture needs {want.get(name, 'none')}; make the file again"
+                f"checkpoint {path}: weight {name!r:.60} has shape {have.get(name, 'missing')}, "
+                f"its architecture needs {want.get(name, 'none')}; make the file again"
             )
-    held = sum(
-        {
-            w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in weights.values()
-        }.values()
-    )
-    if held < (
-        needed := sum(w.nbytes for w in weights.values())
-    ):  # a few numbers can be made to look like many
+    storages = [w.untyped_storage() for w in weights.values()]
+    held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    needed = sum(w.nbytes for w in weights.values())
+    if held < needed:  # a few numbers can be made to look like many
         raise ValueError(
-            f"checkpoint {path} holds {held} bytes of weights, its architecture needs {needed}; make the file again"
+            f"checkpoint {path} holds {held} bytes of weights, its architecture needs {needed}; "
+            "make the file again"
         )
-    model = KINDS[kind](shape)
-    model.load_state_dict(weights)
-    return model.eval()
 
 
 def load_model(path, kind, vocabulary):
@@ -169,20 +191,21 @@ def load_model(path, kind, vocabulary):
     return build(read(path), kind, vocabulary, path)
 
 
-def save_training(config, generator, reference, optimizer, scaler, iteration, vocabulary):
-    """Replace out_dir/checkpoint.pt, keep the one before it as checkpoint_prev.pt. Inputs and draws are functions of (seed, iteration): the data position is `iteration`."""
+def save_training(config, generator, reference, optimizer, iteration, vocabulary):
+    """Replace out_dir/checkpoint.pt, keep the one before it as checkpoint_prev.pt.
+
+    Inputs and draws are functions of (seed, iteration): the data position is `iteration`.
+    """
     if not is_first():
         return
-    rng = {
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all(),
-    }  # nothing here draws from these; a reward may
     training = {
         "optimizer": optimizer.state_dict(),
         "iteration": iteration,
         "config": asdict(config),
-        "rng": rng,
-        "scaler": scaler.state_dict(),
+        "rng": {  # nothing here draws from these; a reward may
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all(),
+        },
     }
     if config.reference_mode != "static":
         training["reference"] = reference.state_dict()
@@ -192,25 +215,23 @@ def save_training(config, generator, reference, optimizer, scaler, iteration, vo
     write(latest, model_file(generator, vocabulary) | {"training": training})
 
 
-def restore_training(state, optimizer, scaler):
+def restore_training(state, optimizer):
     """Put `read_training`'s state back."""
     optimizer.load_state_dict(state["optimizer"])
-    scaler.load_state_dict(state.get("scaler", {}))
     torch.set_rng_state(state["rng"]["cpu"])
     torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
 
 
 def read_training(path):
-    """What `save_training` saved beside the generator's weights."""
-    match read(path):
-        case {
-            "training": {
-                "optimizer": dict(),
-                "iteration": int(),
-                "config": dict(),
-                "rng": dict(),
-            } as training
-        }:
+    """What `save_training` saved beside the generator's weights.
+
+    Raises ValueError for a file that it did not write.
+    """
+    content = read(path)
+    training = content.get("training") if isinstance(content, dict) else None
+    kinds = {"optimizer": dict, "iteration": int, "config": dict, "rng": dict}
+    if isinstance(training, dict):
+        if all(isinstance(training.get(name), kind) for name, kind in kinds.items()):
             return training
     raise ValueError(
         f"checkpoint {path} was not written by train_grpo.py; name the out_dir of a run"

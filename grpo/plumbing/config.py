@@ -1,8 +1,9 @@
-"""The settings of a run: one flat dataclass, filled from Python files of plain assignments and from `--key=value`.
+"""The settings of a run: one flat dataclass, whose defaults are the default experiment.
 
-    python train_grpo.py config/grpo_config.py --group_size=16      # left to right, the last one wins
+    python train_grpo.py config/long_words.py --group_size=8      # left to right, the last one wins
 
-A config file is Python and is executed. Every mistake is a ValueError of one line: what, which values are allowed, how to mend it.
+A config file is Python and is executed. Every mistake is a ValueError of one line: what, which
+values are allowed, how to mend it.
 """
 
 import argparse
@@ -17,18 +18,18 @@ from pathlib import Path
 
 from data.masking import parse_masking
 from grpo.plumbing.distributed import is_first, world
-from grpo.reward import parse_reward
 
 
-def setting(default, about, low=None, high=None, choices=None):
-    """A field with its help text and its allowed values: a closed range, or a list."""
-    return field(
-        default=default, metadata={"about": about, "low": low, "high": high, "choices": choices}
-    )
+def setting(default, about, low=None, high=math.inf, choices=None):
+    """A field with its help text and its allowed values: a list, or, of numbers, a closed range."""
+    rule = {"about": about, "low": low, "high": high, "choices": choices}
+    return field(default=default, metadata=rule)
 
 
 @dataclass
 class Config:
+    given = frozenset()  # names of the settings that somebody set to a value of his own
+
     # what is read and written
     out_dir: str = setting(
         "out", "folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json"
@@ -40,14 +41,16 @@ class Config:
     judge_checkpoint: str = setting("model/pretrained/judge.pt", "the reward model")
     reward: str = setting(
         "judge",
-        "judge, valid_words, FILE.py:FUNCTION, or a weighted sum: judge:1.0,valid_words:0.5,my.py:f:0.1",
+        "judge, valid_words, FILE.py:FUNCTION, or a weighted sum: "
+        "judge:1.0,valid_words:0.5,my.py:f:0.1",
     )
     reference_checkpoint: str = setting(
         "", "the policy to stay close to; empty: the generator as it starts"
     )
     reference_mode: str = setting(
         "static",
-        "does the reference follow the policy? ema: every step a little; periodic: now and then all the way",
+        "does the reference follow the policy? ema: every step a little; "
+        "periodic: now and then all the way",
         choices=("static", "ema", "periodic"),
     )
     ema_alpha: float = setting(
@@ -69,32 +72,35 @@ class Config:
     )
     save_interval: int = setting(50, "steps between checkpoints; one is also written at the end", 1)
     log_interval: int = setting(1, "steps between lines of metrics.jsonl", 1)
-    eval_interval: int = setting(50, "steps between looks at a few held-out inputs", 1)
+    eval_interval: int = setting(25, "steps between looks at a few held-out inputs", 1)
     eval_inputs: int = setting(512, "held-out inputs of the final table", 1)
     wandb_log: bool = setting(False, "log to Weights & Biases too")
     wandb_project: str = setting("fill-in-grpo", "its project")
     wandb_run_name: str = setting("", "its run name; empty: wandb invents one")
+
     # the inputs
-    batch_size: int = setting(32, "masked inputs per micro-batch, B", 1)
+    batch_size: int = setting(64, "masked inputs per micro-batch, B", 1)
     gradient_accumulation_steps: int = setting(1, "micro-batches per step", 1)
     block_size: int = setting(64, "characters per input, T; the 5-gram referee needs 5", 5)
     prompts_file: str = setting(
         "",
-        'train on your own inputs: JSON {"prompts": ["th_ c_t", ...]}, _ for a blank, any lengths up to block_size',
+        'train on your own inputs: JSON {"prompts": ["th_ c_t", ...]}, _ for a blank, '
+        "any lengths up to block_size",
     )
     masking: str = setting(
-        "word", "random, span, word, short, sticky, or a weighted mix: random:0.5,word:0.5"
+        "short", "random, span, word, short, sticky, or a weighted mix: random:0.5,word:0.5"
     )
     mask_ratio: float = setting(0.15, "share of hidden characters (random, span, sticky)", 0.0, 1.0)
-    hidden_words: int = setting(2, "hidden words per input (word, short)", 1)
+    hidden_words: int = setting(3, "hidden words per input (word, short)", 1)
+
     # the draws
     group_size: int = setting(
-        8, "completions per input, G: each is compared with the others", 2, 1024
+        16, "completions per input, G: each is compared with the others", 2, 1024
     )
-    temperature: float = setting(0.8, "softmax temperature of the policy", 1e-3, 100.0)
+    temperature: float = setting(1.0, "softmax temperature of the policy", 1e-3, 100.0)
     top_k: int = setting(0, "draw from the k likeliest characters; 0: from all", 0)
     top_p: float = setting(
-        0.95, "draw from the likeliest characters that hold this share; 1: from all", 1e-6, 1.0
+        1.0, "draw from the likeliest characters that hold this share; 1: from all", 1e-6, 1.0
     )
     min_p: float = setting(
         0.0,
@@ -108,21 +114,31 @@ class Config:
     xtc_probability: float = setting(0.0, "with this probability per blank; 0: off", 0.0, 1.0)
     repetition_penalty: float = setting(
         1.0,
-        "visible characters are made less likely: positive logits divided by it, negative multiplied; 1: off",
+        "visible characters are made less likely: positive logits divided by it, "
+        "negative multiplied; 1: off",
         0.01,
         100.0,
     )
+
     # GRPO
     kl_beta: float = setting(
-        0.1, "weight of KL(policy || reference); with kl_target, its weight there", 0.0
+        0.09,
+        "weight of KL(policy || reference); with kl_target, its weight there; 0: no KL",
+        0.0,
     )
     kl_target: float = setting(
-        0.0,
-        "KL per blank, in nats, at which the weight is kl_beta: far less below, far more above, so that the KL ends near it; 0: kl_beta at any",
+        0.65,
+        "KL per blank, in nats, at which the weight is kl_beta: far less below, far more above, "
+        "so that the KL ends near it; 0: kl_beta at any",
         0.0,
     )
     kl_estimator: str = setting(
         "exact", "how the KL is computed", choices=("exact", "k1", "k2", "k3")
+    )
+    kl_of: str = setting(
+        "row",
+        "KL of each value of the latent, or of their mixture, per blank",
+        choices=("row", "marginal"),
     )
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", 0.0)
     top_entropy_quantile: float = setting(
@@ -135,11 +151,11 @@ class Config:
         "mean", "what a reward is compared with", choices=("mean", "leave_one_out")
     )
     scale_rewards: str = setting(
-        "group", "what advantages are divided by", choices=("group", "batch", "none")
+        "batch", "what advantages are divided by", choices=("group", "batch", "none")
     )
     credit: str = setting(
-        "input",
-        "credit a blank by the judge's view of the whole input, or of its run of adjacent blanks",
+        "run",
+        "credit a blank by the view of the whole input, or of its run of adjacent blanks",
         choices=("input", "run"),
     )
     importance_sampling_level: str = setting(
@@ -149,35 +165,39 @@ class Config:
     clip_eps_high: float = setting(0.2, "and above at 1 + clip_eps_high", 0.0)
     clip_delta: float = setting(
         0.0,
-        "two-sided clip: where the advantage is negative, the ratio is bounded by this too; 0: by nothing",
+        "two-sided clip: where the advantage is negative, the ratio is bounded by this too; "
+        "0: by nothing",
         0.0,
     )
-    num_iterations: int = setting(1, "times that a rollout is used", 1)
+    num_iterations: int = setting(2, "times that a rollout is used; without a ratio 1", 1)
     minibatch_size: int = setting(
         0,
-        "inputs per update: the step's inputs are shuffled and split, an update each; 0: all in one",
+        "inputs per update: the step's inputs are shuffled and split, an update each; 0: no split",
         0,
     )
+
     # the optimizer
-    max_iters: int = setting(100, "steps", 1)
-    learning_rate: float = setting(1e-5, "peak learning rate of AdamW", 0.0)
+    max_iters: int = setting(110, "steps", 1)
+    learning_rate: float = setting(1e-3, "peak learning rate of AdamW", 0.0)
     min_lr: float = setting(0.0, "learning rate at the end of the cosine", 0.0)
-    warmup_iters: int = setting(0, "steps of linear warm-up", 0)
+    warmup_iters: int = setting(5, "steps of linear warm-up, in a shorter run all", 0)
     lr_decay_iters: int = setting(0, "steps until min_lr; 0: max_iters", 0)
     weight_decay: float = setting(0.0, "AdamW's, on matrices", 0.0)
     beta1: float = setting(0.9, "AdamW's", 0.0, 0.999999)
     beta2: float = setting(0.99, "AdamW's", 0.0, 0.999999)
     grad_clip: float = setting(1.0, "largest norm of the gradient; 0: any", 0.0)
+
     # the machine
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one")
     dtype: str = setting(
-        "float32",
+        "auto",
         "of the forward passes; auto: bfloat16 where the machine multiplies it",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=("auto", "float32", "bfloat16"),
     )
     gradient_checkpointing: bool = setting(
         False,
-        "forget each block's activations and compute them again in the backward pass: less memory, one more forward pass",
+        "forget each block's activations and compute them again in the backward pass: "
+        "less memory, one more forward pass",
     )
     compile: str = setting(
         "auto",
@@ -186,33 +206,43 @@ class Config:
     )
     kernel: str = setting(
         "auto",
-        "sampling and stats: fused for CUDA, or their PyTorch definitions; auto: fused where it can run",
+        "sampling and stats: fused for CUDA, or their PyTorch definitions; "
+        "auto: fused where it can run",
         choices=("auto", "cuda", "torch"),
     )
     seed: int = setting(1, "of inputs and draws", 0, 2**31 - 1)
 
 
 FIELDS = {f.name: f for f in fields(Config)}
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+PATHS = ("generator_checkpoint", "judge_checkpoint", "reference_checkpoint", "prompts_file")
+NEUTRAL = {"num_iterations": 1}  # what asks for nothing, where it is not the default
+WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @contextlib.contextmanager
 def exit_on_mistake(program):
-    """A user's mistake (ValueError, or a file that cannot be read or written) becomes one line on stderr and exit code 2."""
+    """A user's mistake becomes one line on stderr and exit code 2.
+
+    That is a ValueError, a file that cannot be read or written, or more memory than there is.
+    """
+    mend = ""
     try:
         yield
-    except (ValueError, OSError, MemoryError) as error:
-        mend = (
-            "; name another file or folder"
-            if isinstance(error, OSError)
-            else "; ask for less at once"
-            if isinstance(error, MemoryError)
-            else ""
-        )
-        if is_first():
-            print(f"{program}: {error}{mend}".replace("\n", "\\n"), file=sys.stderr)
-        sys.exit(2)
+        return
     except KeyboardInterrupt:
         sys.exit(130)
+    except ValueError as error:
+        mistake = error
+    except OSError as error:
+        mistake = error
+        mend = "; name another file or folder"
+    except MemoryError as error:
+        mistake = error
+        mend = "; ask for less at once"
+    if is_first():
+        print(f"{program}: {mistake}{mend}".replace("\n", "\\n"), file=sys.stderr)
+    sys.exit(2)
 
 
 class Parser(argparse.ArgumentParser):
@@ -223,170 +253,212 @@ class Parser(argparse.ArgumentParser):
 
 
 def check_name(name, source):
-    if name not in FIELDS:
-        near = difflib.get_close_matches(name, FIELDS, n=1)
-        raise ValueError(
-            f"{source}: there is no setting {name!r}; "
-            + (
-                f"did you mean {near[0]!r}?"
-                if near
-                else "python train_grpo.py --help lists them all"
-            )
-        )
+    if name in FIELDS:
+        return
+    mend = "python train_grpo.py --help lists them all"
+    for near in difflib.get_close_matches(name, FIELDS, n=1):
+        mend = f"did you mean {near!r}?"
+    raise ValueError(f"{source}: there is no setting {name!r}; {mend}")
+
+
+def allowed(name):
+    """What a setting takes, in words."""
+    rule = FIELDS[name].metadata
+    if rule["choices"]:
+        return f"one of {', '.join(rule['choices'])}"
+    kind = KINDS[FIELDS[name].type]
+    if rule["low"] is None:
+        return kind
+    if rule["high"] == math.inf:
+        return f"{kind} of {rule['low']} or more"
+    return f"{kind} from {rule['low']} to {rule['high']}"
+
+
+def is_allowed(value, rule):
+    """Is a value of the field's own type among those that its `setting` names?"""
+    if rule["choices"]:
+        return value in rule["choices"]
+    if rule["low"] is None:
+        return True
+    return rule["low"] <= value <= rule["high"] and value != math.inf  # False for NaN
+
+
+def as_kind(kind, value):
+    """Text from a flag, or a value from a file, as the field's type, or as it is: then it is none.
+
+    Raises ValueError, KeyError or OverflowError for text that is no number and no truth value.
+    """
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is str and isinstance(value, bool):  # compile = True in a file
+        return str(value).lower()
+    if kind is str or not isinstance(value, str):
+        return value
+    if kind is bool:
+        return WORDS[value.lower()]
+    return kind(value)
 
 
 def convert(name, value, source):
-    """A value as the field's own type: `value` is text from a flag, or a Python value from a file."""
+    """A value as the field's own type: `value` is text from a flag, or a Python value from a file.
+
+    Raises ValueError, which names `source`, for what the setting does not take.
+    """
     check_name(name, source)
-    kind, (about, low, high, choices) = FIELDS[name].type, FIELDS[name].metadata.values()
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
-    if choices:
-        expected = f"one of {', '.join(choices)}"
-    elif low is not None:
-        expected += f" from {low} to {high}" if high is not None else f" of {low} or more"
-    try:
-        if kind is str:
-            value = (
-                str(value).lower() if choices and isinstance(value, bool) else value
-            )  # compile = True in a file
-        elif isinstance(value, str):
-            value = words[value.lower()] if kind is bool else kind(value)
-        elif kind is float and type(value) is int:
-            value = float(value)
-        fits = (
-            type(value) is kind
-            and (not choices or value in choices)
-            and (kind is not float or math.isfinite(value))
-        )
-        if fits and (low is None or value >= low) and (high is None or value <= high):
-            return value
-    except (ValueError, KeyError, OverflowError):
-        pass
+    kind = FIELDS[name].type
+    rule = FIELDS[name].metadata
+    with contextlib.suppress(ValueError, KeyError, OverflowError):  # else it stays what it is
+        value = as_kind(kind, value)
+    if type(value) is kind and is_allowed(value, rule):
+        return value
     raise ValueError(
-        f"{source}: {name}={value!r} is not allowed; {name} ({about}) takes {expected}"
+        f"{source}: {name}={value!r} is not allowed; {name} ({rule['about']}) takes {allowed(name)}"
     )
 
 
 def read_file(path):
-    """The plain assignments of a Python file: {name: value}. Imported modules and names that begin with _ are its own business."""
+    """The plain assignments of a Python file: {name: value}.
+
+    Imported modules and names that begin with _ are its own business.
+    """
     if not Path(path).is_file():
         raise ValueError(
-            f"config file {path} does not exist; write --key=value for a setting, or name a file such as config/grpo_config.py"
+            f"config file {path} does not exist; write --key=value for a setting, "
+            "or name a file such as config/grpo_config.py"
         )
     try:
         names = runpy.run_path(path)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # whatever the user's code may raise is the user's mistake
-        raise ValueError(
-            f"config file {path} does not run: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; mend it"
-        ) from None
-    return {
-        name: value
-        for name, value in names.items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
-    }
+    except (Exception, SystemExit) as error:  # whatever it raises is the user's mistake
+        first, _, _ = str(error).partition("\n")
+        told = f"{type(error).__name__}: {first}"
+        raise ValueError(f"config file {path} does not run: {told}; mend it") from None
+    own = [name for name in names if name.startswith("_")]
+    own += [name for name, value in names.items() if isinstance(value, types.ModuleType)]
+    return {name: value for name, value in names.items() if name not in own}
 
 
 def load_config(arguments):
-    """Config files and --key=value flags, applied left to right -> Config. Raises ValueError, with one line, for any mistake."""
+    """Config files and --key=value flags, applied left to right -> Config.
+
+    Raises ValueError, with one line, for any mistake.
+    """
     config = Config()
     for argument in arguments:
+        source = argument
         if argument.startswith("--"):
             name, equals, value = argument[2:].partition("=")
             check_name(name, argument)
             if not equals:
                 raise ValueError(f"{argument}: no value; write --{name}=VALUE")
-            assignments, source = {name: value}, "command line"
+            source = "command line"
+            assignments = {name: value}
         else:
-            assignments, source = read_file(argument), argument
+            assignments = read_file(argument)
         for name, value in assignments.items():
-            setattr(config, name, convert(name, value, source))
+            typed = convert(name, value, source)
+            setattr(config, name, typed)
+            if source == "command line" or typed != FIELDS[name].default:
+                config.given |= {name}  # a file that repeats a default insists on nothing
+    give_way(config)
     check_together(config)
     return config
 
 
+def give_way(config):
+    """Defaults that do not suit what was set, and that nobody set, become what suits it."""
+    if "warmup_iters" not in config.given:
+        config.warmup_iters = min(config.warmup_iters, config.lr_decay_iters or config.max_iters)
+    if "num_iterations" not in config.given and config.importance_sampling_level == "none":
+        config.num_iterations = NEUTRAL["num_iterations"]
+
+
+def without_use(config):
+    """{name: what it needs} of the settings that the others make meaningless, or wrong."""
+    needs = {}
+    if config.reference_mode != "ema":
+        needs["ema_alpha"] = "reference_mode=ema"
+    if config.reference_mode != "periodic":
+        needs["reference_update_freq"] = "reference_mode=periodic"
+    if config.xtc_probability == 0:
+        needs["xtc_threshold"] = "xtc_probability above 0"
+    if config.kl_estimator != "exact":
+        needs["kl_of"] = "kl_estimator=exact"
+    if config.masking in ("word", "short"):
+        needs["mask_ratio"] = "a masking other than word and short"
+    if config.importance_sampling_level == "none":
+        for name in ("num_iterations", "minibatch_size", "clip_eps", "clip_eps_high", "clip_delta"):
+            needs[name] = "the ratio, importance_sampling_level=token or sequence"
+    return needs
+
+
 def check_together(config):
-    """What no field can know alone."""
+    """What no field can know alone: raises ValueError for settings that do not go together."""
     parse_masking(config.masking)
-    parse_reward(config.reward)
+    if not config.out_dir:
+        raise ValueError("out_dir='' names no folder; write for example out_dir=out")
     if config.min_lr > config.learning_rate:
         raise ValueError(
             f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}; lower min_lr"
         )
-    if config.warmup_iters > (config.lr_decay_iters or config.max_iters):
+    end = "lr_decay_iters" if config.lr_decay_iters else "max_iters"
+    steps = getattr(config, end)
+    if config.warmup_iters > steps:
         raise ValueError(
-            f"warmup_iters={config.warmup_iters} is more than lr_decay_iters={config.lr_decay_iters or config.max_iters}; lower warmup_iters"
+            f"warmup_iters={config.warmup_iters} is more than {end}={steps}; lower warmup_iters"
         )
-    if not config.out_dir:
-        raise ValueError("out_dir='' names no folder; write for example out_dir=out")
     if 0 < config.clip_delta <= 1 + config.clip_eps_high:
         raise ValueError(
-            f"clip_delta={config.clip_delta} is within clip_eps_high={config.clip_eps_high}; clip_delta takes more than 1 + clip_eps_high, or 0 for none"
+            f"clip_delta={config.clip_delta} is within clip_eps_high={config.clip_eps_high}; "
+            "clip_delta takes more than 1 + clip_eps_high, or 0 for none"
         )
-    inputs, m = config.batch_size * config.gradient_accumulation_steps, config.minibatch_size
-    if m and (inputs % m or (m % config.batch_size and m > config.batch_size)):
-        raise ValueError(
-            f"minibatch_size={m} does not divide the step's batch_size * gradient_accumulation_steps = {inputs} inputs into whole micro-batches; "
-            f"it takes a divisor of {inputs} that is below batch_size or a multiple of it"
-        )
+    check_minibatches(config)
+    for name, needed in without_use(config).items():
+        value = getattr(config, name)
+        neutral = NEUTRAL.get(name, FIELDS[name].default)
+        if value != neutral:
+            raise ValueError(
+                f"{name}={value!r} needs {needed}; set that, or leave {name} at {neutral!r}"
+            )
+    for name in PATHS:
+        path = getattr(config, name)
+        if not Path(path or ".").exists():  # noticed before a dataset is made
+            raise ValueError(f"{name}={path} does not exist; name a file that does")
+
+
+def check_minibatches(config):
+    """Raises ValueError where mini-batches are not whole micro-batches, or have several owners."""
+    m = config.minibatch_size
     if m and world()[0] > 1:
         raise ValueError(
-            f"minibatch_size={m} with {world()[0]} processes: mini-batches are shuffled within one process; set minibatch_size=0"
+            f"minibatch_size={m} with {world()[0]} processes: mini-batches are shuffled "
+            "within one process; set minibatch_size=0"
         )
-    for name, serves, condition in NEEDS:
-        if getattr(config, name) != FIELDS[name].default and not condition(config):
-            raise ValueError(
-                f"{name}={getattr(config, name)!r} needs {serves}; set that, or leave {name} at {FIELDS[name].default!r}"
-            )
-    for name in (
-        "generator_checkpoint",
-        "judge_checkpoint",
-        "reference_checkpoint",
-        "prompts_file",
-    ):  # noticed before a dataset is made
-        if not Path(getattr(config, name) or ".").exists():
-            raise ValueError(
-                f"{name}={getattr(config, name)} does not exist; name a file that does"
-            )
-
-
-# Settings that mean something only together with others: without them they would be silently ignored, or wrong.
-NEEDS = [
-    ("ema_alpha", "reference_mode=ema", lambda c: c.reference_mode == "ema"),
-    ("reference_update_freq", "reference_mode=periodic", lambda c: c.reference_mode == "periodic"),
-    ("xtc_threshold", "xtc_probability above 0", lambda c: c.xtc_probability > 0),
-    (
-        "mask_ratio",
-        "a masking other than word and short",
-        lambda c: c.masking not in ("word", "short"),
-    ),
-    ("credit", "the judge in reward", lambda c: "judge" in parse_reward(c.reward)),
-    *(
-        (
-            name,
-            "the ratio, importance_sampling_level=token or sequence",
-            lambda c: c.importance_sampling_level != "none",
+    inputs = config.batch_size * config.gradient_accumulation_steps
+    in_pieces = m > config.batch_size and m % config.batch_size
+    if m and (inputs % m or in_pieces):
+        raise ValueError(
+            f"minibatch_size={m} does not divide the step's batch_size * "
+            f"gradient_accumulation_steps = {inputs} inputs into whole micro-batches; "
+            f"it takes a divisor of {inputs} that is below batch_size or a multiple of it"
         )
-        for name in ("num_iterations", "minibatch_size", "clip_eps", "clip_eps_high", "clip_delta")
-    ),
-]
 
 
 def help_text():
     lines = [
-        "usage: python train_grpo.py [config.py ...] [--key=value ...]     files and flags are applied left to right",
+        "usage: python train_grpo.py [config.py ...] [--key=value ...]     "
+        "files and flags are applied left to right",
         "",
     ]
-    for f in FIELDS.values():
-        choices = f" [{' | '.join(f.metadata['choices'])}]" if f.metadata["choices"] else ""
-        lines.append(f"  --{f.name}={f.default!r:<32} {f.metadata['about']}{choices}")
+    for name, f in FIELDS.items():
+        line = f"  --{name}={f.default!r:<32} {f.metadata['about']}"
+        if f.metadata["choices"]:
+            line += f" [{' | '.join(f.metadata['choices'])}]"
+        lines.append(line)
     return "\n".join(lines)
 
 
-# On --init_from=resume these may differ from the run that wrote the checkpoint; every other setting would change its mathematics or its record.
+# On --init_from=resume these may differ from the run that wrote the checkpoint; every other
+# setting would change its mathematics or its record.
 FREE_ON_RESUME = {
     "init_from",
     "out_dir",
@@ -407,21 +479,19 @@ FREE_ON_RESUME = {
 
 def check_resume(config, saved):
     """Raises ValueError where `config` would not continue the run that saved the dict `saved`."""
-    saved = (
-        asdict(Config()) | saved
-    )  # a setting that is younger than the checkpoint had its default
+    saved = asdict(Config()) | saved  # a setting younger than the checkpoint had its default
     schedule_end = saved["lr_decay_iters"] or saved["max_iters"]
-    config.lr_decay_iters, saved["lr_decay_iters"] = (
-        config.lr_decay_iters or schedule_end,
-        schedule_end,
-    )  # more steps do not stretch the schedule
+    saved["lr_decay_iters"] = schedule_end  # more steps do not stretch the schedule
+    config.lr_decay_iters = config.lr_decay_iters or schedule_end
     for name, value in asdict(config).items():
         if name not in FREE_ON_RESUME and value != saved[name]:
             raise ValueError(
-                f"resume: {name}={value!r}, but the run in {config.out_dir} was made with {name}={saved[name]!r}; set it back, or begin a new out_dir"
+                f"resume: {name}={value!r}, but the run in {config.out_dir} was made with "
+                f"{name}={saved[name]!r}; set it back, or begin a new out_dir"
             )
     if config.max_iters > schedule_end and config.min_lr == 0:
         raise ValueError(
-            f"resume: max_iters={config.max_iters}, but the learning rate is 0 from step {schedule_end} on; "
-            "begin with a larger lr_decay_iters, or with min_lr above 0, to be able to go on"
+            f"resume: max_iters={config.max_iters}, but the learning rate is 0 from step "
+            f"{schedule_end} on; begin with a larger lr_decay_iters, or with min_lr above 0, "
+            "to be able to go on"
         )

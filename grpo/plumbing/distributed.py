@@ -1,8 +1,10 @@
-"""Several processes, one step: `torchrun --nproc_per_node=N train_grpo.py ...`. Without torchrun everything here does nothing.
+"""Several processes, one step: `torchrun --nproc_per_node=N train_grpo.py ...`.
 
-N processes of A micro-batches each take the step that one process takes with N·A of them. Every process draws the whole step's
-inputs and uniforms from the seed and keeps its share; the weights of the loss count over the whole step, so gradients are added up,
-not averaged; rewards are gathered, so that a baseline or a scale over the step sees all of them. The first process logs and saves.
+N processes of A micro-batches each take the step that one process takes with N·A of them. Every
+process draws the whole step's inputs and uniforms from the seed and keeps its share; the weights
+of the loss count over the whole step, so gradients are added up, not averaged; rewards are
+gathered, so that a baseline or a scale over the step sees all of them. The first process logs and
+saves. Without torchrun everything here does nothing.
 """
 
 import atexit
@@ -14,7 +16,9 @@ import torch.distributed as dist
 
 def world():
     """How many processes torchrun started, and which of them this is."""
-    return int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    size = os.environ.get("WORLD_SIZE", 1)
+    rank = os.environ.get("RANK", 0)
+    return int(size), int(rank)
 
 
 def is_first():
@@ -32,7 +36,8 @@ def agree(number):
     """The largest of the numbers that the processes call this with."""
     if world()[0] == 1:
         return number
-    largest = torch.tensor(int(number), device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    largest = torch.tensor(int(number), device=device)  # ()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return largest.item()
 
@@ -45,17 +50,20 @@ def share(x):
 
 def gather(x):
     """The inverse of `share`: the rows of all processes, in their order."""
-    if world()[0] == 1:
+    size, _ = world()
+    if size == 1:
         return x
-    parts = [torch.empty_like(x) for _ in range(world()[0])]
+    parts = [torch.empty_like(x) for _ in range(size)]
     dist.all_gather(parts, x.contiguous())
-    return torch.cat(parts)
+    return torch.cat(parts)  # size times as many rows
 
 
 def add_up(tensors):
     """Replace each tensor by its sum over all processes, in one exchange."""
-    if world()[0] > 1 and tensors:
-        flat = torch.cat([x.flatten() for x in tensors])
-        dist.all_reduce(flat)
-        for x, total in zip(tensors, flat.split([x.numel() for x in tensors])):
-            x.copy_(total.view_as(x))
+    if world()[0] == 1 or not tensors:
+        return
+    flat = torch.cat([x.flatten() for x in tensors])  # all their numbers
+    dist.all_reduce(flat)
+    totals = flat.split([x.numel() for x in tensors])
+    for x, total in zip(tensors, totals):
+        x.copy_(total.view_as(x))

@@ -1,12 +1,13 @@
-"""What a run leaves behind while it runs: the progress bar, metrics.jsonl, wandb, and how long each phase of a step took."""
+"""What a run leaves behind while it runs: the progress bar, metrics.jsonl, wandb, phases' times."""
 
 import json
 import os
 import sys
 import time
+from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import torch
@@ -29,8 +30,9 @@ class Clock:
 
     def mark(self, phase):
         """The time since the last mark belongs to `phase`."""
-        now = torch.cuda.Event(enable_timing=True) if self.cuda else time.perf_counter()
+        now = time.perf_counter()
         if self.cuda:
+            now = torch.cuda.Event(enable_timing=True)
             now.record()
         self.marks.append((phase, now))
 
@@ -38,17 +40,19 @@ class Clock:
         """{"fill_ms": ..., "step_ms": the whole}"""
         if self.cuda:
             torch.cuda.synchronize()
-        took = {}
-        for (_, a), (phase, b) in zip(self.marks, self.marks[1:]):
-            took[f"{phase}_ms"] = took.get(f"{phase}_ms", 0) + (
-                a.elapsed_time(b) if self.cuda else (b - a) * 1000
-            )
-        return took | {"step_ms": sum(took.values())}
+        took = Counter()
+        for (_, begin), (phase, end) in pairwise(self.marks):
+            ms = begin.elapsed_time(end) if self.cuda else (end - begin) * 1000
+            took[f"{phase}_ms"] += ms
+        return {**took, "step_ms": sum(took.values())}
 
 
 def read_metrics(path):
-    """The lines of a metrics.jsonl: a list of dicts. A last line that a kill cut short is left out."""
-    lines = Path(path).read_text().splitlines(keepends=True) if Path(path).exists() else []
+    """The lines of a metrics.jsonl: a list of dicts. One that a kill cut short is left out."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
     try:
         return [json.loads(line) for line in lines if line.endswith("\n")]
     except ValueError:
@@ -65,69 +69,86 @@ def start_wandb(config, start):
     import wandb
 
     last = Path(config.out_dir) / "wandb" / "latest-run"  # its own link, to run-DATE-ID
-    same = (
-        {"id": last.resolve().name.rpartition("-")[2], "resume": "allow"}
-        if start and last.exists()
-        else {}
-    )
+    same = {}
+    if start and last.exists():
+        same = {"id": last.resolve().name.rpartition("-")[2], "resume": "allow"}
     run = wandb.init(
         project=config.wandb_project,
         name=config.wandb_run_name or None,
         dir=config.out_dir,
         config=asdict(config),
-        **same,
         settings=wandb.Settings(
             silent=True, init_timeout=WANDB_SECONDS, finish_timeout=WANDB_SECONDS
         ),
+        **same,
     )
-    tqdm.write(f"wandb: {run.dir if run.offline else run.url}")
+    place = run.dir if run.offline else run.url
+    tqdm.write(f"wandb: {place}")
     return wandb
 
 
+def claim(config, start):
+    """out_dir, locked, with a new config.json and without what another run would be taken for.
+
+    -> the lock. Raises ValueError if another run is in there, or it cannot be written.
+    """
+    out = Path(config.out_dir)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        handle = lock(out)
+        for stale in out.glob("*.[jp]*.[0-9]*.tmp"):  # of a write that a kill cut short
+            stale.unlink()
+        (out / "evaluation.json").unlink(missing_ok=True)  # of an earlier run, or of fewer steps
+        if not start and (out / LATEST).exists():  # of another run: this one cannot go on from it
+            os.replace(out / LATEST, out / PREVIOUS)
+        write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
+    except OSError as error:
+        raise ValueError(
+            f"out_dir={out} cannot be written ({error.strerror}); "
+            "name a folder that you may write to"
+        ) from None
+    return handle
+
+
+# Beside the bar: what it is called there, and how it is written.
+SHOWN = {
+    "mean_reward": "reward={:.3f}",
+    "valid_words": "valid={:.3f}",
+    "mean_kl": "kl={:.3f}",
+    "entropy": "entropy={:.3f}",
+    "step_ms": "ms={:.0f}",
+}
+
+
 class Log(AbstractContextManager):
-    """What a run writes while it goes: config.json, metrics.jsonl (on resume cut back to the checkpoint's iteration first), progress bar, wandb.
-    Raises ValueError, before anything is written, if another run is in out_dir or no folder can be made there."""
+    """What a run writes while it goes: config.json, metrics.jsonl, progress bar, wandb.
+
+    On resume metrics.jsonl is cut back to the checkpoint's iteration first. Raises ValueError,
+    before anything is written, if another run is in out_dir or no folder can be made there.
+    """
 
     def __init__(self, config, start):
-        out, self.first, self.lock = (
-            Path(config.out_dir),
-            is_first(),
-            None,
-        )  # of several processes one is heard
-        kept = (
-            [
-                line
-                for line in read_metrics(out / "metrics.jsonl")
-                if line["iteration"] < start and (line["iteration"] + 1) % config.log_interval == 0
-            ]
-            if start
-            else []
-        )
+        self.config = config
+        self.first = is_first()  # of several processes one is heard
+        path = Path(config.out_dir) / "metrics.jsonl"
+        kept = []
+        for line in read_metrics(path):
+            done = line["iteration"] + 1
+            if done <= start and done % config.log_interval == 0:
+                kept.append(json.dumps(line) + "\n")
+
+        self.lock = None
         trouble = None
         if self.first:
             try:
-                out.mkdir(parents=True, exist_ok=True)
-                self.lock = lock(out)
-                for stale in out.glob("*.[jp]*.[0-9]*.tmp"):  # of a write that a kill cut short
-                    stale.unlink()
-                (out / "evaluation.json").unlink(
-                    missing_ok=True
-                )  # of an earlier run, or of fewer steps
-                if (
-                    not start and (out / LATEST).exists()
-                ):  # of another run: kept, but this one cannot go on from it
-                    os.replace(out / LATEST, out / PREVIOUS)
-                write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
-            except OSError as error:
-                trouble = ValueError(
-                    f"out_dir={out} cannot be written ({error.strerror}); name a folder that you may write to"
-                )
+                self.lock = claim(config, start)
             except ValueError as error:
                 trouble = error
         if agree(trouble is not None):  # all processes end here, not in their first exchange
             raise trouble or ValueError
-        write(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
-        self.file = open(out / "metrics.jsonl" if self.first else os.devnull, "ab", buffering=0)
+
+        write(path, "".join(kept).encode())
+        self.file = open(path if self.first else os.devnull, "ab", buffering=0)
         self.bar = tqdm(
             total=config.max_iters,
             initial=start,
@@ -136,75 +157,63 @@ class Log(AbstractContextManager):
             mininterval=0.5,
             disable=not self.first,
         )
-        self.config, self.wandb = config, config.wandb_log and self.first
+        self.wandb = config.wandb_log and self.first
         self.wandb = self.to_wandb(lambda _: start_wandb(config, start))
 
     def to_wandb(self, act):
-        """act(wandb), where that is on. Whatever fails there, network, login, a process of its own, ends that log with one warning, and not the run."""
+        """act(wandb), where that is on.
+
+        Whatever fails there, network, login, a process of its own, ends that log with one
+        warning, and not the run.
+        """
         try:
             return self.wandb and act(self.wandb)
         except Exception as error:
             self.wandb = None
-            self.say(
-                f"wandb_log=true is given up, the run goes on without: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            )
+            first, _, _ = str(error).partition("\n")
+            told = f"{type(error).__name__}: {first}"
+            self.say(f"wandb_log=true is given up, the run goes on without: {told}")
 
     def metrics(self, iteration, metrics, rollout):
         """A line of metrics.jsonl; to wandb also what the blanks earned, as histograms."""
         line = json.dumps({"iteration": iteration, **metrics}, allow_nan=False).encode() + b"\n"
         while line:  # a full disk takes a part, then raises
             line = line[self.file.write(line) :]
-        blanks = rollout.mask[:, None].expand_as(rollout.completions)  # (B,G,T)
-        self.to_wandb(
-            lambda wandb: wandb.log(
-                metrics
-                | {
-                    name: wandb.Histogram(vars(rollout)[name].expand_as(blanks)[blanks].cpu())
-                    for name in ("credits", "advantages")
-                },
-                step=iteration,
-            )
-        )
-        shown = {
-            "reward": "mean_reward",
-            "valid": "valid_words",
-            "kl": "mean_kl",
-            "entropy": "entropy",
-            "ms": "step_ms",
-        }
-        self.bar.set_postfix(
-            {
-                name: f"{metrics[key]:.0f}" if name == "ms" else f"{metrics[key]:.3f}"
-                for name, key in shown.items()
-            },
-            refresh=False,
-        )
+
+        def send(wandb):
+            blanks = rollout.mask[:, None].expand_as(rollout.completions)  # (B,G,T)
+            earned = {}
+            for name in ("credits", "advantages"):
+                values = getattr(rollout, name).expand_as(blanks)[blanks]  # (drawn characters,)
+                earned[name] = wandb.Histogram(values.cpu())
+            wandb.log(metrics | earned, step=iteration)
+
+        self.to_wandb(send)
+        beside = [form.format(metrics[name]) for name, form in SHOWN.items()]
+        self.bar.set_postfix_str(", ".join(beside), refresh=False)
 
     def say(self, text):
         if self.first:
             tqdm.write(text)
 
     def evaluation(self):
-        """What `Evaluation.finish` wrote, to wandb too: the figures as the run's summary, the completions as a table."""
+        """What `Evaluation.finish` wrote, to wandb too: the run's summary, and a table."""
+        out = Path(self.config.out_dir)
 
         def send(wandb):
-            result, lines = (
-                (Path(self.config.out_dir) / name).read_text()
-                for name in ("evaluation.json", "completions.jsonl")
-            )
-            rows = [json.loads(line) for line in lines.splitlines()]
-            wandb.log(
-                {"completions": wandb.Table(list(rows[0]), [list(row.values()) for row in rows])},
-                step=self.config.max_iters - 1,
-            )
-            wandb.summary.update(json.loads(result))
+            lines = (out / "completions.jsonl").read_text().splitlines()
+            rows = [json.loads(line) for line in lines]
+            table = wandb.Table(list(rows[0]), [list(row.values()) for row in rows])
+            wandb.log({"completions": table}, step=self.config.max_iters - 1)
+            wandb.summary.update(json.loads((out / "evaluation.json").read_text()))
 
         self.to_wandb(send)
 
     def __exit__(self, kind, *_):
         self.bar.close()
         self.file.close()
-        self.to_wandb(lambda wandb: wandb.finish(exit_code=int(kind is not None)))
+        code = int(kind is not None)
+        self.to_wandb(lambda wandb: wandb.finish(exit_code=code))
         if self.lock:
             os.close(self.lock)
 
@@ -215,10 +224,10 @@ def colours():
 
 
 def highlight(text, mask):
-    """Blanks in colour on a terminal, in [brackets] elsewhere: text of T characters, mask (T,) -> str."""
+    """Blanks in colour on a terminal, in [brackets] elsewhere: T characters, mask (T,) -> str."""
     on, off = ("\033[1;32m", "\033[0m") if colours() else ("[", "]")
-    runs = (
-        (blank, "".join(c for _, c in run))
-        for blank, run in groupby(zip(mask, text), key=lambda pair: pair[0])
-    )
-    return "".join(on + run + off if blank else run for blank, run in runs)
+    shown = ""
+    for blank, run in groupby(zip(mask, text), key=lambda pair: pair[0]):
+        characters = "".join(character for _, character in run)
+        shown += on + characters + off if blank else characters
+    return shown

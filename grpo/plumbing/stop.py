@@ -1,5 +1,6 @@
-"""What ends a run before its last step: a signal, a figure that is not finite, a reward that fails, a full disk. It ends with one line on
-stderr and an exit code that is not 0, and the last checkpoint stays.
+"""What ends a run before its last step, with one line on stderr and an exit code that is not 0.
+
+A signal, a figure that is not finite, a reward that fails, a full disk: the last checkpoint stays.
 """
 
 import contextlib
@@ -12,9 +13,9 @@ import torch
 
 from grpo.plumbing.checkpoint import LATEST
 from grpo.plumbing.distributed import agree, is_first, world
-from grpo.reward import RewardFailed
 
-# The first of these metrics that is not finite tells what went wrong: each is made from those before it.
+# The first of these metrics that is not finite tells what went wrong: each is made from those
+# before it.
 SUSPECTS = {
     "entropy": "the generator's logits",
     "mean_kl": "the reference's logits",
@@ -28,28 +29,31 @@ class Stopped(Exception):
     """The run ends here: (message, exit code)."""
 
 
+class RewardFailed(ValueError):
+    """A reward function raised, or returned what is no reward."""
+
+
 class Signals:
-    """SIGINT and SIGTERM ask the run to stop after the step that it is in; a second one ends it at once (but under torchrun)."""
+    """SIGINT and SIGTERM ask the run to stop after the step that it is in.
+
+    A second one ends it at once, but under torchrun, which passes on what all were sent anyway.
+    """
 
     def __enter__(self):
-        self.received, self.before = (
-            0,
-            {
-                number: signal.signal(number, self.receive)
-                for number in (signal.SIGINT, signal.SIGTERM)
-            },
-        )
+        self.received = 0
+        self.before = {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.before[number] = signal.signal(number, self.receive)
         return self
 
     def receive(self, number, _):
         self.received = number
-        for each in (
-            self.before if world()[0] == 1 else ()
-        ):  # torchrun passes on what all were sent, so a second one says nothing new
-            signal.signal(each, signal.SIG_DFL)
+        if world()[0] == 1:
+            for each in self.before:
+                signal.signal(each, signal.SIG_DFL)
 
     def requested(self):
-        """The signal, or 0: none. All processes get the same answer, so that none waits for another that has left."""
+        """The signal, or 0. All processes get the same answer: none waits for one that has left."""
         number = agree(self.received)
         return number and signal.Signals(number)
 
@@ -59,16 +63,19 @@ class Signals:
 
 
 def fetch(steps):
-    """Empties the list of (iteration, {metric: scalar tensor}) since the last time -> the last step's metrics, as numbers.
-    Raises Stopped, naming step and tensor, where one is not finite. The update that met it was left out (`step.update`)."""
+    """Empties the list of (iteration, {metric: scalar tensor}) -> the last step's, as numbers.
+
+    Raises Stopped, naming step and tensor, where one is not finite. The update that met it was
+    left out.
+    """
     for iteration, metrics in steps:
-        figures = dict(
-            zip(metrics, torch.stack([value.float() for value in metrics.values()]).tolist())
-        )  # waits for the device once
+        values = torch.stack([value.float() for value in metrics.values()])  # (metrics,)
+        figures = dict(zip(metrics, values.tolist()))  # waits for the device once
         for name, what in SUSPECTS.items():
             if not math.isfinite(figures[name]):
                 raise Stopped(
-                    f"step {iteration}: not finite: {what} ({name}={figures[name]}); begin anew with a lower learning_rate, or look at what made it",
+                    f"step {iteration}: not finite: {what} ({name}={figures[name]}); "
+                    "begin anew with a lower learning_rate, or look at what made it",
                     1,
                 )
     steps.clear()
@@ -78,27 +85,24 @@ def fetch(steps):
 @contextlib.contextmanager
 def exit_when_stopped(out_dir):
     """The one line, and the exit code."""
+    code = 1
+    told = is_first()
     try:
         yield
-    except (Stopped, RewardFailed, OSError, MemoryError, KeyboardInterrupt) as error:
-        message, code = (
-            error.args
-            if isinstance(error, Stopped)
-            else ("stopped", 130)
-            if isinstance(error, KeyboardInterrupt)
-            else (error, 1)
-        )
-        if is_first() or isinstance(
-            error, RewardFailed
-        ):  # which may have failed in another process alone
-            saved = (Path(out_dir) / LATEST).exists()
-            print(
-                f"train_grpo.py: {message}; "
-                + (
-                    f"--init_from=resume goes on from {out_dir}/{LATEST}"
-                    if saved
-                    else "nothing was saved yet"
-                ),
-                file=sys.stderr,
-            )
-        sys.exit(code)
+        return
+    except Stopped as error:
+        message, code = error.args
+    except KeyboardInterrupt:
+        message = "stopped"
+        code = 130
+    except RewardFailed as error:
+        message = error
+        told = True  # it may have failed in another process alone
+    except (OSError, MemoryError) as error:
+        message = error
+    mend = "nothing was saved yet"
+    if (Path(out_dir) / LATEST).exists():
+        mend = f"--init_from=resume goes on from {out_dir}/{LATEST}"
+    if told:
+        print(f"train_grpo.py: {message}; {mend}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,140 @@
+"""A run: what the settings become (data, models, optimizer, files), and what follows each step."""
+
+from functools import partial
+
+import torch
+
+from grpo.evaluate import Evaluation, word_figures
+from grpo.kernel import choose
+from grpo.optimizer import Optimizer
+from grpo.plumbing.checkpoint import restore_training, save_training
+from grpo.plumbing.distributed import gather, join
+from grpo.plumbing.log import Clock, Log
+from grpo.plumbing.setup import (
+    forward,
+    load_data,
+    load_models,
+    pick_compile,
+    pick_device,
+    pick_dtype,
+    to_device,
+)
+from grpo.plumbing.stop import Signals, Stopped, fetch
+from grpo.reference import make_reference
+from grpo.reward import parse_reward
+from grpo.rollout import as_policy
+
+
+class Run:
+    """Every mistake of the user's is found while this is made, before anything is written."""
+
+    def __init__(self, config):
+        parse_reward(config.reward)  # noticed before a dataset is made
+        device, reference_device = self.pick_devices(config)
+        self.data, held_out = load_data(config.dataset, config.block_size, config.prompts_file)
+        vocabulary = self.data.vocabulary
+        self.generator, untouched, judge, state = load_models(config, vocabulary)
+        config.kernel = choose(config.kernel, device, len(vocabulary), config.group_size)
+        config.compile = pick_compile(config, device, state)
+        self.config = config
+        self.start = state["iteration"] if state else 0
+        if self.start >= config.max_iters:
+            raise ValueError(
+                f"resume: {config.out_dir} is at step {self.start} already; give a larger"
+                f" max_iters, or for its table: python -m grpo.evaluate {config.out_dir}"
+            )
+        judge = forward(judge.to(device), device, config)
+        self.evaluation = Evaluation(config, judge, self.data, held_out, device)
+        self.rewards = self.evaluation.rewards
+
+        # The models, and what they are called as: autocast, compiled, wherever they live.
+        saved_reference = state.get("reference") if state else None
+        self.reference_model = make_reference(untouched, config.reference_mode, saved_reference)
+        self.policy = as_policy(self.generator.to(device), device, config)
+        self.reference = as_policy(
+            self.reference_model.to(reference_device), reference_device, config
+        )
+        self.before = as_policy(untouched.to(reference_device), reference_device, config)
+
+        self.optimizer = Optimizer(self.generator, config)
+        # Inputs and draws have seeds of their own; this is for whatever else may draw.
+        torch.manual_seed(config.seed)
+        if state:
+            restore_training(state, self.optimizer.adamw)
+        self.clock = Clock(device)
+        self.to_device = partial(to_device, device=device)
+        self.signals = Signals()
+        self.waiting = []  # (step, metrics) that no one has looked at yet
+        self.log = Log(config, self.start)  # from here on files are written
+
+    @staticmethod
+    def pick_devices(config):
+        """-> the policy's and the reference's device; writes them and the dtype into `config`."""
+        setting = "reference_device" if config.reference_device else "device"
+        reference_device = pick_device(config.reference_device or config.device, setting)
+        device = pick_device(config.device)  # last: it becomes CUDA's current device
+        config.reference_device = str(reference_device)
+        config.dtype = pick_dtype(config.dtype, device)
+        join(device)
+        return device, reference_device
+
+    def __enter__(self):
+        self.log.__enter__()
+        self.signals.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.signals.__exit__(*error)
+        self.log.__exit__(*error)
+
+    def look(self, step):
+        """A few held-out inputs, as text, before and now."""
+        self.log.say(self.evaluation.peek(self.policy, self.before, step))
+
+    def after(self, step, inputs, rollout, metrics):
+        """What follows a step: its line in metrics.jsonl, a checkpoint, a look, the end."""
+        config = self.config
+        done = step + 1
+        last = done == config.max_iters
+        stop = self.signals.requested()
+        log_now = last or done % config.log_interval == 0
+        save_now = last or stop or done % config.save_interval == 0
+        self.waiting.append((step, metrics))
+        if log_now or save_now:
+            numbers = fetch(self.waiting)  # waits for the device; Stopped if one is not finite
+        if log_now:
+            numbers["valid_words"] = self.share_of_valid_words(inputs, rollout)
+            numbers["lr"] = self.optimizer.adamw.param_groups[0]["lr"]
+            self.log.metrics(step, numbers | self.clock.read(), rollout)
+        self.log.bar.update()
+        if save_now:
+            save_training(
+                config,
+                self.generator,
+                self.reference_model,
+                self.optimizer.adamw,
+                done,
+                self.data.vocabulary,
+            )
+        if stop:
+            raise Stopped(f"stopped by {stop.name} after step {step}", 128 + stop)
+        if last or done % config.eval_interval == 0:
+            self.look(done)
+
+    def share_of_valid_words(self, inputs, rollout):
+        """Of the step's own inputs, on all processes."""
+        fills = gather(rollout.completions.reshape(inputs.uniforms.shape))  # (B,G,T)
+        figures = word_figures(
+            gather(inputs.tokens),
+            gather(inputs.mask),
+            fills,
+            self.data.vocabulary,
+            self.evaluation.words,
+        )
+        return figures["valid_words"]
+
+    def finish(self):
+        """The table, and the completions it was made from."""
+        table = self.evaluation.finish(self.policy, self.before)
+        self.log.evaluation()
+        return table
