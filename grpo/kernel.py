@@ -209,11 +209,8 @@ def expected(names, tensors):
         "long": torch.int64,
         "bool": torch.bool,
     }
-    found = {}
-    for name in names:
-        dtype, shape = KINDS[name]
-        found[name] = dtypes[dtype], shapes[shape]
-    return found
+    kinds = {name: KINDS[name] for name in names}
+    return {name: (dtypes[dtype], shapes[shape]) for name, (dtype, shape) in kinds.items()}
 
 
 def launch(operation, tensors, outputs, settings):
@@ -249,8 +246,8 @@ def run(name, blocks, parameters, device):
     function = load(device)[0][name]
     stream = torch.cuda.current_stream(device).cuda_stream
     sizes = blocks, 1, 1, THREADS, 1, 1, 0  # of the grid, of a block, of memory to be shared
-    arguments = function, *sizes, stream, parameters, 0
-    in_context(device.index, driver.cuLaunchKernel, *arguments)
+    launch_kernel = driver.cuLaunchKernel
+    in_context(device.index, launch_kernel, function, *sizes, stream, parameters, 0)
 
 
 def operator(operation, definition):
@@ -286,14 +283,12 @@ def operator(operation, definition):
 
 def define_stats(*inputs):
     found = stats_forward(*inputs)
-    norms = found.kl.new_zeros(*found.kl.shape, 5)  # (B,T,N) the kernel's backward pass has them
+    norms = found.kl.new_zeros(*found.kl.shape, 5)  # (B,T,N) for the kernel's backward pass alone
     return *found, norms
 
 
 def define_stats_backward(*inputs):
-    *gradients_and_inputs, _, _, _, temperature = inputs
-    gradients = gradients_and_inputs[:3]
-    return [stats_backward(gradients, *gradients_and_inputs[3:], temperature)]
+    return [stats_backward(inputs[:3], *inputs[3:8], inputs[-1])]
 
 
 library = torch.library.Library("grpo", "FRAGMENT")
@@ -315,8 +310,8 @@ class FusedStats(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g_logp, _, g_kl, g_entropy):
-        gradients = g_logp, g_kl, g_entropy
-        (g_logits,) = stats_backward_op(*gradients, *ctx.saved_tensors, ctx.temperature)
+        inputs = *ctx.saved_tensors, ctx.temperature
+        (g_logits,) = stats_backward_op(g_logp, g_kl, g_entropy, *inputs)
         return g_logits, None, None, None, None, None
 
 

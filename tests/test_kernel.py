@@ -1,8 +1,10 @@
-"""
-grpo/kernel.cu against its definitions in grpo/sampling.py and grpo/stats.py, on a CPU and, where there is one, on a GPU.
+"""grpo/kernel.cu against its definitions in grpo/sampling.py and grpo/stats.py, on a CPU and, where
+there is one, on a GPU.
 
-On a CPU g++ compiles the same kernel.cu behind tests/fiber.h, and grpo/kernel.py launches it as it would on a GPU: only its
-last function, `run`, is replaced. Letters: B masked inputs, T characters, G group size, V vocabulary.
+On a CPU g++ compiles the same kernel.cu behind tests/fiber.h, and grpo/kernel.py launches it as it
+would on a GPU: only its function `run` is replaced.
+
+Letters: B masked inputs, T characters, G group size, V vocabulary.
 """
 
 import contextlib
@@ -32,16 +34,19 @@ INF, NAN = float("inf"), float("nan")
 
 
 def build(folder, source, names, more="", name="run.so"):
-    """kernel.cu as a shared library with one function, run(name, blocks, threads, arguments) -> what went wrong."""
+    """kernel.cu as a shared library of one function, in the place of `kernel.run`."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
     calls = "".join(
-        f'if (!strcmp(name, "{n}")) return launch({n}, blocks, threads, arguments) ? "" : fiber_error;\n'
+        f'if (!strcmp(name, "{n}"))\n'
+        f'    return launch({n}, blocks, threads, arguments) ? "" : fiber_error;\n'
         for n in names
     )
     (folder / "run.cc").write_text(
-        f'#include "{Path(__file__).with_name("fiber.h")}"\n{source}\nextern "C" const char* run(const char* name, '
-        f'unsigned blocks, unsigned threads, void** arguments) {{\n{calls}return "no such kernel"; }}\n{more}'
+        f'#include "{Path(__file__).with_name("fiber.h")}"\n{source}\n'
+        'extern "C" const char* run(\n'
+        "    const char* name, unsigned blocks, unsigned threads, void** arguments\n"
+        f') {{\n{calls}return "no such kernel"; }}\n{more}'
     )
     subprocess.run(
         [
@@ -82,7 +87,7 @@ def fibers(tmp_path_factory):
 
 @pytest.fixture(params=["fibers", "cuda"])
 def device(request, monkeypatch):
-    """Where the kernel runs: on fibers, on a GPU; or not at all, where its `definition` does the work."""
+    """Where the kernel runs: on fibers, on a GPU; or not at all: its `definition` does the work."""
     if request.param == "cuda":
         if not torch.cuda.is_available():
             pytest.skip("no GPU")
@@ -109,7 +114,7 @@ everywhere = pytest.mark.parametrize("device", ["definition", "fibers", "cuda"],
 
 
 def inputs(B, T, G, V, blanks=0.7, seed=0):
-    """logits and ref_logits (B,T,V) with a few banned columns, completions (B,G,T), kept (B,T,V), mask (B,T)."""
+    """logits, ref_logits and kept (B,T,V), completions (B,G,T), mask (B,T); a column is banned."""
     torch.manual_seed(seed)
     logits = 3 * torch.randn(B, T, V)
     ref_logits = logits + torch.randn(B, T, V)
@@ -123,8 +128,10 @@ def inputs(B, T, G, V, blanks=0.7, seed=0):
 
 
 def compare(device, args, temperature, dtype=torch.float32):
-    """Forward and backward against the definitions in float64: within a few roundings of each row's magnitude, which is its
-    largest finite |log p| or |log r|; and the same bits in a second run."""
+    """Forward and backward against the definitions in float64, and the same bits in a second run.
+
+    Within a few roundings of each row's magnitude: its largest finite |log p| or |log r|.
+    """
     logits, ref_logits, completions, kept, mask = args = [
         x.to(dtype) if x.is_floating_point() else x for x in args
     ]
@@ -379,7 +386,7 @@ def test_sampler_keeps_and_draws_the_same(device, V):
 
 
 def at_the_edges(logits, temperature):
-    """Uniforms on both sides of the end of each character: a weight that is off by one moves a draw.
+    """Uniforms on both sides of each character's end: a weight that is off by one moves a draw.
 
     logits (1,T,V) -> uniforms (1,2V,T), and the rows (T,) in which they hit exactly.
     """
@@ -689,7 +696,8 @@ def test_nvrtc_compiles_every_instantiation(nvrtc):
         kernel.compile_kernel([b"--gpu-architecture=sm_1"])
 
 
-DRIVER = r"""  // stands in for libcuda: it has the functions that grpo/kernel.py calls, and runs the kernel on fibers
+DRIVER = r"""
+// Stands in for libcuda: the functions that grpo/kernel.py calls. It runs the kernel on fibers.
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <string>
@@ -697,21 +705,31 @@ static char contexts[8];
 static thread_local std::vector<void*> current;
 static void* context() { return current.empty() ? nullptr : current.back(); }
 extern "C" {
-int cuGetProcAddress_v2(const char* name, void** f, int, unsigned long, void*) { *f = dlsym(dlopen("libcuda.so.1", RTLD_NOW), name); return 0; }
-int cuGetProcAddress(const char* name, void** f, int, unsigned long) { return cuGetProcAddress_v2(name, f, 0, 0, nullptr); }
+int cuGetProcAddress_v2(const char* name, void** f, int, unsigned long, void*) {
+    *f = dlsym(dlopen("libcuda.so.1", RTLD_NOW), name);
+    return 0;
+}
+int cuGetProcAddress(const char* name, void** f, int, unsigned long) {
+    return cuGetProcAddress_v2(name, f, 0, 0, nullptr);
+}
 int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
 int cuDevicePrimaryCtxRetain(void** c, int device) { *c = contexts + device; return 0; }
 int cuCtxPushCurrent(void* c) { current.push_back(c); return 0; }
 int cuCtxPopCurrent(void**) { current.pop_back(); return 0; }
-int cuModuleLoadData(void** module, const char* image) { *module = context(); return !context() ? 201 : memcmp(image, "\177ELF", 4) ? 200 : 0; }
-int cuModuleGetFunction(char** f, void* module, const char* symbol) {   // void stats_forward<float, 4, 8>(float const*, ...
+int cuModuleLoadData(void** module, const char* image) {
+    *module = context();
+    return !context() ? 201 : memcmp(image, "\177ELF", 4) ? 200 : 0;
+}
+int cuModuleGetFunction(char** f, void* module, const char* symbol) {
+    // Of the like of: void stats_forward<float, 4, 8>(float const*, ...
     const std::string name = abi::__cxa_demangle(symbol, 0, 0, new int);
     *f = strdup(name.substr(5, name.find('(') - 5).c_str());
     return 0;
 }
-int cuLaunchKernel(const char* f, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void* stream,
-                   void** arguments, void**) {
-    return !context() ? 201 : stream != (void*)0xabc || y * z != 1 || shared || *run(f, x, threads, arguments);
+int cuLaunchKernel(const char* f, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned,
+                   unsigned, unsigned shared, void* stream, void** arguments, void**) {
+    if (!context()) return 201;
+    return stream != (void*)0xabc || y * z != 1 || shared || *run(f, x, threads, arguments);
 }
 }"""
 
@@ -739,7 +757,7 @@ def through_cuda_bindings():
 
 
 def test_cuda_bindings_compile_load_and_launch(nvrtc, tmp_path, monkeypatch):
-    """All of grpo/kernel.py with the real NVRTC and the real cuda.bindings, but another libcuda, in a process of its own."""
+    """The real NVRTC and cuda.bindings, but another libcuda, in a process of its own."""
     build(tmp_path, kernel.SOURCE.read_text(), kernel.NAMES, DRIVER, "libcuda.so.1")
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -765,7 +783,8 @@ def test_choose(monkeypatch):
     assert kernel.choose("auto", "cpu") == kernel.choose("torch", "cuda") == "torch"
     with pytest.raises(
         ValueError,
-        match="^kernel='cuda' cannot run: it needs a CUDA device, not 'cpu'; set kernel to 'auto' or 'torch'$",
+        match="^kernel='cuda' cannot run: it needs a CUDA device, not 'cpu'; "
+        "set kernel to 'auto' or 'torch'$",
     ):
         kernel.choose("cuda", "cpu")
     monkeypatch.setattr(kernel, "load", lambda device: ({}, ""))
@@ -775,7 +794,7 @@ def test_choose(monkeypatch):
 
 
 class Driver:
-    """Of cuda.bindings.driver, what loads the kernel: a module stands for the context it was loaded in."""
+    """What loads the kernel, of cuda.bindings.driver. A module is the context it was loaded in."""
 
     def __init__(self):
         self.current = [100]  # the context of device 0
