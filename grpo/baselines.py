@@ -7,18 +7,20 @@ from itertools import groupby
 
 import torch
 
-from grpo.mixture import log_marginal, log_mean, marginal_logits
+from grpo.mixture import log_marginal, log_mean
 from grpo.rollout import in_batches
 from grpo.sampling import integer_weights, options, sample_completions
 from grpo.stats import log_softmax
 from grpo.words import decode, hidden_words
 
-AT_ONCE = 64  # inputs of one forward pass
+AT_ONCE = 32  # inputs of one forward pass: a CPU's cache holds their activations
 
 
 @torch.no_grad()
-def fill_in_passes(policy, masked, mask, passes, config, seed, surest=False):
+def fill_in_passes(policy, log_m, masked, mask, passes, config, surest=False):
     """Fill in at most `passes` forward passes, from the mixture's marginals: (N,T) -> (N,1,T).
+
+    log_m (N,T,V) is what the first pass says of the masked inputs.
 
     Each pass draws all blanks that are still open, in parallel, keeps an equal share of them,
     chosen at random, and leaves the rest to the next pass. With as many passes as blanks that is
@@ -26,15 +28,15 @@ def fill_in_passes(policy, masked, mask, passes, config, seed, surest=False):
     """
     filled = masked.clone()  # (N,T)
     left = mask.clone()  # (N,T)
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(config.seed)
+    rows = torch.arange(len(masked), device=masked.device)  # (M,) inputs that still have blanks
     for passes_left in range(passes, 0, -1):
-        rows = left.any(dim=1).nonzero().squeeze(1)  # (M,) inputs that still have blanks
-        if not len(rows):
-            break
         now = filled[rows]  # (M,T)
         still = left[rows]  # (M,T)
-        logits = in_batches(policy, now, AT_ONCE)  # (M·K,T,V)
-        logits = marginal_logits(logits, len(rows), config.temperature)  # (M,T,V)
+        if passes_left < passes:
+            log_p = log_softmax(in_batches(policy, now, AT_ONCE), config.temperature)  # (M·K,T,V)
+            log_m = log_marginal(log_p, len(rows))  # (M,T,V)
+        logits = config.temperature * log_m  # (M,T,V)
         if surest:
             weights = integer_weights(logits, config.temperature)  # (M,T,V)
             choice = weights.argmax(dim=-1)  # (M,T)
@@ -51,6 +53,9 @@ def fill_in_passes(policy, masked, mask, passes, config, seed, surest=False):
         keep = order.argsort(dim=1) < share  # (M,T) the rank of each blank
         filled[rows] = torch.where(keep, choice, now)
         left[rows] = still & ~keep
+        rows = left.any(dim=1).nonzero().squeeze(1)  # (M,)
+        if not len(rows):
+            break
     return filled[:, None]  # (N,1,T)
 
 
@@ -87,23 +92,28 @@ def price_of_independence(policy, log_p, tokens, masked, mask, vocabulary, tempe
     m the mixture's marginal; other words stay hidden. In parallel: log 1/K Σ_z Π_t q_z,t(y_t), over
     the blanks of the word. log_p (N·K,T,V) is of the masked inputs. None where no word is hidden.
     """
-    log_p = log_p.unflatten(0, (len(tokens), -1))  # (N,K,T,V)
+    N = len(tokens)
+    log_m = log_marginal(log_p, N)  # (N,T,V)
+    of_each_z = log_p.unflatten(0, (N, -1))  # (N,K,T,V)
     flags = mask.cpu().numpy()
-    parallel, prefixes, blanks, originals = [], [], [], []
+    parallel, first, prefixes, blanks, originals = [], [], [], [], []
     for i, text in enumerate(decode(tokens, vocabulary)):
         for start, end in hidden_words(text, flags[i]):
             at = start + mask[i, start:end].nonzero().squeeze(1)  # (L,)
             word = tokens[i, at]  # (L,)
-            parallel.append(log_mean(log_p[i][:, at, word].sum(dim=1), dim=0))
-            for known in range(len(at)):
+            given_z = of_each_z[i][:, at, word].sum(dim=1)  # (K,)
+            parallel.append(log_mean(given_z, dim=0))
+            first.append(log_m[i, at[0], word[0]])
+            for known in range(1, len(at)):
                 prefixes.append(masked[i].index_put((at[:known],), word[:known]))  # (T,)
                 blanks.append(at[known])
                 originals.append(word[known])
     if not parallel:
         return None
-    # The first blank of each word of an input sees the same: different prefixes are read once.
-    different, which = torch.stack(prefixes).unique(dim=0, return_inverse=True)  # (M,T), (M',)
-    logits = in_batches(policy, different, AT_ONCE)  # (M·K,T,V)
-    log_m = log_marginal(log_softmax(logits, temperature), len(different))  # (M,T,V)
-    chain = log_m[which, torch.stack(blanks), torch.stack(originals)]  # (M',)
-    return (chain.sum() - torch.stack(parallel).sum()).item() / len(parallel)
+    gained = torch.stack(first).sum() - torch.stack(parallel).sum()
+    if prefixes:
+        logits = in_batches(policy, torch.stack(prefixes), AT_ONCE)  # (M·K,T,V)
+        log_m = log_marginal(log_softmax(logits, temperature), len(prefixes))  # (M,T,V)
+        rows = torch.arange(len(prefixes), device=log_m.device)  # (M,)
+        gained += log_m[rows, torch.stack(blanks), torch.stack(originals)].sum()
+    return gained.item() / len(parallel)

@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from data.masking import parse_masking
-from grpo.baselines import best_by_run, fill_in_passes, price_of_independence
+from grpo.baselines import AT_ONCE, best_by_run, fill_in_passes, price_of_independence
 from grpo.figures import pass_at_k, word_figures
 from grpo.fill import find
 from grpo.mixture import draw, likeliest, log_marginal, log_prob
@@ -37,7 +37,7 @@ from grpo.words import decode, lexicon
 
 SAMPLES = 16  # fills per input where fills are sampled
 EVALUATION_SEED = 2**31  # no run's own seed: every run is evaluated on the same inputs
-AT_ONCE = 64  # inputs of one forward pass
+PEEK = 64  # inputs of a look in passing
 PASSES = {f"reference_steps_{passes}": passes for passes in (2, 3, 4, 6)}
 
 
@@ -180,10 +180,11 @@ class Evaluation:
         }
         return rows, log_p, fills, {"judge": scores.mean(dim=-1)} | said
 
-    def in_passes(self, policy, passes, surest=False):
-        """The row of the generator that fills in several forward passes."""
+    def in_passes(self, policy, log_p, passes, surest=False):
+        """The row of a generator that fills in several passes, of which log_p (N·K,T,V) is one."""
+        log_m = log_marginal(log_p, len(self.mask))  # (N,T,V)
         fills = fill_in_passes(
-            policy, self.masked, self.mask, passes, self.config, self.config.seed, surest
+            policy, log_m, self.masked, self.mask, passes, self.config, surest
         )  # (N,1,T)
         used = self.mask.sum(dim=1).clamp(max=passes).float().mean().item()
         return self.measure(fills, used)
@@ -216,12 +217,13 @@ class Evaluation:
             rows |= of_after
             for name, passes in PASSES.items():
                 self.begin(ROWS[name])
-                rows[name] = self.in_passes(before, passes)
+                rows[name] = self.in_passes(before, ref_log_p, passes)
             T = self.mask.shape[1]
             self.begin(ROWS["reference_sequential_random"])
-            rows["reference_sequential_random"] = self.in_passes(before, T)
+            rows["reference_sequential_random"] = self.in_passes(before, ref_log_p, T)
             self.begin(ROWS["reference_sequential_confident"])
-            rows["reference_sequential_confident"] = self.in_passes(before, T, surest=True)
+            surest_first = self.in_passes(before, ref_log_p, T, surest=True)
+            rows["reference_sequential_confident"] = surest_first
             self.begin("the price of independence")
             prices = {"before": self.price(before, ref_log_p)}
             self.begin("the price of independence")
@@ -232,8 +234,8 @@ class Evaluation:
 
     def begin(self, name):
         """The next step of the table, on its bar."""
-        self.bar.set_description(f"table: {name}", refresh=False)
         self.bar.update()
+        self.bar.set_description(f"table: {name}")
 
     def beside(self, rows, prices, log_p):
         """What stands beside the rows in evaluation.json."""
@@ -279,7 +281,7 @@ class Evaluation:
     @torch.compiler.set_stance("force_eager")  # shapes of their own are not worth compiling for
     def peek(self, policy, before, step):
         """A look in passing: valid words on the first inputs, and a few fills before and now."""
-        tokens, masked, mask = (x[:AT_ONCE] for x in (self.tokens, self.masked, self.mask))  # (N,T)
+        tokens, masked, mask = (x[:PEEK] for x in (self.tokens, self.masked, self.mask))  # (N,T)
         few, blanks = (x[:5] for x in self.shown)  # (5,T), (5,T)
         texts = {"text": self.shown_texts}
         valid = []
@@ -333,8 +335,11 @@ def allowed_reward(saved, given):
     parts = {name: weight for name, weight in saved.items() if ".py:" not in name}
     if given:
         parts = parse_reward(given)
-    for name in saved.keys() - parts.keys():
-        print(f"left out: {name}, code that a checkpoint names; --reward={name} takes it in")
+    for name in saved:
+        if ".py:" in name and name not in parts:
+            print(
+                f"left out: {name}, code that a checkpoint names; take it in with --reward={name}"
+            )
     reward = ",".join(f"{name}:{weight}" for name, weight in parts.items())
     return reward or "judge", parts == saved
 

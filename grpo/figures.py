@@ -10,13 +10,13 @@ import numpy as np
 from grpo.words import decode, hidden_words, is_valid
 
 
-def word_figures(tokens, mask, fills, vocabulary, words):
+def word_figures(tokens, mask, fills, vocabulary, words, cut=True):
     """Of the hidden words: tokens, mask (N,T), fills (N,n,T) -> {name: number}.
 
     valid_words, exact_words: shares, over all fills.
     distinct_words: different valid words among the first fills ÷ different hidden words.
     different_valid_words: in the n fills of a hidden word; any_of_n: share of hidden words of which
-    at least one fill is exact.
+    at least one fill is exact. `cut` as in `hidden_words`.
     """
     n = fills.shape[1]
     texts = decode(fills, vocabulary)
@@ -24,7 +24,7 @@ def word_figures(tokens, mask, fills, vocabulary, words):
     total = valid = exact = different = found = 0
     hidden, first_valid = set(), set()
     for i, original in enumerate(decode(tokens, vocabulary)):
-        for start, end in hidden_words(original, flags[i]):
+        for start, end in hidden_words(original, flags[i], cut):
             word = original[start:end]
             total += 1
             hidden.add(word)

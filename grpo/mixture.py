@@ -68,12 +68,6 @@ def log_marginal(log_p, inputs):
     return log_mean(of_each_z, dim=1)  # (N,T,V)
 
 
-def marginal_logits(logits, inputs, temperature):
-    """Logits whose softmax at `temperature` is m: (N·K,T,V) -> (N,T,V)."""
-    log_p = log_softmax(logits, temperature)  # (N·K,T,V)
-    return temperature * log_marginal(log_p, inputs)  # (N,T,V)
-
-
 def likeliest(logits, masked, mask, temperature):
     """Of the fills that are each z's own likeliest, the mixture's likeliest: -> (N,1,T)."""
     likely = logits.argmax(dim=-1).unflatten(0, (len(masked), -1))  # (N,K,T)

@@ -67,7 +67,7 @@ def judge_reward(judge, completions, masked, mask, decode):
     return judge_scores(judge, completions)
 
 
-def valid_words(lexicon, completions, masked, mask, decode):
+def valid_words(lexicon, completions, masked, mask, decode, cut=True):
     """The share of an input's hidden words whose fill is a word of the lexicon: -> (B,G)."""
     B, G, _ = completions.shape
     texts = decode(completions)
@@ -76,7 +76,7 @@ def valid_words(lexicon, completions, masked, mask, decode):
     for b in range(B):
         for g in range(G):
             text = texts[b * G + g]
-            spans = words.filled_words(text, flags[b])
+            spans = words.filled_words(text, flags[b], cut)
             valid = sum(words.is_valid(text, start, end, lexicon) for start, end in spans)
             shares[b, g] = valid / max(len(spans), 1)
     return shares
@@ -156,7 +156,7 @@ class Rewards:
             if name == "judge":
                 function = partial(judge_reward, judge)
             elif name == "valid_words":
-                function = partial(valid_words, lexicon)
+                function = partial(valid_words, lexicon, cut=not config.prompts_file)
             elif name.endswith(".pt"):
                 other = load_model(name, "judge", vocabulary).requires_grad_(False)
                 function = partial(judge_reward, forward(other, device, config))

@@ -130,6 +130,7 @@ class Run:
             fills,
             self.data.vocabulary,
             self.evaluation.words,
+            cut=not self.config.prompts_file,
         )
         return figures["valid_words"]
 

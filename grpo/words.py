@@ -13,25 +13,28 @@ def lexicon(text):
     return {word for word in WORD.findall(text.lower()) if len(word) > 1 or word in "ai"}
 
 
-def hidden_words(text, mask):
-    """(start, end) of each word of `text` that holds a blank and that the window does not cut."""
+def hidden_words(text, mask, cut=True):
+    """(start, end) of each word of `text` that holds a blank.
+
+    `cut`: the text is a window, whose first and last word may be parts of words: they are left out.
+    """
     spans = []
     for match in WORD.finditer(text):
         start, end = match.span()
-        whole = 0 < start and end < len(text)
+        whole = not cut or (0 < start and end < len(text))
         if whole and mask[start:end].any():
             spans.append((start, end))
     return spans
 
 
-def filled_words(fill, mask):
+def filled_words(fill, mask, cut=True):
     """(start, end) of each word in the hidden words' places, a blank taken for a letter.
 
     A fill that puts spaces there makes several words of one; spaces alone make one that is none.
     """
     letters = "".join("a" if blank else c for c, blank in zip(fill, mask))
     spans = []
-    for start, end in hidden_words(letters, mask):
+    for start, end in hidden_words(letters, mask, cut):
         pieces = [match.span() for match in re.finditer(r"\S+", fill[start:end])]
         for first, last in pieces or [(0, end - start)]:
             spans.append((start + first, start + last))

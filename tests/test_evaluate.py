@@ -1,5 +1,7 @@
+import io
 import itertools
 import json
+import sys
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -276,6 +278,9 @@ def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):
     assert f"left out: {evil}:half" in shown and "--reward=" in shown
     assert not (tmp_path / "owned").exists()
     assert not (out / "evaluation.json").exists()  # not the run's own table
+    evaluate.main([str(out), "--reward=valid_words"])
+    assert capsys.readouterr().out.count("left out") == 1  # the judge is no code
+    assert not (tmp_path / "owned").exists() and not (out / "evaluation.json").exists()
     evaluate.main([str(out), f"--reward=judge:1.0,{evil}:half:2.0"])
     assert (tmp_path / "owned").exists() and "left out" not in capsys.readouterr().out
     assert result_of(out)["after_sample"]["reward_half"] == 0.5
@@ -389,3 +394,25 @@ def test_a_peek_without_prompts_shows_the_text(settings):
     original = train.decode(evaluation.tokens[0])
     assert shown[0].replace("[", "").replace("]", "") == f"  text   {original}"
     assert shown[1].replace("before ", "") == shown[2].replace("now    ", "")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_names_each_step_and_moves_within_it(settings, monkeypatch):
+    """On a terminal; elsewhere nothing is shown."""
+    train, val = load_data(settings.dataset, settings.block_size)
+    evaluation = Evaluation(settings, judge, train, val, torch.device("cpu"))
+    policy, _ = table_policy(1, 28, 0)
+    for terminal in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", terminal)
+        evaluation.table(policy, policy)
+        shown = terminal.getvalue()
+        if terminal.isatty():
+            # When it begins, in the second pass (two blanks are hidden), and as it is judged.
+            assert shown.count("table: before, in 6 passes") >= 3
+            assert "11/11" in shown and "table: the price of independence" in shown
+        else:
+            assert shown == ""

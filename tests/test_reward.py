@@ -181,6 +181,15 @@ def test_the_end_of_a_prompt_ends_its_last_word():
     assert have.tolist() == [[1.0, 0.0]]
 
 
+def test_a_prompts_first_and_last_word_count():
+    """A window may cut its outer words; a prompt of the user's own begins and ends where it does."""
+    masked = encode("_n on o_")
+    completions = encode("on on on", "xn on on")[None]
+    mask = masked == BLANK
+    own = valid_words({"on"}, completions, masked, mask, decode, cut=False)
+    assert own.tolist() == [[1.0, 0.5]]
+
+
 def test_the_sum_is_credited_and_the_parts_are_told(tmp_path):
     """The judge's part per run, another's on every blank of its completion."""
     own = tmp_path / "own.py"

@@ -1,36 +1,314 @@
-"""The whole program, as a user runs it, on tiny models."""
+"""The step on tiny models, and the whole program as a user runs it.
+
+Letters: B inputs, T characters, G completions of each, K values of the latent.
+"""
 
 import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import grpo.rollout
+import grpo.run
 import train_grpo
+from data.dataset import Dataset
 from grpo.evaluate import ROWS
 from grpo.evaluate import main as evaluate_main
-from grpo.plumbing.checkpoint import read
+from grpo.optimizer import Optimizer
+from grpo.plumbing.checkpoint import model_file, read, write
 from grpo.plumbing.config import Config
 from grpo.plumbing.log import Clock
-from grpo.plumbing.setup import make_optimizer
 from grpo.reward import Rewards
-from grpo.stats import log_softmax, restrict
-from grpo.step import draw_uniforms, grpo_step, probability_of_equal_fills
-from model.transformer import Generator, TransformerConfig
-from tests.conftest import command_line
+from grpo.rollout import Inputs, draw_uniforms
+from model.transformer import Generator, Judge, TransformerConfig
+from tests.conftest import PLAIN, command_line
+
+CPU = torch.device("cpu")
+LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
+FIGURES = """
+    loss pg_loss kl_penalty mean_reward std_reward mean_advantage mean_kl mean_log_prob entropy
+    grad_norm frac_reward_zero_std dead_groups_foretold clip_ratio approx_kl lr valid_words
+""".split()
+
+
+# The step.
+
+
+def tiny_generator(seed=0, K=1):
+    torch.manual_seed(seed)
+    return Generator(TransformerConfig(6, 8, n_layer=2, n_head=2, n_embd=32, n_latent=K))
+
+
+def settings(**changes):
+    """Plain GRPO, with the changes."""
+    return Config(**(PLAIN | {"kernel": "torch"} | changes))
+
+
+def rule(tokens):
+    """A judge that wants the first two characters to agree."""
+    agree = tokens[:, :1] == tokens[:, 1:2]  # (B,1)
+    return torch.where(agree, 4.0, -4.0).expand(tokens.shape)
+
+
+def some_inputs(B, G):
+    """B inputs of 8 characters, the first one and about half of the others hidden."""
+    tokens = torch.randint(5, (B, 8), generator=torch.Generator().manual_seed(1))
+    mask = torch.rand(B, 8, generator=torch.Generator().manual_seed(2)) < 0.5
+    mask[:, 0] = True
+    return Inputs(tokens, mask, tokens.masked_fill(mask, 5), draw_uniforms(B, G, 8, (0,)), (1, 0))
+
+
+def one_step(config, generator, B=4, G=None, policy=None, judge=rule):
+    """-> Rollout, metrics. Another net's logits are the reference: the KL is not 0."""
+    reference = tiny_generator(7, generator.n_latent)
+    return train_grpo.grpo_step(
+        policy or generator,
+        reference,
+        Rewards(judge, config, "abcde_", set(), CPU),
+        Optimizer(generator, config),
+        some_inputs(B, G or config.group_size),
+        config,
+        Clock(CPU),
+    )
+
+
+def counted(model, sizes):
+    """The model, which adds the number of inputs of each of its passes to `sizes`."""
+
+    def call(tokens):
+        sizes.append(len(tokens))
+        return model(tokens)
+
+    return call
+
+
+@pytest.mark.parametrize("K", [1, 4])
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_inputs_are_never_repeated_through_the_generator(K, iterations):
+    """One pass for the rollout and one for each update, whatever the group."""
+    sizes = []
+    generator = tiny_generator(K=K)
+    config = settings(group_size=16, batch_size=4, num_iterations=iterations)
+    one_step(config, generator, policy=counted(generator, sizes))
+    assert sizes == [4] * (1 + iterations)
+
+
+def test_the_judge_sees_each_completion_whole():
+    """Those of all values of the latent, as (B,G,T) with the visible characters of their input."""
+    generator = tiny_generator(K=2)
+    seen = []
+
+    def judge(tokens):
+        seen.append(tokens)
+        return rule(tokens)
+
+    rollout, _ = one_step(settings(group_size=4, batch_size=4), generator, judge=judge)
+    inputs = some_inputs(4, 4)
+    assert rollout.completions.shape == (8, 2, 8)
+    fills = rollout.completions.reshape(4, 4, 8)  # (B,G,T)
+    assert ((fills == inputs.tokens[:, None]) | inputs.mask[:, None]).all()
+    judged = {tuple(row) for part in seen for row in part.tolist()}
+    assert {tuple(row) for row in fills.flatten(0, 1).tolist()} <= judged
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "sum"])
+@pytest.mark.parametrize("scale, quantile", [("group", 1.0), ("batch", 0.4)])
+@pytest.mark.parametrize("K, kl_of", [(1, "row"), (2, "row"), (2, "marginal")])
+def test_accumulated_micro_batches_equal_one_batch(loss_type, scale, quantile, K, kl_of):
+    """The same update and the same figures, though the micro-batches hold different numbers of
+    blanks, and the weight of the KL is the whole step's."""
+    results = []
+    for batch_size in (6, 2):
+        generator = tiny_generator(K=K).double()
+        config = settings(
+            group_size=4,
+            batch_size=batch_size,
+            gradient_accumulation_steps=6 // batch_size,
+            loss_type=loss_type,
+            scale_rewards=scale,
+            learning_rate=1e-2,
+            num_iterations=2,
+            top_entropy_quantile=quantile,
+            kl_target=0.01,
+            kl_of=kl_of,
+        )
+        _, metrics = one_step(config, generator, B=6)
+        results.append((generator.state_dict(), metrics))
+    (whole, figures), (accumulated, figures_of_parts) = results
+    for name, value in whole.items():
+        torch.testing.assert_close(value, accumulated[name], rtol=1e-9, atol=1e-9)
+    for name, value in figures.items():
+        part = figures_of_parts[name].double()
+        torch.testing.assert_close(value.double(), part, rtol=1e-6, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("K", [1, 2])
+@pytest.mark.parametrize("M", [1, 4])
+def test_mini_batches_are_updates_of_their_own(M, K):
+    """Every input once per inner iteration, in an order that the seed decides; where nothing moves,
+    their figures add up to the whole step's."""
+    shared = {
+        "group_size": 4,
+        "batch_size": 2,
+        "gradient_accumulation_steps": 6,
+        "num_iterations": 2,
+    }
+    still = settings(**shared, learning_rate=0.0)
+    generator = tiny_generator(K=K)
+    before = [p.clone() for p in generator.parameters()]
+    _, whole = one_step(still, generator, B=12)
+    sizes = []
+    in_parts = settings(**shared, learning_rate=0.0, minibatch_size=M)
+    _, mini = one_step(in_parts, generator, B=12, policy=counted(generator, sizes))
+    micro = min(M, 2)
+    assert sizes == [2] * 6 + [micro] * (2 * 12 // micro)  # the rollout, then the updates
+    for a, b in zip(before, generator.parameters()):
+        assert torch.equal(a, b)
+    for name in ("pg_loss", "kl_penalty", "mean_reward"):
+        torch.testing.assert_close(mini[name], whole[name], rtol=1e-5, atol=1e-6)
+
+    moving = settings(**shared, learning_rate=1e-2, minibatch_size=M)
+    _, once = one_step(moving, tiny_generator(K=K), B=12)
+    _, again = one_step(moving, tiny_generator(K=K), B=12)
+    # Measured against the rollout, not against the update before.
+    assert once["approx_kl"] == again["approx_kl"] > 0
+
+
+def test_another_group_size_than_the_setting_says():
+    """The uniforms decide."""
+    rollout, have = one_step(settings(group_size=8, batch_size=4), tiny_generator(), G=3)
+    _, want = one_step(settings(group_size=3, batch_size=4), tiny_generator())
+    assert rollout.completions.shape[1] == 3
+    torch.testing.assert_close(have["loss"], want["loss"])
+
+
+@pytest.mark.parametrize("K", [1, 2])
+def test_the_weight_of_the_kl_grows_with_the_fourth_power_of_the_kl(K):
+    shared = {"group_size": 4, "batch_size": 4, "loss_type": "dapo", "kl_beta": 0.2}
+    _, metrics = one_step(settings(**shared, kl_target=0.01), tiny_generator(K=K))
+    kl = metrics["mean_kl"].item()
+    weight = metrics["kl_weight"].item()
+    assert kl > 0.01
+    assert weight == pytest.approx(0.2 * (kl / 0.01) ** 4, rel=1e-5)
+    assert metrics["kl_penalty"].item() == pytest.approx(weight * kl, rel=1e-5)
+    _, without = one_step(settings(**shared, kl_target=0.0), tiny_generator(K=K))
+    assert "kl_weight" not in without
+
+
+def test_the_kl_of_the_first_step_is_measured_as_the_setting_says():
+    """The mixture's marginals are nearer to each other than the rows are."""
+    kl = {}
+    for kl_of in ("row", "marginal"):
+        config = settings(group_size=4, batch_size=4, kl_of=kl_of, learning_rate=0.0)
+        _, metrics = one_step(config, tiny_generator(K=4))
+        kl[kl_of] = metrics["mean_kl"].item()
+    assert 0 < kl["marginal"] < kl["row"]
+
+
+def learn(seed, steps, K=1, **changes):
+    """Two blanks that must agree -> the metrics of each step."""
+    own = {
+        "batch_size": 8,
+        "group_size": 8,
+        "learning_rate": 3e-3,
+        "kl_beta": 0.01,
+        "temperature": 1.0,
+        "top_p": 1.0,
+    }
+    config = settings(**(own | changes))
+    generator = tiny_generator(seed, K)
+    reference = tiny_generator(seed, K)
+    optimizer = Optimizer(generator, config)
+    rewards = Rewards(rule, config, "abcde_", set(), CPU)
+    clock = Clock(CPU)
+    mask = torch.zeros(8, 8, dtype=torch.bool)
+    mask[:, :2] = True
+    metrics = []
+    for step in range(steps):
+        g = torch.Generator().manual_seed(1000 * seed + step)
+        tokens = torch.randint(5, (8, 8), generator=g)
+        uniforms = draw_uniforms(8, 8, 8, (seed, step))
+        inputs = Inputs(tokens, mask, tokens.masked_fill(mask, 5), uniforms, (seed, step))
+        _, figures = train_grpo.grpo_step(
+            generator, reference, rewards, optimizer, inputs, config, clock
+        )
+        metrics.append(figures)
+    return metrics
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss_type": "dr_grpo", "scale_rewards": "none", "baseline": "leave_one_out"},
+        {"importance_sampling_level": "sequence", "num_iterations": 2},
+        {"K": 4},
+    ],
+    ids=str,
+)
+def test_it_learns(changes):
+    """Drawn blind to each other the blanks agree one time in five, after 60 steps at least seven
+    times in ten."""
+    for seed in (1, 2, 3):
+        rewards = [metrics["mean_reward"].item() for metrics in learn(seed, 60, **changes)]
+        assert rewards[0] < 0.4
+        assert sum(rewards[-5:]) / 5 > 0.7, (seed, rewards[::10])
+
+
+def final_kl(seed, **changes):
+    """The mean KL of the last ten of 80 steps."""
+    return sum(metrics["mean_kl"].item() for metrics in learn(seed, 80, **changes)[-10:]) / 10
+
+
+def test_a_target_keeps_the_kl_near_whatever_the_weight():
+    """Sixteen times the weight divides it by more than twenty, with a target by about two."""
+    for seed in (1, 2, 3):
+        free = final_kl(seed, kl_beta=0.05)
+        tight = final_kl(seed, kl_beta=0.8)
+        loose = final_kl(seed, kl_beta=0.05, kl_target=0.4)
+        stiff = final_kl(seed, kl_beta=0.8, kl_target=0.4)
+        assert free > 20 * tight
+        assert 0.2 < stiff < loose < 0.8
+
+
+# The whole program.
+
+
+def read_lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def without_times(line):
+    return {name: value for name, value in line.items() if not name.endswith("_ms")}
 
 
 def run(flags, **changes):
+    """-> the checkpoint, the lines of metrics.jsonl without times."""
     train_grpo.main(command_line(flags, **changes))
     out = Path((flags | changes)["out_dir"])
-    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return read(out / "checkpoint.pt"), [
-        {k: v for k, v in line.items() if not k.endswith("_ms")} for line in metrics
-    ]
+    metrics = [without_times(line) for line in read_lines(out / "metrics.jsonl")]
+    return read(out / "checkpoint.pt"), metrics
+
+
+def table_of(flags):
+    """evaluation.json, in which no number may be NaN."""
+    text = (Path(flags["out_dir"]) / "evaluation.json").read_text()
+    return json.loads(text, parse_constant=pytest.fail)
+
+
+def refused(flags, capsys, **changes):
+    """The one line that a user's mistake is answered with; nothing is written."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        train_grpo.main(command_line(flags, **changes))
+    assert end.value.code == 2
+    assert not Path(flags["out_dir"]).exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
 
 
 def same(a, b):
@@ -39,7 +317,28 @@ def same(a, b):
         return torch.equal(a, b)
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    return all(map(same, a, b)) if isinstance(a, (list, tuple)) else a == b
+    if isinstance(a, (list, tuple)):
+        return all(map(same, a, b))
+    return a == b
+
+
+@pytest.fixture(scope="module")
+def coin(world):
+    """The file of an untrained generator with a latent of two values."""
+    vocabulary = Dataset(world / "text", "train").vocabulary
+    torch.manual_seed(1)
+    generator = Generator(TransformerConfig(len(vocabulary), 16, 2, 2, 32, n_latent=2))
+    torch.nn.init.normal_(generator.head.weight, std=0.1)  # two values that differ
+    write(world / "coin.pt", model_file(generator, vocabulary))
+    return str(world / "coin.pt")
+
+
+@pytest.fixture(params=[1, 2], ids="K={}".format)
+def generator_file(request, world):
+    """Without a latent, and with one of two values."""
+    if request.param == 1:
+        return str(world / "generator.pt")
+    return request.getfixturevalue("coin")
 
 
 def test_a_run_leaves_what_it_promises(flags, capsys):
@@ -52,298 +351,101 @@ def test_a_run_leaves_what_it_promises(flags, capsys):
         "evaluation.json",
         "metrics.jsonl",
     ]
-    assert (
-        json.loads((out / "config.json").read_text())["group_size"] == 4
-        and checkpoint["training"]["iteration"] == 4
-    )
+    assert json.loads((out / "config.json").read_text())["group_size"] == 4
+    assert checkpoint["training"]["iteration"] == 4
     assert [line["iteration"] for line in metrics] == [0, 1, 2, 3]
-    for name in (
-        "loss pg_loss kl_penalty mean_reward std_reward mean_advantage mean_kl mean_log_prob entropy grad_norm frac_reward_zero_std clip_ratio approx_kl lr valid_words"
-    ).split():
+    for name in FIGURES:
         assert all(isinstance(line[name], float) for line in metrics), name
-    result = json.loads((out / "evaluation.json").read_text())
+    result = table_of(flags)
+    everywhere = "judge valid_words exact_words exact_chars distinct_words ngram_bits".split()
     for row in ROWS:
-        assert {
-            "judge",
-            "valid_words",
-            "exact_words",
-            "exact_chars",
-            "distinct_words",
-            "ngram_bits",
-            "forward_passes",
-        } <= result[row].keys()
-    assert {"entropy", "pass@1", "pass@16"} <= result["after_sample"].keys() and {
-        "gap_closed",
-        "masking",
-        "inputs",
-        "temperature",
-        "seed",
-    } <= result.keys()
-    assert (
-        result["original"]["exact_chars"] == 1
-        and result["reference_sequential_random"]["forward_passes"] > 1
-    )
+        assert {*everywhere, "forward_passes"} <= result[row].keys()
+    assert {"entropy", "pass@1", "pass@16"} <= result["after_sample"].keys()
+    assert {"gap_closed", "masking", "inputs", "temperature", "seed"} <= result.keys()
+    assert result["original"]["exact_chars"] == 1
+    assert result["reference_sequential_random"]["forward_passes"] > 1
     shown = capsys.readouterr().out
-    assert "gap closed" in shown and "before, one step, argmax" in shown
+    assert "gap closed" in shown
+    assert "before, one step, argmax" in shown
     evaluate_main([str(out)])  # the table again, from the files alone
-    assert json.loads((out / "evaluation.json").read_text()) == result
+    assert table_of(flags) == result
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {
-            "gradient_accumulation_steps": 2,
-            "num_iterations": 2,
-            "loss_type": "dapo",
-            "log_interval": 2,
-        },
-        {
-            "reference_mode": "ema",
-            "ema_alpha": 0.3,
-            "minibatch_size": 2,
-            "num_iterations": 2,
-            "top_entropy_quantile": 0.5,
-            "kl_target": 0.01,
-        },
-        {
-            "reference_mode": "periodic",
-            "reference_update_freq": 2,
-            "xtc_probability": 0.5,
-            "repetition_penalty": 1.2,
-        },
-    ],
-)
-def test_resume_is_bit_for_bit(flags, tmp_path, changes):
-    """n steps, resume, n more = 2n steps never stopped: weights, optimizer, and every figure but the times."""
-    want, metrics = run(flags, out_dir=tmp_path / "whole", max_iters=6, **changes)
-    half = {"out_dir": tmp_path / "halves", "lr_decay_iters": 6, **changes}
+def test_a_run_with_a_latent(flags, coin):
+    """The same files and figures; the checkpoint's generator has the latent too."""
+    checkpoint, metrics = run(flags, generator_checkpoint=coin, kl_of="marginal", max_iters=2)
+    assert checkpoint["architecture"]["n_latent"] == 2
+    for name in FIGURES:
+        assert all(isinstance(line[name], float) for line in metrics), name
+    assert metrics[0]["mean_kl"] == pytest.approx(0, abs=1e-6)
+    assert metrics[1]["mean_kl"] > 0
+    result = table_of(flags)
+    assert set(ROWS) <= result.keys()
+    assert result["original"]["exact_chars"] == 1
+    evaluate_main([flags["out_dir"]])
+    assert table_of(flags) == result
+
+
+RESUMED = [
+    {},
+    {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo", "log_interval": 2},
+    {
+        "reference_mode": "ema",
+        "ema_alpha": 0.3,
+        "minibatch_size": 2,
+        "num_iterations": 2,
+        "top_entropy_quantile": 0.5,
+        "kl_target": 0.01,
+    },
+    {
+        "reference_mode": "periodic",
+        "reference_update_freq": 2,
+        "xtc_probability": 0.5,
+        "repetition_penalty": 1.2,
+    },
+]
+CUT_SHORT = """{"iteration": 3, "written": "after the last checkpoint, before the kill"}
+{"iteration": 4, "cut sho"""
+
+
+def check_resume(flags, folder, **changes):
+    """n steps, resume, n more = 2n steps never stopped: weights, optimizer, and all figures but
+    the times."""
+    changes = {"eval_inputs": 1} | changes
+    want, metrics = run(flags, out_dir=folder / "whole", max_iters=6, **changes)
+    half = {"out_dir": folder / "halves", "lr_decay_iters": 6, **changes}
     run(flags, max_iters=3, **half)
-    with open(tmp_path / "halves" / "metrics.jsonl", "a") as f:
-        f.write(
-            '{"iteration": 3, "written": "after the last checkpoint, before the kill"}\n{"iteration": 4, "cut sho'
-        )
+    with open(folder / "halves" / "metrics.jsonl", "a") as f:
+        f.write(CUT_SHORT)
     have, resumed = run(flags, max_iters=6, init_from="resume", **half)
     assert metrics == resumed
-    assert same(want["weights"], have["weights"]) and same(
-        want["training"]["optimizer"], have["training"]["optimizer"]
-    )
-    assert same(want["training"].get("reference"), have["training"].get("reference")) and (
-        "reference" in have["training"]
-    ) == ("reference_mode" in changes)
+    assert same(want["weights"], have["weights"])
+    assert same(want["training"]["optimizer"], have["training"]["optimizer"])
+    assert same(want["training"].get("reference"), have["training"].get("reference"))
+    assert ("reference" in have["training"]) == ("reference_mode" in changes)
 
 
-def test_the_same_command_gives_the_same_run_and_another_seed_another(flags, tmp_path):
-    a, b, c = (
-        run(flags, out_dir=tmp_path / name, seed=seed)
-        for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    )
-    assert a[1] == b[1] and same(a[0]["weights"], b[0]["weights"]) and a[1] != c[1]
+@pytest.mark.parametrize("changes", RESUMED, ids=str)
+def test_resume_is_bit_for_bit(flags, tmp_path, changes):
+    check_resume(flags, tmp_path, **changes)
 
 
-def tiny_generator(seed=0):
-    torch.manual_seed(seed)
-    return Generator(TransformerConfig(vocab_size=6, block_size=8, n_layer=2, n_head=2, n_embd=32))
+def test_resume_is_bit_for_bit_with_a_latent(flags, tmp_path, coin):
+    changes = RESUMED[2] | {"generator_checkpoint": coin, "kl_of": "marginal", "credit": "run"}
+    check_resume(flags, tmp_path, **changes)
 
 
-def one_step(config, generator, judge, batches, calls=None, G=None):
-    def counted(tokens):
-        if calls is not None:
-            calls.append(len(tokens))
-        return generator(tokens)
-
-    optimizer = make_optimizer(generator, config)
-    tokens = torch.randint(5, (batches, 8), generator=torch.Generator().manual_seed(1))
-    mask = torch.rand(batches, 8, generator=torch.Generator().manual_seed(2)) < 0.5
-    mask[:, 0] = True
-    uniforms = draw_uniforms(batches, G or config.group_size, 8, (0,))
-    reference = tiny_generator(7)
-    return grpo_step(
-        counted,
-        reference,
-        Rewards(judge),
-        optimizer,
-        tokens,
-        mask,
-        5,
-        uniforms,
-        config,
-        Clock(torch.device("cpu")),
-    )
-
-
-def rule(tokens):
-    """A judge that wants the first two characters to agree."""
-    return torch.where(tokens[:, :1] == tokens[:, 1:2], 4.0, -4.0).expand(-1, 8)
-
-
-def test_inputs_are_never_repeated_through_the_generator():
-    calls = []
-    one_step(Config(group_size=16, batch_size=4), tiny_generator(), rule, 4, calls)
-    assert calls == [4]
-
-
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "sum"])
-@pytest.mark.parametrize("scale, quantile", [("group", 1.0), ("batch", 0.4)])
-def test_accumulated_micro_batches_equal_one_batch(loss_type, scale, quantile):
-    """The same update and the same figures, though the micro-batches hold different numbers of blanks, and the weight of the KL is the whole step's."""
+def test_the_same_command_gives_the_same_run_and_another_seed_another(
+    flags, tmp_path, generator_file
+):
     results = []
-    for A in (1, 3):
-        generator = tiny_generator().double()
-        config = Config(
-            batch_size=6 // A,
-            gradient_accumulation_steps=A,
-            loss_type=loss_type,
-            scale_rewards=scale,
-            learning_rate=1e-2,
-            num_iterations=2,
-            top_entropy_quantile=quantile,
-            kl_target=0.01,
-        )
-        _, metrics = one_step(config, generator, rule, 6)
-        results.append((generator.state_dict(), metrics))
-    for name, value in results[0][0].items():
-        torch.testing.assert_close(value, results[1][0][name], rtol=1e-9, atol=1e-9)
-    for name, value in results[0][1].items():
-        torch.testing.assert_close(
-            value.double(), results[1][1][name].double(), rtol=1e-6, atol=1e-7, msg=name
-        )
-
-
-@pytest.mark.parametrize("M", [1, 4])
-def test_mini_batches_are_updates_of_their_own(M):
-    """Every input once per inner iteration, in an order that the seed decides; where nothing moves, their figures add up to the whole step's."""
-    config = Config(
-        batch_size=2,
-        gradient_accumulation_steps=6,
-        num_iterations=2,
-        minibatch_size=M,
-        learning_rate=0.0,
-    )
-    generator = tiny_generator()
-    before = [p.clone() for p in generator.parameters()]
-    whole = one_step(replace(config, minibatch_size=0), generator, rule, 12)[1]
-    sizes = []
-    _, mini = one_step(config, generator, rule, 12, sizes)
-    assert sizes == [2] * 6 + [min(M, 2)] * (
-        2 * 12 // min(M, 2)
-    )  # the rollout, then the updates, in micro-batches
-    assert all(torch.equal(a, b) for a, b in zip(before, generator.parameters()))
-    for name in ("pg_loss", "kl_penalty", "mean_reward"):
-        torch.testing.assert_close(mini[name], whole[name], rtol=1e-5, atol=1e-6)
-    config = replace(config, learning_rate=1e-2)
-    a, b = (
-        one_step(config, g, rule, 12)[1]["approx_kl"] for g in (tiny_generator(), tiny_generator())
-    )
-    assert a == b > 0  # measured against the rollout, not against the update before
-
-
-def test_another_group_size_than_the_setting_says():
-    rollout, metrics = one_step(Config(group_size=8, batch_size=4), tiny_generator(), rule, 4, G=3)
-    assert rollout.completions.shape[1] == 3
-    torch.testing.assert_close(
-        metrics["loss"],
-        one_step(Config(group_size=3, batch_size=4), tiny_generator(), rule, 4)[1]["loss"],
-    )
-
-
-def test_equal_fills_are_foretold():
-    """Π over blanks of Σ_v q(v)^G against the enumeration of all groups."""
-    logits, mask, G = (
-        torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0)),
-        torch.ones(1, 2, dtype=torch.bool),
-        3,
-    )
-    kept = torch.tensor([[[True, True, True], [True, False, True]]])
-    q = restrict(log_softmax(logits, 0.7), kept).exp()[0]
-    fills = [(a, b) for a in range(3) for b in range(3)]
-    want = sum((q[0, a] * q[1, b]) ** G for a, b in fills)
-    torch.testing.assert_close(probability_of_equal_fills(logits, kept, mask, 0.7, G), want[None])
-    assert probability_of_equal_fills(
-        logits, kept, torch.tensor([[True, False]]), 0.7, G
-    ).item() == pytest.approx((q[0] ** G).sum().item(), rel=1e-5)
-
-
-def learn(seed, steps, **changes):
-    """Two blanks that must agree -> the metrics of each step."""
-    generator, reference = tiny_generator(seed), tiny_generator(seed)
-    config = Config(
-        **{
-            "batch_size": 8,
-            "group_size": 8,
-            "learning_rate": 3e-3,
-            "kl_beta": 0.01,
-            "temperature": 1.0,
-            "top_p": 1.0,
-        }
-        | changes
-    )
-    optimizer, clock, metrics = make_optimizer(generator, config), Clock(torch.device("cpu")), []
-    mask = torch.zeros(8, 8, dtype=torch.bool)
-    mask[:, :2] = True
-    for step in range(steps):
-        tokens = torch.randint(
-            5, (8, 8), generator=torch.Generator().manual_seed(1000 * seed + step)
-        )
-        metrics.append(
-            grpo_step(
-                generator,
-                reference,
-                Rewards(rule),
-                optimizer,
-                tokens,
-                mask,
-                5,
-                draw_uniforms(8, 8, 8, (seed, step)),
-                config,
-                clock,
-            )[1]
-        )
-    return metrics
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"loss_type": "dr_grpo", "scale_rewards": "none", "baseline": "leave_one_out"},
-        {"importance_sampling_level": "sequence", "num_iterations": 2},
-    ],
-)
-def test_it_learns(changes):
-    """Drawn blind to each other the blanks agree one time in five, after 60 steps at least seven times in ten."""
-    for seed in (1, 2, 3):
-        rewards = [metrics["mean_reward"].item() for metrics in learn(seed, 60, **changes)]
-        assert rewards[0] < 0.4 and sum(rewards[-5:]) / 5 > 0.7, (seed, rewards[::10])
-
-
-def test_the_weight_of_the_kl_grows_with_the_fourth_power_of_the_kl():
-    config = Config(group_size=4, batch_size=4, loss_type="dapo", kl_beta=0.2, kl_target=0.01)
-    _, metrics = one_step(
-        config, tiny_generator(), rule, 4
-    )  # another net's logits are the reference: the KL is not 0
-    assert (
-        metrics["kl_weight"].item()
-        == pytest.approx(0.2 * (metrics["mean_kl"].item() / 0.01) ** 4, rel=1e-5)
-        and metrics["mean_kl"] > 0.01
-    )
-    assert metrics["kl_penalty"].item() == pytest.approx(
-        metrics["kl_weight"].item() * metrics["mean_kl"].item(), rel=1e-5
-    )
-    assert "kl_weight" not in one_step(replace(config, kl_target=0.0), tiny_generator(), rule, 4)[1]
-
-
-def test_a_target_keeps_the_kl_near_whatever_the_weight():
-    """The mean KL of the last ten of 80 steps: sixteen times the weight divides it by more than twenty, with a target by about two."""
-
-    def ends_with(seed, **changes):
-        return sum(metrics["mean_kl"].item() for metrics in learn(seed, 80, **changes)[-10:]) / 10
-
-    for seed in (1, 2, 3):
-        free, tight = (ends_with(seed, kl_beta=beta) for beta in (0.05, 0.8))
-        loose, stiff = (ends_with(seed, kl_beta=beta, kl_target=0.4) for beta in (0.05, 0.8))
-        assert free > 20 * tight and 0.2 < stiff < loose < 0.8
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        changes = {"generator_checkpoint": generator_file, "max_iters": 2, "eval_inputs": 1}
+        results.append(run(flags, out_dir=tmp_path / name, seed=seed, **changes))
+    (one, lines), (again, lines_again), (_, lines_of_another) = results
+    assert lines == lines_again
+    assert same(one["weights"], again["weights"])
+    assert lines != lines_of_another
 
 
 @pytest.mark.parametrize(
@@ -353,151 +455,218 @@ def test_a_target_keeps_the_kl_near_whatever_the_weight():
         {"mask_ratio": 1.0, "masking": "random"},
         {"block_size": 5, "masking": "span"},
     ],
+    ids=str,
 )
 def test_small_and_extreme_inputs(flags, changes):
     run(flags, max_iters=1, **changes)
-    json.loads(
-        (Path(flags["out_dir"]) / "evaluation.json").read_text(), parse_constant=pytest.fail
-    )  # no NaN
+    table_of(flags)
 
 
 def test_help():
-    assert (
-        "--group_size="
-        in subprocess.run(
-            [sys.executable, "train_grpo.py", "--help"], capture_output=True, text=True, check=True
-        ).stdout
-    )
+    command = [sys.executable, "train_grpo.py", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "--group_size=" in shown
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in Path("config").glob("*.py")))
-def test_every_config_runs(flags, name):
-    files = ["config/grpo_config.py"] + (["config/" + name] if name != "grpo_config.py" else [])
-    train_grpo.main(
-        files + command_line(flags, batch_size=32, max_iters=2, warmup_iters=0, eval_inputs=2)
-    )
-    assert len((Path(flags["out_dir"]) / "metrics.jsonl").read_text().splitlines()) == 2
+@pytest.mark.parametrize("path", sorted(Path("config").glob("*.py")), ids=str)
+def test_every_config_runs(flags, path):
+    own = {"batch_size": 32, "max_iters": 2, "warmup_iters": 0, "eval_inputs": 2}
+    train_grpo.main([str(path), *command_line(flags, **own)])
+    assert len(read_lines(Path(flags["out_dir"]) / "metrics.jsonl")) == 2
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision(flags, dtype):
-    """Forward passes in half precision; what is summed stays float32, and the figures of the first step are those of float32 to its precision."""
-    _, half = run(flags, dtype=dtype, max_iters=2, gradient_checkpointing="true")
-    _, full = run(flags, out_dir=flags["out_dir"] + "-full", max_iters=2)
+def test_half_precision(flags, generator_file):
+    """Forward passes in bfloat16; what is summed stays float32, and the figures of the first step
+    are those of float32 to its precision."""
+    shared = {"generator_checkpoint": generator_file, "max_iters": 2, "eval_inputs": 1}
+    _, half = run(flags, dtype="bfloat16", gradient_checkpointing="true", **shared)
+    _, full = run(flags, out_dir=flags["out_dir"] + "-full", **shared)
     for name in ("entropy", "mean_log_prob", "mean_reward", "grad_norm"):
         assert half[0][name] == pytest.approx(full[0][name], rel=0.1), name
-    assert (
-        full[0]["mean_kl"] == half[0]["mean_kl"] == 0
-        and half[0]["approx_kl"] == 0
-        and half[1]["mean_kl"] > 0
-    )
+    assert full[0]["mean_kl"] == half[0]["mean_kl"] == 0
+    assert half[0]["approx_kl"] == 0
+    assert half[1]["mean_kl"] > 0
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-        ),
-    ],
-)
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 @pytest.mark.parametrize("mode", ["static", "ema"])
 def test_the_reference_may_live_elsewhere(flags, tmp_path, device, mode, monkeypatch):
-    """reference_device=cpu: every pass of the reference is made there, and the run is the same to rounding."""
-    asked, real = [], train_grpo.forward
-    monkeypatch.setattr(
-        train_grpo,
-        "forward",
-        lambda model, device, config: asked.append(device.type) or real(model, device, config),
-    )
-    elsewhere, together = (
-        run(
-            flags,
-            out_dir=tmp_path / name,
-            device=device,
-            reference_mode=mode,
-            reference_device=name,
-        )[1]
-        for name in ("cpu", device)
-    )
-    assert asked == [
-        device,
-        device,
-        "cpu",
-        "cpu",
-        *[device] * 4,
-    ]  # judge, generator, reference, untouched
+    """reference_device=cpu: every pass of the reference is made there, and the run is the same to
+    rounding."""
+    asked = []
+    real = grpo.run.forward
+
+    def forward(model, device, config):
+        asked.append(device.type)
+        return real(model, device, config)
+
+    monkeypatch.setattr(grpo.run, "forward", forward)
+    monkeypatch.setattr(grpo.rollout, "forward", forward)
+    shared = {"device": device, "reference_mode": mode}
+    _, elsewhere = run(flags, out_dir=tmp_path / "a", reference_device="cpu", **shared)
+    assert asked == [device, device, "cpu", "cpu"]  # judge, generator, reference, untouched
+    asked.clear()
+    _, together = run(flags, out_dir=tmp_path / "b", reference_device=device, **shared)
+    assert asked == [device] * 4
     for a, b in zip(elsewhere, together):
         assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
 
 
-def test_prompts_of_the_users_own(flags, tmp_path):
-    (tmp_path / "p.json").write_text(json.dumps({"prompts": ["th_ c_t", "the ___ cat sat", "_"]}))
-    checkpoint, metrics = run(
+def test_prompts_of_the_users_own(flags, tmp_path, generator_file):
+    """Of any lengths: what follows a prompt is no character."""
+    prompts = {"prompts": ["th_ c_t", "the ___ cat sat", "_"]}
+    (tmp_path / "p.json").write_text(json.dumps(prompts))
+    _, metrics = run(
         flags,
+        generator_checkpoint=generator_file,
         prompts_file=tmp_path / "p.json",
         max_iters=2,
         credit="run",
         reward="judge,valid_words:0.5",
     )
-    assert all(0 <= line["mean_reward"] <= 1.5 and line["mean_kl"] >= 0 for line in metrics)
-    assert (
-        json.loads((Path(flags["out_dir"]) / "evaluation.json").read_text())["original"][
-            "exact_chars"
-        ]
-        == 1
-    )
+    for line in metrics:
+        assert 0 <= line["mean_reward"] <= 1.5
+        assert line["mean_kl"] >= 0
+    assert table_of(flags)["original"]["exact_chars"] == 1
 
 
-def test_a_reward_of_the_users_own(flags, tmp_path):
-    (tmp_path / "mine.py").write_text("""
+@pytest.mark.parametrize("group_size", [2, 6])
+def test_a_group_that_the_latent_does_not_divide_is_refused(flags, world, capsys, group_size):
+    vocabulary = Dataset(world / "text", "train").vocabulary
+    generator = Generator(TransformerConfig(len(vocabulary), 16, 1, 1, 16, n_latent=4))
+    file = world / "four.pt"
+    write(file, model_file(generator, vocabulary))
+    told = refused(flags, capsys, generator_checkpoint=file, group_size=group_size)
+    assert f"group_size={group_size} is no multiple of the 4 values" in told
+    assert "group_size takes 4, 8, 12" in told
+
+
+def test_a_reference_of_another_latent_is_refused(flags, world, coin, capsys):
+    plain = str(world / "generator.pt")
+    told = refused(flags, capsys, generator_checkpoint=coin, reference_checkpoint=plain)
+    assert "the generator's latent has 2 values, the reference's 1" in told
+    told = refused(flags, capsys, generator_checkpoint=plain, reference_checkpoint=coin)
+    assert "the generator's latent has 1 values, the reference's 2" in told
+
+
+OWN_REWARDS = '''
 def few_spaces(completions, masked, mask, decode):
     return [[1 - text.count(" ") / len(text) for text in decode(group)] for group in completions]
 
-""")
-    _, metrics = run(flags, max_iters=2, reward=f"judge:0.5,{tmp_path}/mine.py:few_spaces:2")
+def early(completions, masked, mask, decode):
+    """Of each character: is it early in the alphabet?"""
+    return completions < 5
+
+def one_number(completions, masked, mask, decode):
+    return completions.float().mean() * float("nan")
+'''
+
+
+@pytest.fixture
+def own_rewards(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN_REWARDS)
+    return tmp_path / "mine.py"
+
+
+def test_a_reward_of_the_users_own(flags, own_rewards):
+    _, metrics = run(flags, max_iters=2, reward=f"judge:0.5,{own_rewards}:few_spaces:2")
     for line in metrics:
-        assert line["mean_reward"] == pytest.approx(
-            0.5 * line["reward_judge"] + 2 * line["reward_few_spaces"], rel=1e-5
-        )
-    completions = [
-        json.loads(line)
-        for line in (Path(flags["out_dir"]) / "completions.jsonl").read_text().splitlines()
-    ]
-    assert len(completions) == 8 * 16 and completions[0].keys() == {
-        "input",
-        "completion",
-        "judge",
-        "few_spaces",
-    }
+        want = 0.5 * line["reward_judge"] + 2 * line["reward_few_spaces"]
+        assert line["mean_reward"] == pytest.approx(want, rel=1e-5)
+    completions = read_lines(Path(flags["out_dir"]) / "completions.jsonl")
+    assert len(completions) == 8 * 16
+    assert completions[0].keys() >= {"input", "completion", "judge", "few_spaces"}
     for line in completions:
-        assert line["few_spaces"] == pytest.approx(1 - line["completion"].count(" ") / 16, abs=1e-5)
+        few_spaces = 1 - line["completion"].count(" ") / 16
+        assert line["few_spaces"] == pytest.approx(few_spaces, abs=1e-5)
         assert all(a in (b, "_") for a, b in zip(line["input"], line["completion"]))
 
 
-def test_a_judge_without_weight_is_not_asked():
-    def judge(tokens):
-        raise AssertionError
-
-    rewards = Rewards(judge, "valid_words", " abc_", {"ab"})
-    credits, parts = rewards(
-        torch.tensor([[[0, 1, 2, 0], [0, 2, 2, 0]]]),
-        torch.tensor([[0, 4, 4, 0]]),
-        torch.tensor([[False, True, True, False]]),
+@pytest.mark.parametrize("name", ["few_spaces", "early"])
+@pytest.mark.parametrize("credit", ["run", "input"])
+def test_a_reward_of_the_users_own_alone(flags, own_rewards, generator_file, name, credit):
+    """With credit=run, the default, as well: what it says of the whole, or of each character."""
+    _, metrics = run(
+        flags,
+        generator_checkpoint=generator_file,
+        max_iters=2,
+        eval_inputs=1,
+        credit=credit,
+        reward=f"{own_rewards}:{name}",
     )
-    assert (
-        rewards.names == ["valid_words"]
-        and credits.tolist() == [[[1.0], [0.0]]]
-        and parts.tolist() == [[[1.0], [0.0]]]
-    )
+    for line in metrics:
+        assert line["mean_reward"] == pytest.approx(line[f"reward_{name}"], rel=1e-6)
+        assert 0 < line["mean_reward"] < 1
+        assert line["grad_norm"] > 0
 
 
-LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
+def test_a_second_judge(flags, world, tmp_path):
+    vocabulary = Dataset(world / "text", "train").vocabulary
+    torch.manual_seed(3)
+    second = Judge(TransformerConfig(len(vocabulary), 16, 1, 1, 16))
+    torch.nn.init.normal_(second.head.weight)
+    write(tmp_path / "strict.pt", model_file(second, vocabulary))
+    reward = f"judge:0.75,{tmp_path}/strict.pt:0.25"
+    _, metrics = run(flags, max_iters=2, credit="run", reward=reward)
+    for line in metrics:
+        want = 0.75 * line["reward_judge"] + 0.25 * line["reward_strict"]
+        assert line["mean_reward"] == pytest.approx(want, rel=1e-5)
+        assert line["reward_judge"] != line["reward_strict"]
 
 
-def test_two_processes_equal_one(flags, tmp_path):
-    """torchrun with 2 ranks x B inputs = one process with 2 micro-batches of B, and, but for bnpo, with one batch of 2B: weights and metrics."""
+def test_a_second_judge_of_another_vocabulary_is_refused(flags, tmp_path, capsys):
+    other = Judge(TransformerConfig(3, 16, 1, 1, 16))
+    write(tmp_path / "other.pt", model_file(other, "ab_"))
+    told = refused(flags, capsys, reward=f"judge,{tmp_path}/other.pt")
+    assert "other.pt has the vocabulary 'ab_'" in told
+
+
+def test_a_reward_of_another_shape_is_told_its_shape(flags, own_rewards, capsys):
+    told = refused(flags, capsys, reward=f"{own_rewards}:one_number")
+    assert "reward one_number returned the shape ()" in told
+    assert "not finite" not in told
+
+
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--nproc_per_node=2",
+    "--master_port=0",
+    "--rdzv_backend=c10d",
+    "--rdzv_endpoint=localhost:0",
+]
+ALL_RUNS = """
+import json
+import sys
+import train_grpo
+for arguments in json.load(open(sys.argv[1])):
+    train_grpo.main(arguments)
+"""
+
+
+def in_two_processes(folder, command_lines):
+    """Runs, one after the other, in the same two processes."""
+    (folder / "all.py").write_text(ALL_RUNS)
+    (folder / "all.json").write_text(json.dumps(command_lines))
+    command = [*TORCHRUN, folder / "all.py", folder / "all.json"]
+    environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
+    shown = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout
+
+
+def distance(a, b):
+    """Of two models' weights."""
+    return sum((a[name] - b[name]).square().sum() for name in a).sqrt()
+
+
+def test_two_processes_equal_one(flags, tmp_path, coin):
+    """torchrun with 2 ranks x B inputs = one process with 2 micro-batches of B, and, but for bnpo,
+    with one batch of 2B: weights and metrics."""
     extras = {
         "max_iters": 2,
         "eval_inputs": 2,
@@ -510,56 +679,23 @@ def test_two_processes_equal_one(flags, tmp_path):
         "reference_mode": "periodic",
         "reference_update_freq": 2,
     }
-    (tmp_path / "all.py").write_text(
-        "import json, sys, train_grpo\nfor arguments in json.load(open(sys.argv[1])): train_grpo.main(arguments)"
-    )
-    (tmp_path / "all.json").write_text(
-        json.dumps(
-            [
-                command_line(flags, **extras, loss_type=t, out_dir=str(tmp_path / t))
-                for t in LOSS_TYPES
-            ]
-        )
-    )
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node=2",
-        "--master_port=0",
-        "--rdzv_backend=c10d",
-        "--rdzv_endpoint=localhost:0",
-    ]
-    shown = subprocess.run(
-        [*torchrun, tmp_path / "all.py", tmp_path / "all.json"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"},
-    )
-    assert shown.returncode == 0, shown.stderr
-    start = read(flags["generator_checkpoint"])["weights"]
-    assert shown.stdout.count("gap closed") == len(LOSS_TYPES)  # one process speaks
-    for t in LOSS_TYPES:
-        have, lines = (
-            read(tmp_path / t / "checkpoint.pt"),
-            [
-                json.loads(line)
-                for line in (tmp_path / t / "metrics.jsonl").read_text().splitlines()
-            ],
-        )
-        for name, batch in (
-            ("micro-batches", {"gradient_accumulation_steps": 2}),
-            ("one batch", {"batch_size": 8}),
-        ):
-            want, metrics = run(
-                flags, **extras, **batch, loss_type=t, out_dir=tmp_path / (t + name)
-            )
-            if (t, name) == ("bnpo", "one batch"):
+    runs = {loss_type: extras | {"loss_type": loss_type} for loss_type in LOSS_TYPES}
+    runs["coin"] = extras | {"generator_checkpoint": coin, "kl_of": "marginal"}
+    commands = [command_line(flags, **own, out_dir=str(tmp_path / k)) for k, own in runs.items()]
+    shown = in_two_processes(tmp_path, commands)
+    assert shown.count("gap closed") == len(runs)  # one process speaks
+
+    batches = {"micro-batches": {"gradient_accumulation_steps": 2}, "one batch": {"batch_size": 8}}
+    for name, own in runs.items():
+        have = read(tmp_path / name / "checkpoint.pt")["weights"]
+        lines = read_lines(tmp_path / name / "metrics.jsonl")
+        start = read(own.get("generator_checkpoint", flags["generator_checkpoint"]))["weights"]
+        for title, batch in batches.items():
+            if (name, title) == ("bnpo", "one batch"):
                 continue
-            apart, moved = (
-                sum((want["weights"][key] - other[key]).square().sum() for key in other).sqrt()
-                for other in (have["weights"], start)
-            )
-            assert apart < 1e-4 * moved, (t, name)
+            want, metrics = run(flags, **own, **batch, out_dir=tmp_path / (name + title))
+            apart = distance(want["weights"], have)
+            assert apart < 1e-4 * distance(want["weights"], start), (name, title)
             for a, b in zip(lines, metrics):
-                assert {k: a[k] for k in b} == pytest.approx(b, rel=1e-3, abs=1e-5), (t, name)
+                of_both = {key: a[key] for key in b}
+                assert of_both == pytest.approx(b, rel=1e-3, abs=1e-5), (name, title)
