@@ -1,277 +1,422 @@
-// The two operations of grpo/sampling.py and grpo/stats.py, each fused into one pass over the logits.
+// The two operations of grpo/sampling.py and grpo/stats.py, each in one pass over the logits.
 //
-// Letters: B masked inputs, T characters, G group size, V vocabulary. A *row* is one of the B*T positions: V logits.
+// Letters: B masked inputs, T characters, G group size, V vocabulary. A *row* is one of the B*T
+// positions: V logits.
 //
-// How to read CUDA. Each function marked __global__ is run by thousands of threads at once, and every thread runs the same
-// text with another threadIdx.x. 32 neighbouring threads are a warp, and a thread's place in it is its lane. Here a row is
-// shared by LANES neighbouring lanes, its team, so that a small vocabulary does not leave most of a warp idle:
+// How to read CUDA. Each function marked __global__ is run by thousands of threads at once, and
+// every thread runs the same text with another threadIdx.x. 32 neighbouring threads are a warp, and
+// a thread's place in it is its lane. Here a row is shared by LANES neighbouring lanes, its team,
+// so that a small vocabulary does not leave most of a warp idle:
 //
-//     V <= 32: 8 lanes x 4 columns    V <= 96: 8 x 12    V <= 256: 32 x 8    V <= 1024: 32 x 32
+//     V <= 32: 4 lanes x 8 columns    V <= 96: 8 x 12    V <= 256: 8 x 32    V <= 1024: 32 x 32
 //
-// Columns are dealt out like cards: a lane holds columns lane, lane + LANES, lane + 2 * LANES, ... in its own registers, so
-// that neighbouring lanes always read neighbouring addresses. Columns past V are dealt too, as characters that cannot occur.
+// Columns are dealt out in cards of four: a lane holds columns 4 * lane to 4 * lane + 3, then the
+// four that lie 4 * LANES further, and so on, in its own registers. So neighbouring lanes read
+// neighbouring addresses, and where V allows it a lane reads its four columns at once. Columns past
+// V are dealt too, as characters that cannot occur.
 //
-// What the lanes of a team know together they learn by __shfl_xor_sync(team, x, d): "give me the x of the lane whose number
-// differs from mine in the bits of d". All lanes named in `team` must arrive at the same call. They do: everything that
-// decides which calls are made (is the row a blank? which settings are on?) is the same for the whole team, and a row that
-// is not a blank writes its zeros and leaves with its whole team before the first exchange.
+// What the lanes of a team know together they learn by __shfl_xor_sync(ALL, x, d): "give me the x
+// of the lane whose number differs from mine in the bits of d". All 32 lanes must arrive at the
+// same call. They do: which calls are made depends on the settings alone. So a row that is not a
+// blank, or lies past the last row, goes along as a row of characters that cannot occur; only when
+// none of a warp's rows is a blank does the whole warp write its zeros and leave.
 //
-// There is no shared memory and there are no atomics: every sum has one order, hence the same bits in every run. A row of
-// nothing but -inf, or that holds NaN or +inf, comes out as NaN (stats) or with an empty kept set (sampling), itself alone.
+// There are no atomics: every sum has one order, hence the same bits in every run. A row of nothing
+// but -inf, or that holds NaN or +inf, comes out as NaN (stats) or with an empty kept set
+// (sampling), itself alone.
 
-struct bf16 { unsigned short bits; };   // the upper half of a float: same exponent, 8 bits of mantissa
+struct bf16 { unsigned short bits; };  // the upper half of a float: same exponent, shorter mantissa
 
-const int THREADS = 128;                // to a block; grpo/kernel.py launches with the same number
+const int THREADS = 128;               // to a block; grpo/kernel.py launches with the same number
+const unsigned ALL = 0xffffffffu;      // one bit for each lane of a warp
 
 __device__ inline float minus_infinity() { return __uint_as_float(0xff800000u); }
+__device__ inline float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
 __device__ inline float number(float x) { return x; }
 __device__ inline float number(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 
 __device__ inline void store(float* to, float x) { *to = x; }
-__device__ inline void store(bf16* to, float x) {   // to the nearest bf16, and of two equally near to the even one
+__device__ inline void store(bf16* to, float x) {   // the nearest; of two equally near the even one
     const unsigned u = __float_as_uint(x);
     to->bits = x != x ? 0x7fc0 : (u + 0x7fff + (u >> 16 & 1)) >> 16;
 }
 
-template <int LANES> __device__ inline long long row_of_this_thread() {
-    return (long long)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
+// Where a thread works.
+struct Place {
+    int lane, team;                    // its number in the team, the team's number in the block
+    unsigned row;
+    bool there, blank;                 // does the row exist, and is it a blank?
+    long long logits;                  // column 0 of the row in (B,T,V)
+    long long draws;                   // completion 0 of it in (B,G,T); the j-th lies j * T further
+};
+
+template <int LANES>
+__device__ inline Place place_of_this_thread(const bool* mask, int B, int T, int G, int V) {
+    Place p;
+    p.lane = threadIdx.x % LANES;
+    p.team = threadIdx.x / LANES;
+    p.row = blockIdx.x * (THREADS / LANES) + p.team;
+    p.there = p.row < (unsigned)B * T;
+    p.blank = p.there && mask[p.row];
+    p.logits = (long long)p.row * V;
+    p.draws = (long long)(p.row / T) * G * T + p.row % T;
+    return p;
 }
 
-template <int LANES> __device__ inline unsigned team_of_this_thread() {   // one bit for each lane that shares the row
-    return (0xffffffffu >> (32 - LANES)) << (threadIdx.x % 32 / LANES * LANES);
+template <class X> struct alignas(4 * sizeof(X)) Card { X x[4]; };
+
+template <class X> __device__ inline Card<X> four(X x) { return {{x, x, x, x}}; }
+
+// The card from column v on. Columns past V keep what `card` held. A row of V columns starts at a
+// multiple of four, as a wide access must, where V is one: grpo/kernel.py sees to the first row.
+template <class X>
+__device__ __forceinline__ void read(const X* row, int v, int V, Card<X>& card) {
+    if (V % 4 == 0) {
+        if (v < V) card = *(const Card<X>*)(row + v);
+    } else {
+        for (int k = 0; k < 4; k++)
+            if (v + k < V) card.x[k] = row[v + k];
+    }
 }
 
-// Adds each of N numbers over the team: after exchanges at distance LANES/2, ..., 2, 1 every lane holds the same N totals.
-template <int LANES, int N, class X> __device__ __forceinline__ void team_sum(X (&x)[N]) {
+template <class X>
+__device__ __forceinline__ void write(X* row, int v, int V, const Card<X>& card) {
+    if (V % 4 == 0) {
+        if (v < V) *(Card<X>*)(row + v) = card;
+    } else {
+        for (int k = 0; k < 4; k++)
+            if (v + k < V) row[v + k] = card.x[k];
+    }
+}
+
+// Adds each of N numbers over the team: after exchanges at distance LANES/2, ..., 2, 1 every lane
+// holds the same N totals.
+template <int LANES, int N>
+__device__ __forceinline__ void team_sum(float (&x)[N]) {
     for (int distance = LANES / 2; distance > 0; distance /= 2)
-        for (int n = 0; n < N; n++) x[n] += __shfl_xor_sync(team_of_this_thread<LANES>(), x[n], distance);
+        for (int n = 0; n < N; n++) x[n] += __shfl_xor_sync(ALL, x[n], distance);
 }
 
-template <int LANES, int N> __device__ __forceinline__ void team_max(float (&x)[N]) {
+template <int LANES> __device__ __forceinline__ unsigned team_total(unsigned x) {
+#if __CUDA_ARCH__ >= 800               // which adds whole numbers of a warp in one instruction
+    if (LANES == 32) return __reduce_add_sync(ALL, x);
+#endif
     for (int distance = LANES / 2; distance > 0; distance /= 2)
-        for (int n = 0; n < N; n++) x[n] = fmaxf(x[n], __shfl_xor_sync(team_of_this_thread<LANES>(), x[n], distance));
+        x += __shfl_xor_sync(ALL, x, distance);
+    return x;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// stats: log q of each drawn character, exact KL and entropy of each blank. Equations in grpo/stats.py.
+template <int LANES, int N>
+__device__ __forceinline__ void team_max(float (&x)[N]) {
+    for (int distance = LANES / 2; distance > 0; distance /= 2)
+        for (int n = 0; n < N; n++) x[n] = fmaxf(x[n], __shfl_xor_sync(ALL, x[n], distance));
+}
+
+// -------------------------------------------------------------------------------------------------
+// stats: log q of each drawn character, exact KL and entropy of each blank. Equations in
+// grpo/stats.py.
 //
-// With z the logits, r those of the reference, x = (z - max z) / temperature and Z = sum of exp(x):
-//     log p = x - log Z        log q = log p - log p(S)        KL = sum p (x - x_r) - log Z + log Z_r        H = log Z - sum p x
-// Subtracting the maximum first keeps exp from overflowing, and costs no accuracy however large the logits are.
-// `norms` (B,T,5) keeps {max z, log Z, log p(S), max r, log Z_r} for the backward pass, which then needs no exchange at all.
+// With z the logits, r those of the reference, x = (z - max z) / temperature, Z = sum of exp(x):
+//     log p = x - log Z        KL = sum p (x - x_r) - log Z + log Z_r
+//     log q = log p - log p(S)        H = log Z - sum p x
+// Subtracting the maximum first keeps exp from overflowing, and costs no accuracy however large the
+// logits are. `norms` (B,T,5) keeps {max z, log Z, log p(S), max r, log Z_r} for the backward pass.
 
 template <class Number, int LANES, int PER>
 __global__ void __launch_bounds__(THREADS) stats_forward(
-        const Number* __restrict__ logits, const Number* __restrict__ ref_logits, const long long* __restrict__ completions,
-        const bool* __restrict__ kept, const bool* __restrict__ mask, float* __restrict__ logp, float* __restrict__ ref_logp,
+        const Number* __restrict__ logits, const Number* __restrict__ ref_logits,
+        const long long* __restrict__ completions, const bool* __restrict__ kept,
+        const bool* __restrict__ mask, float* __restrict__ logp, float* __restrict__ ref_logp,
         float* __restrict__ kl, float* __restrict__ entropy, float* __restrict__ norms,
         int B, int T, int G, int V, double temperature) {
-    const int lane = threadIdx.x % LANES;
-    const long long row = row_of_this_thread<LANES>();
-    if (row >= (long long)B * T) return;
-    const long long first = row / T * G * T + row % T;   // completion 0 of this row in (B,G,T); completion j lies j * T further
-    if (!mask[row]) {
-        for (int j = lane; j < G; j += LANES) logp[first + (long long)j * T] = ref_logp[first + (long long)j * T] = 0;
-        for (int n = lane; n < 5; n += LANES) norms[row * 5 + n] = 0;
-        if (lane == 0) kl[row] = entropy[row] = 0;
+    const Place p = place_of_this_thread<LANES>(mask, B, T, G, V);
+    if (!__any_sync(ALL, p.blank)) {
+        if (!p.there) return;
+        for (int j = p.lane; j < G; j += LANES) {
+            const long long at = p.draws + (long long)j * T;
+            logp[at] = ref_logp[at] = 0;
+        }
+        for (int n = p.lane; n < 5; n += LANES) norms[(long long)p.row * 5 + n] = 0;
+        if (p.lane == 0) kl[p.row] = entropy[p.row] = 0;
         return;
     }
 
     // Read the row, once, and find the largest logit: of all characters, and of those in S.
     const float scale = 1 / (float)temperature;
-    float z[PER], r[PER], top[4] = {minus_infinity(), minus_infinity(), minus_infinity(), minus_infinity()};
-    unsigned in_s = 0;                                   // bit i: column lane + i * LANES is in S
+    float z[PER], r[PER], top[4];      // of z, of r, of z in S, of r in S
+    unsigned in_s = 0;                 // bit i: the i-th of this lane's columns is in S
+    for (int n = 0; n < 4; n++) top[n] = minus_infinity();
     #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const int v = lane + i * LANES;
-        z[i] = v < V ? number(logits[row * V + v]) : minus_infinity();
-        r[i] = v < V ? number(ref_logits[row * V + v]) : minus_infinity();
-        const bool keep = v < V && kept[row * V + v];
-        in_s |= (unsigned)keep << i;
-        top[0] = fmaxf(top[0], z[i]);
-        top[1] = fmaxf(top[1], r[i]);
-        top[2] = fmaxf(top[2], keep ? z[i] : minus_infinity());
-        top[3] = fmaxf(top[3], keep ? r[i] : minus_infinity());
+    for (int i = 0; i < PER; i += 4) {
+        const int v = 4 * p.lane + i * LANES;
+        Card<Number> a, b;
+        Card<bool> s = four(false);
+        if (p.blank) {
+            read(logits + p.logits, v, V, a);
+            read(ref_logits + p.logits, v, V, b);
+            read(kept + p.logits, v, V, s);
+        }
+        #pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const bool real = p.blank && v + k < V;
+            z[i + k] = real ? number(a.x[k]) : minus_infinity();
+            r[i + k] = real ? number(b.x[k]) : minus_infinity();
+            in_s |= (unsigned)s.x[k] << (i + k);
+            top[0] = fmaxf(top[0], z[i + k]);
+            top[1] = fmaxf(top[1], r[i + k]);
+            top[2] = fmaxf(top[2], s.x[k] ? z[i + k] : minus_infinity());
+            top[3] = fmaxf(top[3], s.x[k] ? r[i + k] : minus_infinity());
+        }
     }
     team_max<LANES>(top);
     const float top_s = (top[2] - top[0]) * scale, ref_top_s = (top[3] - top[1]) * scale;
 
-    // S is summed from its own maximum: the reference may find all of S so unlikely that exp(x) is 0 throughout.
-    float sum[6] = {0, 0, 0, 0, 0, 0};                   // Z, Z_r, the same over S, sum of p (x - x_r), sum of p x
+    // S is summed from its own maximum: the reference may find all of S so unlikely that exp(x) is
+    // 0 throughout. Mostly that maximum is the row's, and nothing is computed twice.
+    float sum[6] = {};                 // Z, Z_r, the same over S, sum of p (x - x_r), sum of p x
     #pragma unroll
     for (int i = 0; i < PER; i++) {
-        const float x = (z[i] - top[0]) * scale, x_r = (r[i] - top[1]) * scale, p = expf(x);   // p is yet to be divided by Z
-        sum[0] += p;
-        sum[1] += expf(x_r);
+        const float x = (z[i] - top[0]) * scale, x_r = (r[i] - top[1]) * scale;
+        const float e = expf(x), e_r = expf(x_r);       // p and r, yet to be divided by Z and Z_r
+        sum[0] += e;
+        sum[1] += e_r;
         if (in_s >> i & 1) {
-            sum[2] += expf(x - top_s);
-            sum[3] += expf(x_r - ref_top_s);
+            sum[2] += top_s == 0 ? e : expf(x - top_s);
+            sum[3] += ref_top_s == 0 ? e_r : expf(x_r - ref_top_s);
         }
-        if (p > 0) {                                     // 0 log 0 = 0, though x is -inf
-            sum[4] += p * (x - x_r);
-            sum[5] += p * x;
+        if (e > 0) {                                    // 0 log 0 = 0, though x is -inf
+            sum[4] += e * (x - x_r);
+            sum[5] += e * x;
         }
     }
     team_sum<LANES>(sum);
+    if (!p.there) return;
     const float log_z = logf(sum[0]), ref_log_z = logf(sum[1]);
-    const float log_s = top_s + logf(sum[2]) - log_z, ref_log_s = ref_top_s + logf(sum[3]) - ref_log_z;   // log p(S), log r(S)
+    const float log_s = top_s + logf(sum[2]) - log_z;                  // log p(S)
+    const float ref_log_s = ref_top_s + logf(sum[3]) - ref_log_z;
 
-    if (lane == 0) {
-        kl[row] = sum[4] / sum[0] - log_z + ref_log_z;
-        entropy[row] = log_z - sum[5] / sum[0];
+    if (p.lane == 0) {
         const float norm[5] = {top[0], log_z, log_s, top[1], ref_log_z};
-        for (int n = 0; n < 5; n++) norms[row * 5 + n] = norm[n];
+        for (int n = 0; n < 5; n++) norms[(long long)p.row * 5 + n] = p.blank ? norm[n] : 0;
+        kl[p.row] = p.blank ? sum[4] / sum[0] - log_z + ref_log_z : 0;
+        entropy[p.row] = p.blank ? log_z - sum[5] / sum[0] : 0;
     }
-    for (int j = lane; j < G; j += LANES) {              // the lanes share out the completions; the row is still in the cache
-        const long long at = first + (long long)j * T, v = completions[at];
-        float x = __uint_as_float(0x7fc00000u), x_r = x; // NaN, for a character that is not in the vocabulary
-        if (0 <= v && v < V) {
-            const bool keep = kept[row * V + v];
-            x = keep ? (number(logits[row * V + v]) - top[0]) * scale : minus_infinity();
-            x_r = keep ? (number(ref_logits[row * V + v]) - top[1]) * scale : minus_infinity();
+    // The lanes share out the completions; the row is still in the cache.
+    for (int j = p.lane; j < G; j += LANES) {
+        const long long at = p.draws + (long long)j * T;
+        float x = 0, x_r = 0;
+        if (p.blank) {
+            const long long v = completions[at];
+            x = x_r = not_a_number();           // for a character that is not in the vocabulary
+            if (0 <= v && v < V) {
+                const float a = number(logits[p.logits + v]), b = number(ref_logits[p.logits + v]);
+                const bool keep = kept[p.logits + v];
+                x = (keep ? (a - top[0]) * scale : minus_infinity()) - log_z - log_s;
+                x_r = (keep ? (b - top[1]) * scale : minus_infinity()) - ref_log_z - ref_log_s;
+            }
         }
-        logp[at] = x - log_z - log_s;
-        ref_logp[at] = x_r - ref_log_z - ref_log_s;
+        logp[at] = x;
+        ref_logp[at] = x_r;
     }
 }
 
-// dz[v] = 1/temperature ( sum_j g_logp[j] (1[v = y_j] - q[v])  +  g_kl p[v] (log p[v] - log r[v] - KL)  -  g_entropy p[v] (log p[v] + H) )
+// dz[v] = 1/temperature ( sum_j g_logp[j] (1[v = y_j] - q[v])
+//                         + g_kl p[v] (log p[v] - log r[v] - KL) - g_entropy p[v] (log p[v] + H) )
 template <class Number, int LANES, int PER>
 __global__ void __launch_bounds__(THREADS) stats_backward(
-        const float* __restrict__ g_logp, const float* __restrict__ g_kl, const float* __restrict__ g_entropy,
-        const Number* __restrict__ logits, const Number* __restrict__ ref_logits, const long long* __restrict__ completions,
-        const bool* __restrict__ kept, const bool* __restrict__ mask, const float* __restrict__ kl,
-        const float* __restrict__ entropy, const float* __restrict__ norms, Number* __restrict__ g_logits,
+        const float* __restrict__ g_logp, const float* __restrict__ g_kl,
+        const float* __restrict__ g_entropy, const Number* __restrict__ logits,
+        const Number* __restrict__ ref_logits, const long long* __restrict__ completions,
+        const bool* __restrict__ kept, const bool* __restrict__ mask,
+        const float* __restrict__ kl, const float* __restrict__ entropy,
+        const float* __restrict__ norms, Number* __restrict__ g_logits,
         int B, int T, int G, int V, double temperature) {
-    const int lane = threadIdx.x % LANES;
-    const long long row = row_of_this_thread<LANES>();
-    if (row >= (long long)B * T) return;
-    if (!mask[row]) {
-        for (int v = lane; v < V; v += LANES) store(g_logits + row * V + v, 0);
+    const Place p = place_of_this_thread<LANES>(mask, B, T, G, V);
+    Number nothing;
+    store(&nothing, 0);
+    if (!__any_sync(ALL, p.blank)) {
+        if (!p.there) return;
+        for (int i = 0; i < PER; i += 4)
+            write(g_logits + p.logits, 4 * p.lane + i * LANES, V, four(nothing));
         return;
     }
 
-    // Every lane walks through all completions, in order, and picks up the gradients that belong to its own columns. (One
-    // step per completion would be an array indexed by v: but registers have no address, and the sums must keep an order.)
-    const long long first = row / T * G * T + row % T;
-    float drawn[PER] = {}, total = 0;                    // sum_j g_logp[j] 1[v = y_j] of each column, sum_j g_logp[j]
-    for (int j = 0; j < G; j++) {
-        const long long at = first + (long long)j * T, y = completions[at];
-        const int column = 0 <= y && y < V ? (int)y : -1;
-        const float g = g_logp[at];
-        total += g;
-        #pragma unroll
-        for (int i = 0; i < PER; i++)
-            if (column == lane + i * LANES) drawn[i] += g;
-    }
-
-    const float scale = 1 / (float)temperature, gk = g_kl[row], gh = g_entropy[row], kl_row = kl[row], h_row = entropy[row];
-    const float top = norms[row * 5], log_z = norms[row * 5 + 1], log_s = norms[row * 5 + 2];
-    const float ref_top = norms[row * 5 + 3], ref_log_z = norms[row * 5 + 4];
-    #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const int v = lane + i * LANES;
-        if (v < V) {
-            const float log_p = (number(logits[row * V + v]) - top) * scale - log_z, p = expf(log_p);
-            const float log_r = (number(ref_logits[row * V + v]) - ref_top) * scale - ref_log_z;
-            float d = drawn[i];
-            if (kept[row * V + v]) d -= total * expf(log_p - log_s);
-            if (p != 0)                                  // 0 log 0 = 0; NaN is not 0, so that a broken row shows
-                d += p * (gk * (log_p - log_r - kl_row) - gh * (log_p + h_row));
-            store(g_logits + row * V + v, d * scale);
+    // sum_j g_logp[j] 1[v = y_j] of each column. It lies in memory that the block shares, since
+    // registers have no address [v]. The lanes fetch LANES completions at a time, show them to each
+    // other one by one, and the lane that holds the column adds: in the order of the completions.
+    __shared__ Card<float> all_drawn[THREADS / LANES][LANES * PER / 4];
+    Card<float>* drawn = all_drawn[p.team];   // the card from column v on is number v / 4
+    for (int i = 0; i < PER / 4; i++) drawn[p.lane + i * LANES] = four(0.f);
+    __syncwarp();
+    float total[1] = {0};              // sum_j g_logp[j]
+    for (int first = 0; first < G; first += LANES) {
+        const int j = first + p.lane;
+        const bool mine = p.blank && j < G;
+        const long long at = p.draws + (long long)j * T, y = mine ? completions[at] : -1;
+        const float my_g = mine ? g_logp[at] : 0;
+        const int my_column = 0 <= y && y < V ? (int)y : -1;
+        total[0] += my_g;
+        #pragma unroll 4
+        for (int k = 0; k < LANES && first + k < G; k++) {
+            const int column = __shfl_sync(ALL, my_column, k, LANES);
+            const float g = __shfl_sync(ALL, my_g, k, LANES);
+            if (column >= 0 && column / 4 % LANES == p.lane) drawn[column / 4].x[column % 4] += g;
         }
+    }
+    team_sum<LANES>(total);
+    if (!p.there) return;
+
+    const float scale = 1 / (float)temperature, gk = g_kl[p.row], gh = g_entropy[p.row];
+    const float kl_row = kl[p.row], h_row = entropy[p.row];
+    const float* norm = norms + (long long)p.row * 5;
+    const float top = norm[0], log_z = norm[1], log_s = norm[2];
+    const float ref_top = norm[3], ref_log_z = norm[4];
+    #pragma unroll
+    for (int i = 0; i < PER; i += 4) {
+        const int v = 4 * p.lane + i * LANES;
+        Card<Number> a, b, out = four(nothing);
+        Card<bool> s = four(false);
+        if (p.blank) {
+            read(logits + p.logits, v, V, a);
+            read(ref_logits + p.logits, v, V, b);
+            read(kept + p.logits, v, V, s);
+            const Card<float> drawn_here = drawn[v / 4];
+            #pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float log_p = (number(a.x[k]) - top) * scale - log_z, prob = expf(log_p);
+                const float log_r = (number(b.x[k]) - ref_top) * scale - ref_log_z;
+                float d = drawn_here.x[k];
+                if (s.x[k]) d -= total[0] * expf(log_p - log_s);
+                if (prob != 0)         // 0 log 0 = 0; NaN is not 0, so that a broken row shows
+                    d += prob * (gk * (log_p - log_r - kl_row) - gh * (log_p + h_row));
+                store(&out.x[k], d * scale);
+            }
+        }
+        write(g_logits + p.logits, v, V, out);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// sample_completions: which characters may be drawn, and the draws. Whole numbers throughout, as grpo/sampling.py says.
+// -------------------------------------------------------------------------------------------------
+// sample_completions: which characters may be drawn, and the draws. Whole numbers throughout, as
+// grpo/sampling.py says.
 //
-// top-k, top-p and min-p all drop what is lighter than some threshold, so the kept set is one number: the least weight kept.
+// top-k, top-p and min-p all drop what is lighter than some threshold, so the kept set is one
+// number: the least weight kept.
 
-// The largest threshold such that the characters of at least that weight still number `enough`, or weigh `enough` together.
-// Found from its highest bit down: a bit is set whenever the characters that remain are still enough. (top-p need not leave
-// out what top-k has dropped: that is lighter, and counted only where the heavier ones are enough already.)
+// The largest threshold such that the characters of at least that weight still number `enough`, or
+// weigh `enough` together. Found from its highest bit down: a bit is set whenever the characters
+// that remain are still enough. (top-p need not leave out what top-k has dropped: that is lighter,
+// and counted only where the heavier ones are enough already.)
 template <int LANES, int PER>
-__device__ __forceinline__ unsigned largest_threshold(const unsigned (&weight)[PER], unsigned enough, bool by_weight) {
+__device__ __forceinline__ unsigned largest_threshold(
+        const unsigned (&weight)[PER], unsigned enough, bool by_weight) {
     unsigned best = 0;
-    for (int bit = 21; bit >= 0; bit--) {                // a weight is at most 2^21
+    for (int bit = 21; bit >= 0; bit--) {               // a weight is at most 2^21
         const unsigned trial = best | 1u << bit;
-        unsigned found[1] = {0};
+        unsigned found = 0;
         #pragma unroll
         for (int i = 0; i < PER; i++)
-            if (weight[i] >= trial) found[0] += by_weight ? weight[i] : 1;
-        team_sum<LANES>(found);
-        if (found[0] >= enough) best = trial;
+            if (weight[i] >= trial) found += by_weight ? weight[i] : 1;
+        if (team_total<LANES>(found) >= enough) best = trial;
     }
     return best;
 }
 
-template <class Number, int LANES, int PER>               // 8 blocks at once leave 64 registers to a thread: enough, and none is spilled
-__global__ void __launch_bounds__(THREADS, 8) sample_completions(
-        const Number* __restrict__ logits, const long long* __restrict__ masked, const bool* __restrict__ mask,
-        const float* __restrict__ uniforms, long long* __restrict__ completions, bool* __restrict__ kept,
+// 5 blocks at once leave 96 registers to a thread, 10 leave 48: so none is spilled.
+template <class Number, int LANES, int PER>
+__global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions(
+        const Number* __restrict__ logits, const long long* __restrict__ masked,
+        const bool* __restrict__ mask, const float* __restrict__ uniforms,
+        long long* __restrict__ completions, bool* __restrict__ kept,
         int B, int T, int G, int V, double temperature, int top_k, double top_p, double min_p) {
-    const int lane = threadIdx.x % LANES;
-    const long long row = row_of_this_thread<LANES>();
-    if (row >= (long long)B * T) return;
-    const long long first = row / T * G * T + row % T;   // completion 0 of this row in (B,G,T); completion j lies j * T further
-    if (!mask[row]) {
-        for (int j = lane; j < G; j += LANES) completions[first + (long long)j * T] = masked[row];
-        for (int v = lane; v < V; v += LANES) kept[row * V + v] = false;
+    const Place p = place_of_this_thread<LANES>(mask, B, T, G, V);
+    const long long shown = p.there ? masked[p.row] : 0;
+    if (!__any_sync(ALL, p.blank)) {
+        if (!p.there) return;
+        for (int j = p.lane; j < G; j += LANES)
+            completions[p.draws + (long long)j * T] = shown;
+        for (int i = 0; i < PER; i += 4)
+            write(kept + p.logits, 4 * p.lane + i * LANES, V, four(false));
         return;
     }
 
     float z[PER], top[1] = {minus_infinity()};
-    unsigned weight[PER], low = 1;                       // S is what weighs at least `low`
     #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const int v = lane + i * LANES;
-        z[i] = v < V ? number(logits[row * V + v]) : minus_infinity();
-        top[0] = fmaxf(top[0], z[i] == z[i] ? z[i] : -minus_infinity());   // beside +inf, as which NaN counts, all weigh nothing
+    for (int i = 0; i < PER; i += 4) {
+        const int v = 4 * p.lane + i * LANES;
+        Card<Number> a;
+        if (p.blank) read(logits + p.logits, v, V, a);
+        #pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float x = p.blank && v + k < V ? number(a.x[k]) : minus_infinity();
+            z[i + k] = x;
+            top[0] = fmaxf(top[0], x == x ? x : -minus_infinity());   // NaN counts as +inf, and
+        }                                                             // beside it all weigh nothing
     }
     team_max<LANES>(top);
+    const double scale = 1 / temperature;
+    unsigned weight[PER], low = 1;     // S is what weighs at least `low`
     #pragma unroll
     for (int i = 0; i < PER; i++) {
-        const double w = exp(((double)z[i] - top[0]) / temperature) * (1 << 21);
-        weight[i] = w > 0 ? (unsigned)rint(w) : 0;       // NaN, from inf - inf, is not > 0 either
+        const double w = exp(((double)z[i] - top[0]) * scale) * (1 << 21);
+        weight[i] = w > 0 ? (unsigned)rint(w) : 0;      // NaN, from inf - inf, is not > 0 either
     }
 
     if (top_k > 0) low = max(low, largest_threshold<LANES>(weight, top_k, false));
     if (top_p < 1) {
-        unsigned all[1] = {0};
-        for (int i = 0; i < PER; i++)
-            if (weight[i] >= low) all[0] += weight[i];
-        team_sum<LANES>(all);
-        const unsigned share = ceil(all[0] * top_p);
+        unsigned all = 0;
+        #pragma unroll
+        for (int i = 0; i < PER; i++) all += weight[i] >= low ? weight[i] : 0;
+        const unsigned share = ceil(team_total<LANES>(all) * top_p);
         low = max(low, largest_threshold<LANES>(weight, max(share, 1u), true));
     }
     if (min_p > 0) low = max(low, (unsigned)ceil((1 << 21) * min_p));   // the likeliest weighs 2^21
 
-    // Replace each weight by the running total up to and including its column. The columns of one i are neighbours: add up
-    // along the lanes, at distance 1, 2, 4, ..., then carry the sum of all of them over to the next i.
+    // Where each column ends, if those of S are laid end to end, each as long as its weight. First
+    // the columns of a card are added up; then the cards along the lanes, at distance 1, 2, 4, ...;
+    // and the sum of all of them is carried over to the next cards.
+    __shared__ Card<unsigned> all_ends[THREADS / LANES][LANES * PER / 4];
+    Card<unsigned>* ends = all_ends[p.team];
     unsigned carried = 0;
     #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const int v = lane + i * LANES;
-        if (v < V) kept[row * V + v] = weight[i] >= low;
-        unsigned running = weight[i] >= low ? weight[i] : 0;
-        for (int distance = 1; distance < LANES; distance *= 2) {
-            const unsigned left = __shfl_up_sync(team_of_this_thread<LANES>(), running, distance, LANES);
-            if (lane >= distance) running += left;
-        }
-        weight[i] = carried + running;
-        carried += __shfl_sync(team_of_this_thread<LANES>(), running, LANES - 1, LANES);
-    }
-
-    // A uniform number points at one unit of the total; the character drawn is the number of columns that end before it.
-    for (int j = 0; j < G; j++) {
-        const long long at = first + (long long)j * T;
-        const unsigned target = (unsigned long long)(uniforms[at] * (1 << 24)) * carried >> 24;   // below the total
-        unsigned before[1] = {0};
+    for (int i = 0; i < PER; i += 4) {
+        const int v = 4 * p.lane + i * LANES;
+        Card<bool> s;
+        Card<unsigned> end;
+        unsigned own = 0;
         #pragma unroll
-        for (int i = 0; i < PER; i++) before[0] += weight[i] <= target;
-        team_sum<LANES>(before);
-        if (lane == j % LANES) completions[at] = carried ? before[0] : masked[row];   // nothing to draw: the blank stays
+        for (int k = 0; k < 4; k++) {
+            s.x[k] = weight[i + k] >= low;
+            own += s.x[k] ? weight[i + k] : 0;
+            end.x[k] = own;
+        }
+        if (p.there) write(kept + p.logits, v, V, s);
+        unsigned running = own;        // this card and those of the lanes before
+        for (int distance = 1; distance < LANES; distance *= 2) {
+            const unsigned left = __shfl_up_sync(ALL, running, distance, LANES);
+            if (p.lane >= distance) running += left;
+        }
+        #pragma unroll
+        for (int k = 0; k < 4; k++) end.x[k] += carried + running - own;
+        ends[v / 4] = end;
+        carried += __shfl_sync(ALL, running, LANES - 1, LANES);
+    }
+    __syncwarp();
+    if (!p.there) return;
+
+    // A uniform number points at one unit of the total. The character drawn is the number of
+    // columns that end before it, found from its highest bit down.
+    const unsigned* end = ends[0].x;
+    const int columns = LANES * PER;
+    for (int j = p.lane; j < G; j += LANES) {
+        const long long at = p.draws + (long long)j * T;
+        const unsigned u = uniforms[at] * (1 << 24);
+        const unsigned target = (unsigned long long)u * carried >> 24;   // below the total
+        int v = 0;
+        #pragma unroll
+        for (int step = 512; step > 0; step /= 2)
+            if (v + step <= columns && end[v + step - 1] <= target) v += step;
+        completions[at] = carried ? v : shown;          // nothing to draw: the blank stays
     }
 }

@@ -1,14 +1,18 @@
-"""`grpo/kernel.cu` from PyTorch: compiled once, launched on the current stream, replaced by its definition where it cannot run.
+"""
+`grpo/kernel.cu` from PyTorch: compiled once, launched on the current stream, replaced by its
+definition where it cannot run.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
-`sample_completions` and `stats` take and return what their definitions in `grpo/sampling.py` and `grpo/stats.py` do, zeros
-wherever there is no blank. A blank whose logits hold NaN, +inf or nothing but -inf comes out of `stats` as NaN, and of
-`sample_completions` with an empty kept set and still a blank. They differ only in a completion outside the vocabulary: it has
-logp NaN here, and is an error there. Other rows are unaffected. Tensors that are not contiguous are copied.
+`sample_completions` and `stats` take and return what their definitions in `grpo/sampling.py` and
+`grpo/stats.py` do, zeros wherever there is no blank. A blank whose logits hold NaN, +inf or nothing
+but -inf comes out of `stats` as NaN, and of `sample_completions` with an empty kept set and still a
+blank. They differ only in a completion outside the vocabulary: it has logp NaN here, and is an
+error there. Other rows are unaffected. Tensors that are not contiguous are copied.
 
-The compiler is NVRTC, through the public `cuda.bindings` that CUDA builds of torch bring along: no nvcc, no headers. What it
-makes is kept in ~/.cache/grpo. Call `choose` before a CUDA graph is captured: it compiles.
+The compiler is NVRTC, through the public `cuda.bindings` that CUDA builds of torch bring along: no
+nvcc, no headers. What it makes is kept in ~/.cache/grpo. Call `choose` before a CUDA graph is
+captured: it compiles.
 """
 
 import contextlib
@@ -23,16 +27,18 @@ import torch
 
 from grpo import sampling
 from grpo.plumbing.checkpoint import write
-from grpo.stats import stats_backward, stats_forward
+from grpo.stats import Stats, stats_backward, stats_forward
 
 SOURCE = Path(__file__).with_name("kernel.cu")
-THREADS, MAX_GROUP = 128, 1024
-LAYOUTS = (
-    (32, 8, 4),
+THREADS = 128  # to a block
+MAX_GROUP = 1024
+LAYOUTS = (  # vocabulary at most, lanes to a row, columns to a lane
+    (32, 4, 8),
     (96, 8, 12),
-    (256, 32, 8),
+    (256, 8, 32),
     (1024, 32, 32),
-)  # vocabulary at most, lanes to a row, columns to a lane
+)
+MAX_VOCABULARY = LAYOUTS[-1][0]
 NUMBERS = {torch.float32: "float", torch.bfloat16: "bf16"}
 OPERATIONS = {  # kernel.cu's parameters: inputs, outputs, B T G V, settings
     "sample_completions": (
@@ -51,40 +57,31 @@ OPERATIONS = {  # kernel.cu's parameters: inputs, outputs, B T G V, settings
         "float temperature",
     ),
 }
-SHAPES = dict(
-    logits="BTV",
-    ref_logits="BTV",
-    g_logits="BTV",
-    kept="BTV",
-    completions="BGT",
-    uniforms="BGT",
-    logp="BGT",
-    ref_logp="BGT",
-    g_logp="BGT",
-    masked="BT",
-    mask="BT",
-    kl="BT",
-    entropy="BT",
-    g_kl="BT",
-    g_entropy="BT",
-    norms="BTN",
-)
-DTYPES = dict(
-    kept=torch.bool, mask=torch.bool, masked=torch.int64, completions=torch.int64
-)  # else that of logits or float32
+TENSORS = {  # what each tensor holds, and its shape; N: the five numbers of kernel.cu's `norms`
+    "number BTV": "logits ref_logits g_logits",  # float32 or bfloat16
+    "float BGT": "uniforms logp ref_logp g_logp",
+    "float BT": "kl entropy g_kl g_entropy",
+    "float BTN": "norms",
+    "long BGT": "completions",
+    "long BT": "masked",
+    "bool BTV": "kept",
+    "bool BT": "mask",
+}
+KINDS = {name: kind.split() for kind, names in TENSORS.items() for name in names.split()}
 NAMES = [
     f"{operation}<{number}, {lanes}, {columns}>"
     for operation in OPERATIONS
     for number in NUMBERS.values()
     for _, lanes, columns in LAYOUTS
 ]
+C_TYPES = {int: ctypes.c_int, float: ctypes.c_double}
 warn = functools.cache(warnings.warn)  # each text once
 
 
 def checked(result):
     """The value of a call to cuda.bindings, which returns (error, value)."""
     error, *values = result
-    if int(error):
+    if error:
         raise RuntimeError(f"{type(error).__name__} {error.name}")
     return values[0] if values else None
 
@@ -94,29 +91,26 @@ def compile_kernel(flags):
     from cuda.bindings import nvrtc
 
     program = checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"kernel.cu", 0, [], []))
-    for name in NAMES:
-        checked(
-            nvrtc.nvrtcAddNameExpression(program, name.encode())
-        )  # "make this one of the template"
+    for name in NAMES:  # "make this one of the template"
+        checked(nvrtc.nvrtcAddNameExpression(program, name.encode()))
     (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    if int(error):
+    if error:
         log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
         checked(nvrtc.nvrtcGetProgramLog(program, log))  # writes into `log`, as GetCUBIN does below
         raise RuntimeError(log.decode().strip("\0\n"))
     cubin = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
     checked(nvrtc.nvrtcGetCUBIN(program, cubin))
-    return b"\n".join(
-        [*(checked(nvrtc.nvrtcGetLoweredName(program, name.encode())) for name in NAMES), cubin]
-    )
+    symbols = [checked(nvrtc.nvrtcGetLoweredName(program, name.encode())) for name in NAMES]
+    return b"\n".join([*symbols, cubin])
 
 
 def cached(key, build):
-    """build(), remembered in a file named by the hash of `key`; a damaged file is built again, a read-only folder does no harm."""
-    path = Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache",
-        "grpo",
-        hashlib.sha256(key).hexdigest() + ".cubin",
-    )
+    """build(), remembered in a file named by the hash of `key`.
+
+    A damaged file is built again, a read-only folder does no harm.
+    """
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(folder, "grpo", hashlib.sha256(key).hexdigest() + ".cubin")
     with contextlib.suppress(OSError):
         content = path.read_bytes()
         if hashlib.sha256(content[32:]).digest() == content[:32]:
@@ -127,202 +121,216 @@ def cached(key, build):
     return built
 
 
-def use_context(driver, index):
-    """Make PyTorch's context current: a thread on which PyTorch has not yet used CUDA, as backward's may be, has none."""
-    if not int(checked(driver.cuCtxGetCurrent())):
-        checked(driver.cuCtxSetCurrent(checked(driver.cuDevicePrimaryCtxRetain(index))))
-
-
 @functools.cache
+def primary_context(index):
+    """The context in which PyTorch uses device `index`."""
+    from cuda.bindings import driver
+
+    return checked(driver.cuDevicePrimaryCtxRetain(index))
+
+
+def in_context(index, call, *arguments):
+    """call(*arguments) in PyTorch's context of device `index`.
+
+    A thread may have another device's context, or, as that of a backward pass, none.
+    """
+    from cuda.bindings import driver
+
+    checked(driver.cuCtxPushCurrent(primary_context(index)))
+    try:
+        return checked(call(*arguments))
+    finally:
+        checked(driver.cuCtxPopCurrent())
+
+
 def load(device):
     """The kernel on a device -> ({name: CUfunction}, ""), or ({}, why it cannot run there)."""
     if device.type != "cuda":
         return {}, f"it needs a CUDA device, not {device.type!r}"
+    return load_on(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def load_on(index):
     try:
         from cuda.bindings import driver, nvrtc
 
-        flags = [
-            b"--gpu-architecture=sm_%d%d" % torch.cuda.get_device_capability(device),
-            b"--std=c++17",
-        ]
-        key = b"\0".join([SOURCE.read_bytes(), b"%d.%d" % nvrtc.nvrtcVersion()[1:], *flags])
+        architecture = b"sm_%d%d" % torch.cuda.get_device_capability(index)
+        flags = [b"--gpu-architecture=" + architecture, b"--std=c++17"]
+        version = b"%d.%d" % nvrtc.nvrtcVersion()[1:]
+        key = b"\0".join([SOURCE.read_bytes(), version, *flags])
         *symbols, cubin = cached(key, lambda: compile_kernel(flags)).split(b"\n", len(NAMES))
-        use_context(driver, torch.cuda.current_device() if device.index is None else device.index)
-        module = checked(driver.cuModuleLoadData(cubin))
-        return {
-            name: checked(driver.cuModuleGetFunction(module, symbol))
-            for name, symbol in zip(NAMES, symbols)
-        }, ""
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-    ) as error:  # no cuda.bindings, no libnvrtc, an error they report
+        module = in_context(index, driver.cuModuleLoadData, cubin)
+        functions = [checked(driver.cuModuleGetFunction(module, symbol)) for symbol in symbols]
+        return dict(zip(NAMES, functions)), ""
+    # No cuda.bindings, no libnvrtc, an error that they report.
+    except (ImportError, OSError, RuntimeError) as error:
         return {}, f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def choose(kernel, device, vocab_size=1, group_size=1, dtype=torch.float32):
-    """The setting 'auto', 'cuda' or 'torch' -> 'cuda' or 'torch', which will run. Compiles the kernel if that is the answer."""
+    """The setting 'auto', 'cuda' or 'torch' -> 'cuda' or 'torch', which will run.
+
+    Compiles the kernel if that is the answer. ValueError: 'cuda', and it cannot run.
+    """
     if kernel == "torch":
         return kernel
-    reason = load(torch.device(device))[1]
-    if vocab_size > LAYOUTS[-1][0] or group_size > MAX_GROUP or dtype not in NUMBERS:
-        reason = f"it takes {LAYOUTS[-1][0]} characters, {MAX_GROUP} completions, float32 or bfloat16, not {vocab_size}, {group_size}, {dtype}"
-    if reason and kernel == "cuda":
+    device = torch.device(device)
+    reason = load(device)[1]
+    if vocab_size > MAX_VOCABULARY or group_size > MAX_GROUP or dtype not in NUMBERS:
+        reason = (
+            f"it takes {MAX_VOCABULARY} characters, {MAX_GROUP} completions, float32 or bfloat16, "
+            f"not {vocab_size}, {group_size}, {dtype}"
+        )
+    if not reason:
+        return "cuda"
+    if kernel == "cuda":
         raise ValueError(f"kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'")
-    if reason and torch.device(device).type == "cuda":
+    if device.type == "cuda":
         warn(f"the CUDA kernel is off and its PyTorch definition runs instead: {reason}")
-    return "torch" if reason else "cuda"
+    return "torch"
+
+
+def sizes(tensors):
+    """B, T, G and V, as these inputs {name: tensor} say it: the logits, and the draws."""
+    B, T, V = tensors["logits"].shape
+    draws = "uniforms" if "uniforms" in tensors else "completions"
+    return B, T, tensors[draws].shape[1], V
 
 
 def expected(names, tensors):
-    """{name: (device, dtype, shape)} of what is called so beside these {name: tensor}; where their shapes disagree, beside the first of them."""
-    device, number = tensors["logits"].device, tensors["logits"].dtype
-    size = {
-        letter: n
-        for name in reversed(tensors)
-        for letter, n in zip(SHAPES[name], tensors[name].shape)
-    } | {"N": 5}
-    dtype = {
-        name: number if name.endswith("logits") else torch.promote_types(number, torch.float32)
-        for name in names
-    } | DTYPES
-    return {
-        name: (device, dtype[name], tuple(size[letter] for letter in SHAPES[name]))
-        for name in names
+    """{name: (dtype, shape)} of what is called so beside these inputs {name: tensor}."""
+    B, T, G, V = sizes(tensors)
+    number = tensors["logits"].dtype
+    shapes = {"BTV": (B, T, V), "BGT": (B, G, T), "BT": (B, T), "BTN": (B, T, 5)}
+    dtypes = {
+        "number": number,
+        "float": torch.promote_types(number, torch.float32),
+        "long": torch.int64,
+        "bool": torch.bool,
     }
+    kinds = {name: KINDS[name] for name in names}
+    return {name: (dtypes[dtype], shapes[shape]) for name, (dtype, shape) in kinds.items()}
 
 
-def launch(operation, tensors, settings):
-    """Check the tensors {name: tensor}, then run kernel.cu's `operation` on them."""
-    for name, wanted in expected(tensors, tensors).items():
-        x = tensors[name] = tensors[name].contiguous()
-        if (found := (x.device, x.dtype, tuple(x.shape))) != wanted:
+def launch(operation, tensors, outputs, settings):
+    """Check the inputs {name: tensor}, then run kernel.cu's `operation` on them."""
+    logits = tensors["logits"]
+    inputs = []
+    for name, (dtype, shape) in expected(tensors, tensors).items():
+        x = tensors[name]
+        wanted = logits.device, dtype, shape
+        found = x.device, x.dtype, x.shape
+        if found != wanted:
             raise ValueError(f"{name}: device, dtype and shape must be {wanted}, not {found}")
-    logits, (B, G, T), V = (
-        tensors["logits"],
-        tensors["completions"].shape,
-        tensors["logits"].shape[2],
-    )
+        x = x.contiguous()
+        if x.data_ptr() % 16:  # a wide read starts at a multiple of its width
+            x = x.clone()
+        inputs.append(x)
+    B, T, G, V = sizes(tensors)
+    addresses = [x.data_ptr() for x in inputs + outputs]
+    numbers = [B, T, G, V, *settings]
+    types = [ctypes.c_void_p] * len(addresses) + [C_TYPES[type(x)] for x in numbers]
+    parameters = tuple(addresses + numbers), tuple(types)
     _, lanes, columns = next(layout for layout in LAYOUTS if V <= layout[0])
-    values = [ctypes.c_void_p(x.data_ptr()) for x in tensors.values()] + [
-        ctypes.c_int(n) for n in (B, T, G, V)
-    ]
-    values += [ctypes.c_int(x) if isinstance(x, int) else ctypes.c_double(x) for x in settings]
-    pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    if blocks := -(-B * T // (THREADS // lanes)):  # rounded up
-        run(
-            f"{operation}<{NUMBERS[logits.dtype]}, {lanes}, {columns}>",
-            blocks,
-            pointers,
-            logits.device,
-        )
+    blocks = -(-B * T * lanes // THREADS)  # rounded up
+    if blocks:
+        name = f"{operation}<{NUMBERS[logits.dtype]}, {lanes}, {columns}>"
+        run(name, blocks, parameters, logits.device)
 
 
-def run(name, blocks, pointers, device):
+def run(name, blocks, parameters, device):
+    """Launch kernel.cu's function `name`; parameters: the value of each, the C type of each."""
     from cuda.bindings import driver
 
-    with torch.cuda.device(device):
-        use_context(driver, device.index)
-        stream = driver.CUstream(torch.cuda.current_stream(device).cuda_stream)
-        checked(
-            driver.cuLaunchKernel(
-                load(device)[0][name],
-                blocks,
-                1,
-                1,
-                THREADS,
-                1,
-                1,
-                0,
-                stream,
-                ctypes.addressof(pointers),
-                0,
-            )
-        )
+    function = load(device)[0][name]
+    stream = torch.cuda.current_stream(device).cuda_stream
+    sizes = blocks, 1, 1, THREADS, 1, 1, 0  # of the grid, of a block, of memory to be shared
+    launch_kernel = driver.cuLaunchKernel
+    in_context(device.index, launch_kernel, function, *sizes, stream, parameters, 0)
 
 
 def operator(operation, definition):
-    """`operation` as PyTorch knows it, (inputs, settings) -> [outputs]: by the kernel, or by its definition where that cannot run."""
+    """`operation` as PyTorch knows it, (inputs, settings) -> [outputs].
+
+    By the kernel, or by its definition where that cannot run.
+    """
     taken, made, settings = OPERATIONS[operation]
-    taken, made = taken.split(), made.split()
+    taken = taken.split()
+    made = made.split()
 
-    def empty(*inputs):  # outputs without values: all that torch.compile needs to know
-        return [
-            inputs[0].new_empty(shape, dtype=dtype)
-            for _, dtype, shape in expected(made, dict(zip(taken, inputs))).values()
-        ]
+    def empty(*arguments):  # outputs without values: all that torch.compile needs to know
+        tensors = dict(zip(taken, arguments))
+        wanted = expected(made, tensors).values()
+        return [arguments[0].new_empty(shape, dtype=dtype) for dtype, shape in wanted]
 
-    def compute(*inputs):
-        outputs = empty(*inputs)
-        tensors = dict(zip(taken + made, (*inputs[: len(taken)], *outputs)))
+    def compute(*arguments):
+        tensors = dict(zip(taken, arguments))
+        _, _, G, V = sizes(tensors)
         logits = tensors["logits"]
-        if (
-            choose(
-                "auto",
-                logits.device,
-                logits.shape[-1],
-                tensors["completions"].shape[1],
-                logits.dtype,
-            )
-            == "cuda"
-        ):
-            launch(operation, tensors, inputs[len(taken) :])
-        else:
-            for out, x in zip(outputs, definition(*inputs)):
-                out.copy_(x)
+        if choose("auto", logits.device, V, G, logits.dtype) == "torch":
+            return [x.contiguous() for x in definition(*arguments)]
+        outputs = empty(*arguments)
+        launch(operation, tensors, outputs, arguments[len(taken) :])
         return outputs
 
-    schema = f"({''.join(f'Tensor {name}, ' for name in taken)}{settings}) -> Tensor[]"
-    op = torch.library.custom_op(f"grpo::{operation}", compute, mutates_args=(), schema=schema)
-    op.register_fake(empty)
-    return op
+    parameters = ", ".join([f"Tensor {name}" for name in taken] + [settings])
+    library.define(f"{operation}({parameters}) -> Tensor[]")
+    library.impl(operation, compute, "CompositeExplicitAutograd")  # on any device
+    torch.library.register_fake(f"grpo::{operation}", empty, lib=library)
+    return getattr(torch.ops.grpo, operation).default
 
 
+def define_stats(*inputs):
+    found = stats_forward(*inputs)
+    norms = found.kl.new_zeros(*found.kl.shape, 5)  # (B,T,N) for the kernel's backward pass alone
+    return *found, norms
+
+
+def define_stats_backward(*inputs):
+    return [stats_backward(inputs[:3], *inputs[3:8], inputs[-1])]
+
+
+library = torch.library.Library("grpo", "FRAGMENT")
 sample_op = operator("sample_completions", sampling.sample_completions)
-stats_op = operator(
-    "stats_forward", lambda *inputs: (*stats_forward(*inputs), inputs[0].new_zeros(5))
-)  # norms: for the kernel's backward pass alone
-stats_backward_op = operator(
-    "stats_backward", lambda *inputs: [stats_backward(*inputs[:8], inputs[-1])]
-)
+stats_op = operator("stats_forward", define_stats)
+stats_backward_op = operator("stats_backward", define_stats_backward)
 
 
-def remember(ctx, inputs, output):
-    *tensors, ctx.temperature = inputs
-    ctx.save_for_backward(*tensors, *output[2:])  # kl, entropy, norms
+class FusedStats(torch.autograd.Function):
+    """`stats_op`, differentiable in `logits` alone, by `stats_backward_op`."""
 
+    @staticmethod
+    def forward(ctx, *inputs):
+        logp, ref_logp, kl, entropy, norms = stats_op(*inputs)
+        *tensors, ctx.temperature = inputs
+        ctx.save_for_backward(*tensors, kl, entropy, norms)
+        ctx.mark_non_differentiable(ref_logp)
+        return logp, ref_logp, kl, entropy
 
-def backward(ctx, gradients):
-    g_logp, _, g_kl, g_entropy, _ = gradients
-    return (
-        *stats_backward_op(g_logp, g_kl, g_entropy, *ctx.saved_tensors, ctx.temperature),
-        None,
-        None,
-        None,
-        None,
-        None,
-    )
-
-
-stats_op.register_autograd(backward, setup_context=remember)
+    @staticmethod
+    def backward(ctx, g_logp, _, g_kl, g_entropy):
+        inputs = *ctx.saved_tensors, ctx.temperature
+        (g_logits,) = stats_backward_op(g_logp, g_kl, g_entropy, *inputs)
+        return g_logits, None, None, None, None, None
 
 
 def sample_completions(
     logits, masked, mask, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, **extras
 ):
-    """`grpo.sampling.sample_completions`, on CUDA in one pass over the logits; with extras, which the kernel does not know, by its definition."""
+    """`grpo.sampling.sample_completions`, on CUDA in one pass over the logits.
+
+    With extras, which the kernel does not know, by its definition.
+    """
     arguments = logits.detach(), masked, mask, uniforms, temperature, top_k, top_p, min_p
-    return (
-        sampling.sample_completions(*arguments, **extras)
-        if extras
-        else tuple(sample_op(*arguments))
-    )
+    if extras:
+        return sampling.sample_completions(*arguments, **extras)
+    return tuple(sample_op(*arguments))
 
 
 def stats(logits, ref_logits, completions, kept, mask, temperature=1.0):
-    """`grpo.stats.stats`, differentiable in `logits` alone; on CUDA one pass over the logits, and one for their gradient."""
-    logp, ref_logp, kl, entropy, _ = stats_op(
-        logits, ref_logits.detach(), completions, kept, mask, temperature
-    )
-    return logp, ref_logp.detach(), kl, entropy
+    """`grpo.stats.stats`, differentiable in `logits` alone.
+
+    On CUDA one pass over the logits, and one for their gradient.
+    """
+    return Stats(*FusedStats.apply(logits, ref_logits, completions, kept, mask, temperature))

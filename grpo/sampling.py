@@ -56,7 +56,7 @@ def integer_weights(logits, temperature):
     """
     x = logits.double()
     below_best = x - x.amax(dim=-1, keepdim=True)  # (...,V)
-    relative = (below_best / temperature).exp()  # (...,V) 1 for the likeliest
+    relative = (below_best * (1 / temperature)).exp()  # (...,V) 1 for the likeliest
     return relative.mul(SCALE).round().long()
 
 

@@ -1,9 +1,10 @@
 // Runs grpo/kernel.cu on a CPU: include this first, compile with g++ -x c++.
 //
-// Every CUDA thread becomes a fiber, a function with its own stack that can stop in the middle. All 32 fibers of a warp run
-// until each has returned or stands at a __shfl_*_sync. An exchange happens when all lanes named by its mask stand at the
-// same call with the same mask. When none can happen and some lane still waits, a GPU would hang or hand out garbage: launch()
-// then returns false, and `fiber_error` says who waits for whom. Blocks and warps run one after the other.
+// Every CUDA thread becomes a fiber, a function with its own stack that can stop in the middle. All
+// 32 fibers of a warp run until each has returned or stands at a __shfl_*_sync. An exchange happens
+// when all lanes named by its mask stand at the same call with the same mask. When none can happen
+// and some lane still waits, a GPU would hang or hand out garbage: launch() then returns false, and
+// `fiber_error` says who waits for whom. Blocks and warps run one after the other.
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -17,6 +18,8 @@
 #define __device__
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
+#define __shared__ static       // blocks run one after the other
+#define __CUDA_ARCH__ 800
 
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 static struct { unsigned x; } threadIdx, blockIdx;
@@ -29,7 +32,7 @@ const int WARP = 32, STACK = 1 << 16;
 
 struct Fiber {
     ucontext_t context;     // where it starts, and
-    jmp_buf place;          // where it stopped (swapcontext, for both, would call the system twice at every stop)
+    jmp_buf place;          // where it stopped (swapcontext would call the system at every stop)
     enum { READY, WAITING, RETURNED } state;
     bool started;
     const void* site;       // the exchange it waits for: the address of the call
@@ -56,32 +59,49 @@ static void resume(Fiber& fiber) {      // returns when the fiber waits or has r
     setcontext(&fiber.context);
 }
 
-// All shuffles: offer a value, ask for another lane's, wait. Not inlined, so that the return address names the call; those
-// who call it are, always, so that each use of one of kernel.cu's helpers has calls of its own.
-template <class X> __attribute__((noinline, noclone)) X exchange(unsigned mask, X value, int source) {
+// All shuffles: offer a value, ask for another lane's, wait. Not inlined, so that the return
+// address names the call; those who call it are, always, so that each use of one of kernel.cu's
+// helpers has calls of its own.
+template <class X>
+__attribute__((noinline, noclone)) X exchange(unsigned mask, X value, int source) {
     Fiber& me = fibers[lane_now];
-    me.state = Fiber::WAITING, me.site = __builtin_return_address(0), me.mask = mask, me.source = source;
+    me.state = Fiber::WAITING;
+    me.site = __builtin_return_address(0);
+    me.mask = mask;
+    me.source = source;
     memcpy(&me.value, &value, sizeof(X));
     if (!_setjmp(me.place)) _longjmp(scheduler, 1);
     memcpy(&value, &fibers[lane_now].answer, sizeof(X));
     return value;
 }
 
-template <class X> __forceinline__ X __shfl_xor_sync(unsigned mask, X x, int bits) { return exchange(mask, x, lane_now ^ bits); }
+template <class X> __forceinline__ X __shfl_xor_sync(unsigned mask, X x, int bits) {
+    return exchange(mask, x, lane_now ^ bits);
+}
 template <class X> __forceinline__ X __shfl_up_sync(unsigned mask, X x, int by, int width) {
     return exchange(mask, x, lane_now % width >= by ? lane_now - by : lane_now);
 }
 template <class X> __forceinline__ X __shfl_sync(unsigned mask, X x, int lane, int width) {
     return exchange(mask, x, lane_now / width * width + lane);
 }
+__forceinline__ void __syncwarp() { exchange(0xffffffffu, 0, lane_now); }
+__forceinline__ unsigned __reduce_add_sync(unsigned mask, unsigned x) {
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(mask, x, distance);
+    return x;
+}
+__forceinline__ bool __any_sync(unsigned mask, bool x) { return __reduce_add_sync(mask, x) > 0; }
 
-// The first lane that keeps `lane` waiting, or -1: it must name itself, ask a lane it names, and find all of them beside it.
+// The first lane that keeps `lane` waiting, or -1: it must name itself, ask a lane it names, and
+// find all of them beside it.
 static int missing(int lane) {
     const Fiber& me = fibers[lane];
     if (!(me.mask >> lane & 1)) return lane;
     if (!(me.mask >> me.source & 1)) return me.source;
-    for (int l = 0; l < WARP; l++)
-        if (me.mask >> l & 1 && (fibers[l].state != Fiber::WAITING || fibers[l].site != me.site || fibers[l].mask != me.mask)) return l;
+    for (int l = 0; l < WARP; l++) {
+        const Fiber& other = fibers[l];
+        const bool here = other.state == Fiber::WAITING && other.site == me.site;
+        if (me.mask >> l & 1 && !(here && other.mask == me.mask)) return l;
+    }
     return -1;
 }
 
@@ -93,7 +113,7 @@ static bool run_warp() {
             if (fibers[l].state == Fiber::READY) resume(fibers[l]);
         }
         int stuck = -1;
-        std::vector<int> ready;                             // decided for all lanes before any of them moves on
+        std::vector<int> ready;         // decided for all lanes before any of them moves on
         for (int l = 0; l < WARP; l++)
             if (fibers[l].state != Fiber::WAITING) continue;
             else if (missing(l) < 0) ready.push_back(l);
@@ -106,19 +126,22 @@ static bool run_warp() {
         if (stuck < 0) return true;                         // all have returned
         const int m = missing(stuck);
         const char* how = fibers[m].state == Fiber::RETURNED ? "has returned" : "is elsewhere";
-        snprintf(fiber_error, sizeof fiber_error, "divergent or partial exchange: in block %u lane %d waits for the lanes of mask %08x, "
-                 "lane %d %s", blockIdx.x, stuck, fibers[stuck].mask, m, how);
+        snprintf(fiber_error, sizeof fiber_error,
+                 "divergent or partial exchange: in block %u lane %d waits for the lanes of mask "
+                 "%08x, lane %d %s", blockIdx.x, stuck, fibers[stuck].mask, m, how);
         return false;
     }
 }
 
 // Like cuLaunchKernel: `arguments` points at each argument's value in turn.
-template <class... P> bool launch(void (*kernel)(P...), unsigned blocks, unsigned threads, void** arguments) {
+template <class... P>
+bool launch(void (*kernel)(P...), unsigned blocks, unsigned threads, void** arguments) {
     static char stacks[WARP][STACK];
     auto call = [&]<size_t... I>(std::index_sequence<I...>) { kernel(*(P*)arguments[I]...); };
     body = [&] { call(std::index_sequence_for<P...>{}); };
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
-        for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x = threadIdx.x / WARP * WARP + WARP) {
+        for (unsigned warp = 0; warp < threads / WARP; warp++) {
+            threadIdx.x = warp * WARP;
             for (int l = 0; l < WARP; l++) {
                 fibers[l] = {};
                 getcontext(&fibers[l].context);

@@ -1,4 +1,6 @@
-"""The real wandb: offline, what it wrote; unreachable, not there, or dying: the run goes on, with one warning."""
+"""The real wandb: offline, what it wrote; unreachable, not there, or dying: the run goes on, with
+one warning.
+"""
 
 import json
 import re
@@ -7,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import wandb
-from wandb.proto.wandb_internal_pb2 import Record
 
 import train_grpo
 from grpo.plumbing import log
 from tests.conftest import command_line
+
+wandb = pytest.importorskip("wandb")
+Record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +27,10 @@ def forgetting():
 
 
 def records(path):
-    """The records of a .wandb file: after 7 bytes, blocks of 32 kB of fragments with a header of checksum, length and type (LevelDB's log format)."""
+    """The records of a .wandb file, which has LevelDB's log format.
+
+    After 7 bytes, blocks of 32 kB of fragments with a header of checksum, length and type.
+    """
     content, at, parts = path.read_bytes(), 7, b""
     while at + 7 <= len(content):
         if 32768 - at % 32768 < 7:
@@ -60,7 +66,10 @@ def run(flags, **changes):
 
 
 def test_offline_it_holds_what_the_run_wrote(flags, monkeypatch, capfd):
-    """Settings, the metrics of every step, histograms, a table of the completions, the figures as summary; and a resumed run goes on under its id."""
+    """Settings, each step's metrics, histograms, a table of the completions, figures as summary.
+
+    A resumed run goes on under its id.
+    """
     monkeypatch.setenv("WANDB_MODE", "offline")
     halves, out, ids = (
         [run(flags, max_iters=2), run(flags, max_iters=4, init_from="resume")[2:]],
