@@ -182,7 +182,7 @@ def test_the_end_of_a_prompt_ends_its_last_word():
 
 
 def test_a_prompts_first_and_last_word_count():
-    """A window may cut its outer words; a prompt of the user's own begins and ends where it does."""
+    """A window may cut its outer words; a user's own prompt begins and ends where it does."""
     masked = encode("_n on o_")
     completions = encode("on on on", "xn on on")[None]
     mask = masked == BLANK

@@ -120,8 +120,8 @@ def test_xtc_equals_the_rule(threshold):
 
 def test_xtc_draws_follow_the_exact_mixture():
     """Half a million inputs of one blank, two fills each, under one coin:
-    P(v) = (1 − probability) · q(v) + probability · q'(v), exactly, also of the second fill given the
-    first."""
+    P(v) = (1 − probability) · q(v) + probability · q'(v), exactly, also of the second fill given
+    the first."""
     V = 8
     N = 500_000
     probability = 0.4
