@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from grpo import words
 from grpo.plumbing.checkpoint import load_model
 from grpo.plumbing.setup import forward
-from grpo.plumbing.stop import RewardFailed
+from grpo.plumbing.stop import RewardFailed, told
 
 CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
 CUDA_ROWS = 8192  # bounds the memory of activations
@@ -100,8 +100,8 @@ def parse_reward(text):
         known = name in ("judge", "valid_words") or name.endswith(".pt") or own
         if name in weights or not known or not math.isfinite(weight):
             raise ValueError(
-                f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME once:"
-                " judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt"
+                f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME"
+                " once: judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt"
             )
         weights[name] = weight
     weights = {name: weight for name, weight in weights.items() if weight}
@@ -120,10 +120,6 @@ def short_name(name):
     return name.rpartition(":")[2]
 
 
-def first_line(error):
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
 def load_function(name):
     """ "my_rewards.py:no_double_space" -> the function. ValueError if there is none."""
     path, _, function = name.rpartition(":")
@@ -132,9 +128,7 @@ def load_function(name):
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the user's code may raise
-        raise ValueError(
-            f"reward {name}: {path} does not run: {first_line(error)}; mend it"
-        ) from None
+        raise ValueError(f"reward {name}: {path} does not run: {told(error)}; mend it") from None
     if not callable(getattr(module, function, None)):
         raise ValueError(
             f"reward {name}: {path} has no function {function!r};"
@@ -167,11 +161,12 @@ class Rewards:
 
     def score(self, name, completions, masked, mask):
         """What one part says: (B,G) or (B,G,T), float32. RewardFailed if it fails."""
+        own = (completions.clone(), masked.clone(), mask.clone())  # it may write into them
         try:
-            values = self.functions[name](completions, masked, mask, self.decode)
+            values = self.functions[name](*own, self.decode)
             values = torch.as_tensor(values, dtype=torch.float32, device=completions.device)
-        except Exception as error:  # whatever the user's code may raise
-            raise RewardFailed(f"reward {name} failed: {first_line(error)}; mend it") from error
+        except (Exception, SystemExit) as error:  # whatever the user's code may raise
+            raise RewardFailed(f"reward {name} failed: {told(error)}; mend it") from error
         allowed = (completions.shape[:2], completions.shape)
         if values.shape not in allowed:
             raise RewardFailed(
