@@ -42,56 +42,41 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config, clock):
         n_latent = len(logits) // B
         sample_completions, stats = operations(config, n_latent)  # plain PyTorch, or CUDA
         masked, mask, uniforms = inputs.rows(n_latent)  # (R,T), (R,T), (R,g,T)
-        completions, kept = sample_completions(
-            logits, masked, mask, uniforms, **options(config)
-        )  # (R,g,T), (R,T,V)
+        # completions (R,g,T), kept (R,T,V): the characters that truncation left drawable
+        completions, kept = sample_completions(logits, masked, mask, uniforms, **options(config))
         clock.mark("fill")
         ref_logits = in_batches(reference, inputs.masked, config.batch_size)  # (R,T,V)
         old = stats(logits, ref_logits, completions, kept, mask, tau)  # as they were drawn
         clock.mark("reference")
 
     # 2. Judge: how real does each completion look? With credit=run: each word of it?
-    fills = completions.view(B, G, T)
-    credits, parts = rewards(
-        fills, inputs.masked, inputs.mask, config.credit
-    )  # (B,G,1) or (B,G,T), (B,G,R)
+    fills = completions.reshape(B, G, T)
+    #    credits (B,G,1) or (B,G,T): the reward of each blank; parts (B,G,R): its R parts, whole.
+    credits, parts = rewards(fills, inputs.masked, inputs.mask, config.credit)
     clock.mark("judge")
 
     # 3. Compare: how much better than the rest of its group was each one? What is compared over
     #    the step is compared over all of it: gather is the rows of all processes, share my own.
     advantages = share(group_advantages(gather(credits), gather(inputs.mask), config))  # as credits
-    learning = share(
-        most_uncertain(gather(old.entropy), gather(mask), config.top_entropy_quantile)
-    )  # (R,T) bool
+    quantile = config.top_entropy_quantile  # 1: all blanks carry policy gradient
+    learning = share(most_uncertain(gather(old.entropy), gather(mask), quantile))  # (R,T) bool
     beta = kl_weight(gather(old.kl), gather(mask), config)  # kl_beta, or the rein
     p_equal = probability_of_equal_fills(logits, kept, inputs, tau)  # (B,)
     metrics = StepMetrics(rewards, parts, advantages, p_equal, beta, config)
 
     # 4. Update: make the characters of better completions likelier, stay close to the reference.
     by_row = (*completions.shape[:2], -1)
+    credits = credits.reshape(by_row)  # (R,g,1) or (R,g,T)
+    advantages = advantages.reshape(by_row)  # as credits
     rollout = Rollout(
-        inputs.masked,
-        mask,
-        completions,
-        kept,
-        ref_logits,
-        old.logp,
-        credits.reshape(by_row),
-        advantages.reshape(by_row),
-        learning,
+        inputs.masked, mask, completions, kept, ref_logits, old.logp, credits, advantages, learning
     )
     for batch in rollout.updates(config, inputs.seed):  # num_iterations passes, or mini-batches
         micro_batches = batch.split(config.batch_size)  # pieces that fit in memory: losses add up
         totals = count(batch.mask, len(micro_batches))  # of this whole update
         for micro in micro_batches:
-            now = stats(
-                policy(micro.masked),
-                micro.ref_logits,
-                micro.completions,
-                micro.kept,
-                micro.mask,
-                tau,
-            )
+            logits = policy(micro.masked)  # (r,T,V), with their graph
+            now = stats(logits, micro.ref_logits, micro.completions, micro.kept, micro.mask, tau)
             g = micro.completions.shape[1]
             weights = loss_weights(micro.mask, config.loss_type, g, totals)  # (r,T)
             loss, loss_parts = grpo_loss(now, micro, weights, beta, config)

@@ -126,7 +126,7 @@ class Run:
 
     def share_of_valid_words(self, inputs, rollout):
         """Of the step's own inputs, on all processes."""
-        fills = gather(rollout.completions.view(inputs.uniforms.shape))  # (B,G,T)
+        fills = gather(rollout.completions.reshape(inputs.uniforms.shape))  # (B,G,T)
         figures = word_figures(
             gather(inputs.tokens),
             gather(inputs.mask),

@@ -36,13 +36,16 @@ def penalise(logits, masked, repetition_penalty):
     the policy: it is sampled, scored and differentiated.
     """
     R, _, V = logits.shape
-    seen = F.one_hot(masked.clamp(min=0), V).bool()  # (B,T,V)
-    seen = (seen & (masked >= 0)[..., None]).any(dim=1, keepdim=True)  # (B,1,V), -1 is padding
+    real = (masked >= 0)[..., None]  # (B,T,1), -1 is padding
+    seen = F.one_hot(masked.clamp(min=0), V).bool() & real  # (B,T,V)
+    seen = seen.any(dim=1, keepdim=True)  # (B,1,V)
     seen = seen.repeat_interleave(R // len(masked), dim=0)  # (R,1,V)
-    less_likely = torch.where(
-        logits < 0, logits * repetition_penalty, logits / repetition_penalty
+    lower = torch.where(
+        logits < 0,
+        logits * repetition_penalty,
+        logits / repetition_penalty,
     )  # (R,T,V)
-    return torch.where(seen, less_likely, logits)
+    return torch.where(seen, lower, logits)
 
 
 def integer_weights(logits, temperature):
@@ -53,7 +56,8 @@ def integer_weights(logits, temperature):
     """
     x = logits.double()
     below_best = x - x.amax(dim=-1, keepdim=True)  # (...,V)
-    return (below_best / temperature).exp().mul(SCALE).round().long()
+    relative = (below_best / temperature).exp()  # (...,V) 1 for the likeliest
+    return relative.mul(SCALE).round().long()
 
 
 def keep(weights, top_k=0, top_p=1.0, min_p=0.0):
@@ -65,16 +69,19 @@ def keep(weights, top_k=0, top_p=1.0, min_p=0.0):
     """
     kept = weights > 0
     if 0 < top_k < weights.shape[-1]:
-        kept &= weights >= weights.topk(top_k, dim=-1).values[..., -1:]
+        last = weights.topk(top_k, dim=-1).values[..., -1:]  # (...,1)
+        kept &= weights >= last
     if top_p < 1:
         # Walk down from the likeliest character until the sum reaches top_p of the total.
         falling = (weights * kept).sort(dim=-1, descending=True).values  # (...,V)
-        enough = (falling.sum(dim=-1, keepdim=True).double() * top_p).ceil()  # (...,1)
+        total = falling.sum(dim=-1, keepdim=True).double()  # (...,1)
+        enough = (total * top_p).ceil()  # (...,1)
         still_short = falling.cumsum(dim=-1) < enough  # (...,V)
         last = still_short.sum(dim=-1, keepdim=True)  # (...,1) the character that reaches it
-        kept &= weights >= falling.gather(-1, last)
+        kept &= weights >= falling.gather(-1, last)  # and what ties with it
     if min_p > 0:
-        kept &= weights >= weights.amax(dim=-1, keepdim=True).double() * min_p
+        best = weights.amax(dim=-1, keepdim=True).double()  # (...,1)
+        kept &= weights >= best * min_p
     return kept
 
 
@@ -86,19 +93,22 @@ def exclude_top_choices(weights, kept, uniforms, xtc_threshold, xtc_probability)
     (...,G) -> the new kept set (...,V). All G completions share S, so the coin is a blank's: a hash
     of its G uniforms, which tells nothing about any one of them.
     """
-    hashed = (uniforms * UNIT).long().sum(dim=-1, keepdim=True) * 2654435769 % (1 << 32)  # (...,1)
+    total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
+    hashed = total * 2654435769 % (1 << 32)  # (...,1)
     coin = hashed < xtc_probability * (1 << 32)  # (...,1)
-    total = (weights * kept).sum(dim=-1, keepdim=True).double()  # (...,1)
-    top = kept & (weights >= total * xtc_threshold)  # (...,V)
+    share = xtc_threshold * (weights * kept).sum(dim=-1, keepdim=True).double()  # (...,1)
+    top = kept & (weights >= share)  # (...,V)
     least = weights.masked_fill(~top, SCALE).amin(dim=-1, keepdim=True)  # (...,1)
-    return kept & ~(coin & top & (weights > least))
+    left_out = coin & top & (weights > least)  # (...,V)
+    return kept & ~left_out
 
 
 def draw(weights, uniforms):
     """Inverse-CDF draws: weights (...,V), uniforms (...,G) float32 in [0,1) -> (...,G) int64."""
     cumulative = weights.cumsum(dim=-1)  # (...,V)
     total = cumulative[..., -1:]  # (...,1)
-    target = ((uniforms * UNIT).long() * total) >> 24  # (...,G) in [0, total)
+    whole = (uniforms * UNIT).long()  # (...,G)
+    target = whole * total >> 24  # (...,G) in [0, total)
     return torch.searchsorted(cumulative, target, right=True)
 
 

@@ -39,9 +39,14 @@ def restrict(log_probs, kept):
     return torch.log_softmax(log_probs.masked_fill(~kept, float("-inf")), dim=-1)
 
 
+def times(p, values):
+    """p(v) · values(v): (...,V), with 0 for a character of probability 0, whatever its value."""
+    return torch.where(p == 0, 0, p * values)
+
+
 def expectation(p, values):
-    """Σ_v p(v) values(v): (...,V) -> (...,1). A character of probability 0 contributes 0."""
-    return torch.where(p == 0, 0, p * values).sum(dim=-1, keepdim=True)
+    """Σ_v p(v) values(v): (...,V) -> (...,1)."""
+    return times(p, values).sum(dim=-1, keepdim=True)
 
 
 def where_blank(x, mask):
@@ -58,9 +63,12 @@ def stats_forward(logits, ref_logits, completions, kept, mask, temperature):
     log_q = restrict(log_p, kept)  # (B,T,V) what was drawn from
     log_q_ref = restrict(log_r, kept)  # (B,T,V)
 
-    y = where_blank(completions, mask).transpose(1, 2)  # (B,T,G) the draws at each position
-    logp = log_q.gather(-1, y).transpose(1, 2)  # (B,G,T)
-    ref_logp = log_q_ref.gather(-1, y).transpose(1, 2)  # (B,G,T)
+    y = where_blank(completions, mask)
+    y = y.transpose(1, 2)  # (B,T,G) the draws at each position
+    logp = log_q.gather(-1, y)  # (B,T,G)
+    logp = logp.transpose(1, 2)  # (B,G,T)
+    ref_logp = log_q_ref.gather(-1, y)  # (B,T,G)
+    ref_logp = ref_logp.transpose(1, 2)  # (B,G,T)
 
     p = log_p.exp()  # (B,T,V)
     kl = expectation(p, log_p - log_r).squeeze(-1)  # (B,T)  Σ p (log p − log r)
@@ -86,9 +94,9 @@ def stats_backward(gradients, logits, ref_logits, completions, kept, mask, tempe
     drawn = torch.zeros_like(p).scatter_add(-1, y, g_logp)  # (B,T,V)  Σ_j g_logp[j] 1[v = y_j]
     d_logp = drawn - g_logp.sum(dim=-1, keepdim=True) * q  # (B,T,V)
     log_ratio = log_p - log_r  # (B,T,V)
-    d_kl = torch.where(p == 0, 0, p * (log_ratio - expectation(p, log_ratio)))  # (B,T,V)
-    d_entropy = torch.where(p == 0, 0, p * (log_p - expectation(p, log_p)))  # (B,T,V)
-    d = d_logp + g_kl[..., None] * d_kl - g_entropy[..., None] * d_entropy  # (B,T,V)
+    d_kl = times(p, log_ratio - expectation(p, log_ratio))  # (B,T,V)
+    d_entropy = -times(p, log_p - expectation(p, log_p))  # (B,T,V), since H = −Σ p log p
+    d = d_logp + g_kl[..., None] * d_kl + g_entropy[..., None] * d_entropy  # (B,T,V)
     return torch.where(mask[..., None], d / temperature, 0).to(logits.dtype)
 
 

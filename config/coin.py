@@ -1,0 +1,6 @@
+# A coin for all blanks: a generator whose head gives 8 sets of logits, one for each value of a
+# latent that all blanks of a completion see. Each value commits, and together they keep variety.
+#     python train_grpo.py config/grpo_config.py config/coin.py
+
+out_dir = "out-coin"
+generator_checkpoint = "model/pretrained/generator_coin.pt"

@@ -1,0 +1,115 @@
+"""One group of a step: which fills beat the rest, and how hard each character is pushed.
+
+    python -m grpo.group                                    # of the default experiment's first step
+    python -m grpo.group config/coin.py --plot=group.png    # settings as train_grpo.py takes them
+
+The push on a drawn character is A · (1 − q(y)), the gradient of A · log q(y) on its own logit: up
+where its fill was better than the group, and the harder the less sure the policy was of it.
+
+Letters: G completions of one input, T characters.
+"""
+
+import sys
+
+from grpo.optimizer import Optimizer
+from grpo.plumbing.config import exit_on_mistake, load_config
+from grpo.plumbing.log import Clock, highlight
+from grpo.plumbing.setup import forward, load_data, load_models, pick_device, pick_dtype
+from grpo.reward import Rewards
+from grpo.rollout import as_policy, draw_inputs
+from grpo.words import decode, lexicon
+from train_grpo import grpo_step
+
+
+def first_step(config):
+    """-> the vocabulary and the rollout of the first step of a run, which is not kept."""
+    device = pick_device(config.device)
+    config.dtype = pick_dtype(config.dtype, device)
+    config.kernel = "torch"
+    config.num_iterations = 1
+    train, _ = load_data(config.dataset, config.block_size, config.prompts_file)
+    generator, reference, judge, _ = load_models(config, train.vocabulary)
+    judge = forward(judge.to(device), device, config)
+    words = lexicon(train.decode(train.tokens))
+    rollout, _ = grpo_step(
+        as_policy(generator.to(device), device, config),
+        as_policy(reference.to(device), device, config),
+        Rewards(judge, config, train.vocabulary, words, device),
+        Optimizer(generator, config),
+        draw_inputs(train, config, 0, lambda x: x.to(device)),
+        config,
+        Clock(device),
+    )
+    return train.vocabulary, rollout
+
+
+def pushes(rollout, index):
+    """Of one input: completions (G,T), mask (T,), the push on each drawn character (G,T)."""
+    one = rollout.take(slice(index, index + 1))
+    push = one.advantages * (1 - one.old_logp.exp()) * one.mask[:, None]  # (K,g,T)
+    return one.completions.flatten(0, 1), one.mask[0], push.flatten(0, 1)
+
+
+def sign(push, largest):
+    """A push as a character: + or -, and ^ or v for more than a third of the largest."""
+    if abs(push) < 0.03 * largest:
+        return " "
+    if abs(push) < largest / 3:
+        return "+" if push > 0 else "-"
+    return "^" if push > 0 else "v"
+
+
+def as_text(texts, mask, push):
+    """Each fill, and below its blanks which way its characters are pushed."""
+    largest = push.abs().max().item()
+    lines = []
+    for text, row in zip(texts, push.tolist()):
+        signs = "".join(sign(p, largest) for p in row)
+        lines.append(highlight(text, mask.tolist()))
+        lines.append(highlight(signs, mask.tolist()).replace("[", " ").replace("]", " ").rstrip())
+    return "\n".join(lines)
+
+
+def plot(file, texts, mask, push):
+    """A row for each fill, a column for each blank, coloured by the push."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError(
+            f"plot={file}: matplotlib is not installed; pip install matplotlib, or leave out --plot"
+        ) from None
+    blanks = mask.nonzero().squeeze(1)  # (N,)
+    shown = push[:, blanks].cpu()  # (G,N)
+    largest = shown.abs().max().item()
+    size = (2 + 0.4 * len(blanks), 1 + 0.3 * len(texts))
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    image = axes.imshow(shown, cmap="RdYlGn", vmin=-largest, vmax=largest, aspect="auto")
+    for row, text in enumerate(texts):
+        for column, t in enumerate(blanks.tolist()):
+            axes.text(column, row, text[t], ha="center", va="center", family="monospace")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_ylabel("the fills of one input")
+    axes.set_xlabel("blanks")
+    figure.colorbar(image, label="push: advantage x (1 - q)")
+    figure.savefig(file)
+
+
+def main(arguments):
+    plots = [argument for argument in arguments if argument.startswith("--plot=")]
+    if {"--help", "-h"} & set(arguments):
+        print(__doc__.strip())
+        return
+    with exit_on_mistake("group"):
+        config = load_config([argument for argument in arguments if argument not in plots])
+        vocabulary, rollout = first_step(config)
+        completions, mask, push = pushes(rollout, 0)
+        texts = decode(completions, vocabulary)
+        if plots:
+            plot(plots[-1].removeprefix("--plot="), texts, mask, push)
+    print(as_text(texts, mask, push))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
