@@ -1,5 +1,6 @@
 """Whatever a user gets wrong, in whichever program: exit code 2, one line on stderr that names the value and the mend, and not a byte written."""
 
+import copy
 import re
 import shlex
 import shutil
@@ -131,7 +132,7 @@ CONFIGS = {  # text of a file -> what is told
     "out_dir = 'a\\0b'": "out_dir='a\\x00b' is not allowed",
     "group_size == 8": "does not run: NameError",
     "group_size = ": "does not run: SyntaxError",
-    "raise SystemExit(3)": "does not run: SystemExit: 3; mend it",
+    "raise SystemExit(3)": "does not run: SystemExit: 3 (",
     "def f(): f()\nf()": "does not run: RecursionError",
     "group_size = 8\0": "does not run: SyntaxError",
 }
@@ -197,6 +198,22 @@ DATASETS = [  # meta.json, train.bin, val.bin (None: there is none) -> what is t
     (META, TRAIN[:15], VAL, " has 15 characters; block_size takes 5 to 15"),
     (META, TRAIN, VAL[:4], " has 4 characters; block_size takes"),
 ]
+
+STATES = {  # what is wrong with the training state of a checkpoint -> what is told
+    "shape": ": weight (0, 'exp_avg') has shape (3,), its architecture needs (28, 32)",
+    "whole numbers": ": weight (0, 'exp_avg_sq') has shape Tensor",
+    "no moments": "weight (0, 'exp_avg') has shape missing",
+    "no tensors": "has no training state that fits (AttributeError); begin a new out_dir",
+    "few numbers": "is damaged or no checkpoint",
+    "no state": "has no training state that fits (KeyError)",
+    "rng": "has no training state that fits (RuntimeError)",
+    "no rng": "has no training state that fits (KeyError)",
+    "inputs": "was not written by",
+    "another text": "dataset/train.bin is not the file that the run in",
+    "another judge": "judge_checkpoint is not the file that the run in",
+    "processes": "is one of 2 processes, not 1; go on with torchrun --nproc_per_node=2",
+    "iteration": "was not written by",
+}
 
 # (program, arguments) -> the value and the mend that its line names. {x} is a folder full of bad files, {w} a prepared text and two models, {r} a finished run.
 OTHERS = [
@@ -312,7 +329,7 @@ OTHERS = [
         )
     ),
     ("train_grpo.py", "--reward={x}/none.py:f", "none.py does not run: FileNotFoundError"),
-    ("train_grpo.py", "--reward={x}/config9.py:f", "config9.py does not run: SyntaxError"),
+    ("train_grpo.py", "--reward={x}/config10.py:f", "config10.py does not run: SyntaxError"),
     ("train_grpo.py", "--out_dir={x}/notes.txt", "notes.txt cannot be written"),
     ("train_grpo.py", "--out_dir={x}/notes.txt/out", "notes.txt/out cannot be written"),
     ("train_grpo.py", "--out_dir=/dev/null", "/dev/null cannot be written"),
@@ -336,23 +353,23 @@ OTHERS = [
     (
         "train_grpo.py",
         "--out_dir={r} --init_from=resume --max_iters=9",
-        "the learning rate is 0 from step 2 on; begin with a larger lr_decay_iters",
+        "the learning rate is 0 from step 2 on; begin a new out_dir from there",
     ),
     (
         "train_grpo.py",
         "--out_dir={r} --init_from=resume --max_iters=9 --kl_beta=0.5",
-        "kl_beta=0.5, but the run in {r} was made with kl_beta=0.1; set it back",
+        "the run in {r} goes on only as it began, not with kl_beta=0.5 (it was 0.1); leave that",
     ),
     (
         "train_grpo.py",
         "--out_dir={r} --init_from=resume --max_iters=9 --seed=2",
-        "seed=2, but the run in {r} was made with seed=1",
+        "not with seed=2 (it was 1)",
     ),
     *(
         (
             "train_grpo.py",
             f"--out_dir={{x}}/run{i} --init_from=resume --max_iters=9 --lr_decay_iters=2 --min_lr=1e-5",
-            f"run{i}/checkpoint.pt {told}",
+            told,
         )
         for i, told in enumerate(
             (
@@ -361,6 +378,7 @@ OTHERS = [
                 "was not written by",
                 "is no model file",
                 "is damaged",
+                *STATES.values(),
             )
         )
     ),
@@ -407,11 +425,19 @@ OTHERS = [
                 "checkpoint.pt was not",
                 "checkpoint.pt is no model file",
                 "checkpoint.pt is damaged",
+            )
+        )
+    ),
+    *(
+        ("-m grpo.evaluate", f"{{x}}/run{i}", told)
+        for i, told in enumerate(
+            (
                 "none cannot be read",
                 "none.pt cannot be read",
                 "there is no setting 'experts'",
                 "kl_beta=-1.0 is not allowed",
-            )
+            ),
+            start=5 + len(STATES),
         )
     ),
     *(
@@ -534,6 +560,7 @@ def checkpoints(x, w, vocabulary):
         whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
     )
     write(x / "list.pt", [1, 2])
+    (x / "loop.pt").symlink_to(x / "loop.pt")
     shape = TransformerConfig(len(vocabulary), 16, 2, 2, 32)
     write(
         x / "digits.pt", model_file(Generator(TransformerConfig(11, 16, 1, 1, 32)), "0123456789_")
@@ -549,6 +576,39 @@ def checkpoints(x, w, vocabulary):
     write(x / "short_judge.pt", model_file(Judge(short), vocabulary))
 
 
+def spoilt(training, name):
+    """A training state, wrong in one way: see STATES."""
+    training = copy.deepcopy(training)
+    moments = training["optimizer"]["state"]
+    if name == "shape":
+        moments[0]["exp_avg"] = torch.zeros(3)
+    elif name == "whole numbers":
+        moments[0]["exp_avg_sq"] = moments[0]["exp_avg_sq"].long()
+    elif name == "no moments":
+        moments.clear()
+    elif name == "no tensors":
+        moments[0] = 3
+    elif name == "few numbers":
+        moments[0]["exp_avg"] = torch.zeros(1).expand(moments[0]["exp_avg"].shape)
+    elif name == "no state":
+        training["optimizer"] = {}
+    elif name == "rng":
+        training["rng"] = {"cpu": torch.zeros(9, dtype=torch.uint8), "cuda": []}
+    elif name == "no rng":
+        training["rng"] = {}
+    elif name == "inputs":
+        training["inputs"] = 3
+    elif name == "another text":
+        training["inputs"] = training["inputs"] | {"dataset/train.bin": "0" * 64}
+    elif name == "another judge":
+        training["inputs"] = training["inputs"] | {"judge_checkpoint": "0" * 64}
+    elif name == "processes":
+        training["processes"] = 2
+    elif name == "iteration":
+        training["iteration"] = -1
+    return training
+
+
 def runs(x, r):
     """Folders of runs that cannot be gone on from, nor evaluated."""
     content = read(r / "checkpoint.pt")
@@ -561,6 +621,7 @@ def runs(x, r):
             content | {"training": training | {"config": 3}},
             {"training": training},
             None,
+            *(content | {"training": spoilt(training, name)} for name in STATES),
             *(
                 content | {"training": training | {"config": training["config"] | change}}
                 for change in (
