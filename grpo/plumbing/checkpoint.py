@@ -88,7 +88,7 @@ def write(path, content):
         torch.save(content, buffer)
         content = buffer.getbuffer()
     for left in path.parent.glob(f"{path.name}.*.tmp"):
-        if left.stat().st_mtime < time.time() - STALE:
+        if left.lstat().st_mtime < time.time() - STALE:
             left.unlink()
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
