@@ -1,4 +1,4 @@
-"""Which characters are hidden. Five ways, mixed by weight in the config: `masking="short"`, `masking="random:0.5,span:0.5"`.
+"""Which characters are hidden: five ways, mixed by weight, `masking="random:0.5,span:0.5"`.
 
     the cat purred on the mat
     t_e cat pu_red _n the mat  random   single characters
@@ -7,7 +7,8 @@
     the ___ purred on ___ mat  short    whole words of up to four letters
     the cat __r_ed __ the mat  sticky   likelier beside a hidden character
 
-Letters: B inputs, T characters. Each way maps (T,) bool, is it a space?, to a (T,) bool mask; `rng` is a numpy Generator and owns the randomness.
+Letters: B inputs, T characters. Each way maps (T,) bool, is it a space?, to a (T,) bool mask;
+`rng` is a numpy Generator and owns the randomness.
 """
 
 import numpy as np
@@ -26,41 +27,46 @@ def random_mask(is_space, ratio, words, rng):
 
 def span_mask(is_space, ratio, words, rng):
     """Hide one run of ratio * T characters, anywhere."""
-    length = max(1, round(ratio * len(is_space)))
-    position = np.arange(len(is_space)) - rng.integers(len(is_space) - length + 1)
-    return (0 <= position) & (position < length)
+    T = len(is_space)
+    length = max(1, round(ratio * T))
+    start = rng.integers(T - length + 1)
+    mask = np.zeros(T, dtype=bool)
+    mask[start : start + length] = True
+    return mask
 
 
 def word_mask(is_space, ratio, words, rng, longest=np.inf):
     """Hide `words` whole words of up to `longest` letters; fewer if there are fewer."""
     mask = np.zeros(len(is_space), dtype=bool)
-    for start, end in rng.permutation(
-        [(start, end) for start, end in whole_words(is_space) if end - start <= longest]
-    )[:words]:
+    candidates = [(a, b) for a, b in whole_words(is_space) if b - a <= longest]
+    for start, end in rng.permutation(candidates)[:words]:
         mask[start:end] = True
     return mask
 
 
 def short_mask(is_space, ratio, words, rng):
-    """Hide `words` whole words of up to four letters: enough to clash, and few enough ways to agree that a policy finds them in minutes."""
+    """Hide `words` whole words of up to four letters.
+
+    Enough to clash, and few enough ways to agree that a policy finds them in minutes.
+    """
     return word_mask(is_space, ratio, words, rng, longest=4)
 
 
 def sticky_mask(is_space, ratio, words, rng):
-    """Hide runs of mean length 4: a two-state Markov chain whose long-run share of hidden characters is `ratio` (up to 0.8)."""
-    enter = (
-        ratio / ((1 - ratio) * 4) if ratio < 0.8 else 1.0
-    )  # P(hidden | the one before is visible)
-    mask, u, hidden = (
-        np.zeros(len(is_space), dtype=bool),
-        rng.random(len(is_space)),
-        rng.random() < ratio,
-    )
+    """Hide runs of mean length 4: a two-state Markov chain.
+
+    Its long-run share of hidden characters is `ratio`, up to 0.8.
+    """
+    stay = 1 - 1 / 4  # P(hidden | the one before is hidden)
+    enter = 1.0  # P(hidden | the one before is visible)
+    if ratio < 0.8:
+        enter = ratio / ((1 - ratio) * 4)
+    mask = np.zeros(len(is_space), dtype=bool)
+    u = rng.random(len(is_space))
+    hidden = rng.random() < ratio
     for t in range(len(mask)):
         mask[t] = hidden
-        hidden = u[t] < (
-            0.75 if hidden else enter
-        )  # 0.75 = 1 - 1/4 = P(hidden | the one before is hidden)
+        hidden = u[t] < (stay if hidden else enter)
     return mask
 
 
@@ -74,21 +80,25 @@ MASKINGS = {
 
 
 def parse_masking(text):
-    """ "word" or "random:0.5,span:0.5" -> {"random": 0.5, "span": 0.5}, weights summing to 1. ValueError if it is neither."""
+    """ "random:1,span:1" -> {"random": 0.5, "span": 0.5}: weights that add up to 1.
+
+    Raises ValueError for any other text.
+    """
     weights = {}
     for part in text.split(","):
         name, _, weight = part.strip().partition(":")
         try:
-            share = float(weight or 1)
+            weight = float(weight or 1)
         except ValueError:
-            share = -1.0
-        if name not in MASKINGS or name in weights or not 0 <= share < float("inf"):
+            weight = -1.0
+        if name not in MASKINGS or name in weights or not 0 <= weight <= 1e9:
             raise ValueError(
-                f"masking={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, with NAME one of {', '.join(MASKINGS)}, each once, and WEIGHT >= 0"
+                f"masking={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, with NAME"
+                f" one of {', '.join(MASKINGS)}, each once, and WEIGHT from 0 to 1e9"
             )
-        weights[name] = share
+        weights[name] = weight
     total = sum(weights.values())
-    if total <= 0:
+    if total == 0:
         raise ValueError(
             f"masking={text!r} has no positive weight; write for example masking='word:1'"
         )
@@ -96,17 +106,17 @@ def parse_masking(text):
 
 
 def make_mask(is_space, masking, ratio, words, rng):
-    """Masks for a batch: `is_space` (B,T) bool, `masking` a dict of weights, `ratio` and `words` one number or (B,) -> mask (B,T) bool."""
+    """Masks for a batch: is_space (B,T) bool, `masking` a dict of weights -> mask (B,T) bool.
+
+    `ratio` and `words` are one number, or (B,). Every row has at least one blank.
+    """
     B, T = is_space.shape
     names = rng.choice(list(masking), p=list(masking.values()), size=B)
-    mask = np.stack(
-        [
-            MASKINGS[name](row, r, w, rng)
-            for name, row, r, w in zip(
-                names, is_space, np.broadcast_to(ratio, B), np.broadcast_to(words, B)
-            )
-        ]
-    )  # (B,T)
+    ratio = np.broadcast_to(ratio, B)
+    words = np.broadcast_to(words, B)
+    mask = np.empty((B, T), dtype=bool)
+    for i, name in enumerate(names):
+        mask[i] = MASKINGS[name](is_space[i], ratio[i], words[i], rng)
     empty = np.flatnonzero(~mask.any(axis=1))
-    mask[empty, rng.integers(T, size=len(empty))] = True  # every row has at least one blank
+    mask[empty, rng.integers(T, size=len(empty))] = True
     return mask

@@ -1,362 +1,401 @@
 """Is it really better? Numbers that neither the judge nor the loss sees, on held-out text.
 
-    python -m grpo.evaluate out            # evaluate the run in `out` again
+    python -m grpo.evaluate out                        # the table of the run in `out`, all of it
+    python -m grpo.evaluate out --eval_seed=1          # on other held-out inputs; only printed
 
-Letters: N held-out inputs, n fills of each, T characters, V vocabulary. Fills are (N,n,T). Reward alone proves nothing: it is what was
-optimised. And low temperature alone raises most figures, so the row to beat is the *argmax* of the untouched reference.
+Letters: N held-out inputs, n fills of each, T characters, V vocabulary, K values of the latent.
+Reward alone proves nothing: it is what was optimised. And a low temperature alone raises most
+figures, so the row to beat is the *argmax* of the untouched generator; and the judge's choice among
+16 of its fills, which is what GRPO's reward can do without any training.
 """
 
 import functools
+import hashlib
 import json
-import math
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
+from tqdm import tqdm
 
 from data.masking import parse_masking
-from grpo.plumbing.checkpoint import load_model, read_training, write
+from grpo.baselines import best_by_run, fill_in_passes, price_of_independence
+from grpo.figures import pass_at_k, word_figures
+from grpo.fill import find
+from grpo.mixture import draw, likeliest, log_marginal, log_prob
+from grpo.plumbing.checkpoint import LATEST, load_model, read_training, write
 from grpo.plumbing.config import Config, Parser, convert, exit_on_mistake
+from grpo.plumbing.distributed import is_first
 from grpo.plumbing.log import highlight
-from grpo.rollout import as_policy
-from grpo.plumbing.setup import forward, load_data, load_frozen, pick_device
-from grpo.reward import Rewards, judge_scores
-from grpo.sampling import integer_weights, options, sample_completions
+from grpo.plumbing.setup import forward, load_data, pick_device
+from grpo.referee import ngram, ngram_bits
+from grpo.reward import Rewards, judge_scores, mean_over_input, parse_reward
+from grpo.rollout import as_policy, draw_uniforms, in_batches
+from grpo.sampling import options
 from grpo.stats import expectation, log_softmax, where_blank
-from grpo.rollout import draw_uniforms
-from grpo.words import decode, hidden_words, is_valid, lexicon
+from grpo.table import ROWS, SHORT_COLUMNS, SHORT_ROWS, format_table, gap_closed
+from grpo.words import decode, lexicon
 
 SAMPLES = 16  # fills per input where fills are sampled
 EVALUATION_SEED = 2**31  # no run's own seed: every run is evaluated on the same inputs
-ORDER = 5  # characters that the n-gram referee looks at
-
-
-def word_figures(tokens, mask, fills, vocabulary, words):
-    """Shares of hidden words, over all fills: valid, exact; and distinct valid words of the first fills ÷ distinct hidden words."""
-    n, mask, texts = fills.shape[1], mask.cpu().numpy(), decode(fills, vocabulary)
-    cases = [
-        (original[start:end], fill[start:end], is_valid(fill, start, end, words))
-        for i, original in enumerate(decode(tokens, vocabulary))
-        for start, end in hidden_words(original, mask[i])
-        for fill in texts[i * n : (i + 1) * n]
-    ]
-    total, hidden, distinct = (
-        max(len(cases), 1),
-        {original for original, *_ in cases},
-        {fill for _, fill, valid in cases[::n] if valid},
-    )
-    return {
-        "valid_words": sum(valid for *_, valid in cases) / total,
-        "exact_words": sum(original == fill for original, fill, _ in cases) / total,
-        "distinct_words": len(distinct) / max(len(hidden), 1),
-    }
-
-
-@functools.cache
-def ngram(text, vocab_size):
-    """The probability of a character after the four before it, smoothed as Witten & Bell 1991: a referee that nobody optimises.
-
-    P(c | h) = (count(hc) + distinct(h) · P(c | h without its first character)) / (count(h) + distinct(h)), from 1/V up,
-    where distinct(h) counts the different characters seen after h. -> the function from the string hc to P(c | h)
-    """
-    count = Counter(text[i : i + k] for k in range(1, ORDER + 1) for i in range(len(text) - k + 1))
-    followed, distinct = Counter(), Counter(gram[:-1] for gram in count)
-    for gram, times in count.items():
-        followed[gram[:-1]] += times
-
-    @functools.cache
-    def probability(gram):
-        if not gram:
-            return 1 / vocab_size
-        h, shorter = gram[:-1], probability(gram[1:])
-        return (
-            (count[gram] + distinct[h] * shorter) / (followed[h] + distinct[h])
-            if h in followed
-            else shorter
-        )
-
-    return probability
-
-
-def ngram_bits(probability, mask, texts):
-    """Bits per character, −log2 P, over every position whose 5-gram touches a blank: mask (N,T), texts of N·n fills."""
-    touches = np.lib.stride_tricks.sliding_window_view(mask.cpu().numpy(), ORDER, axis=1).any(
-        axis=-1
-    )  # (N,T-4)
-    at = np.argwhere(
-        np.repeat(touches, len(texts) // len(mask), axis=0)
-    )  # rows of fill, first character
-    return float(-np.log2([probability(texts[i][t : t + ORDER]) for i, t in at]).mean())
-
-
-def pass_at_k(solved, n, k):
-    """P(at least one of k of the n fills is right), unbiased (2107.03374, equation 1): solved (N,) counts -> mean over inputs."""
-    return float(np.mean([1 - math.comb(n - c, k) / math.comb(n, k) for c in solved]))
-
-
-@torch.no_grad()
-def fill_sequential(generator, masked, mask, order, config, seed):
-    """Fill blank by blank, one forward pass each: (N,T) -> (N,1,T). `random` order draws, `confident` takes the likeliest character of the surest blank."""
-    filled, left, rng = (
-        masked.clone(),
-        mask.clone(),
-        torch.Generator().manual_seed(seed),
-    )  # (N,T), (N,T)
-    while left.any():
-        rows = left.any(dim=1).nonzero().squeeze(1)  # (M,) inputs that still have blanks
-        logits = generator(filled[rows])  # (M,T,V)
-        if order == "random":
-            uniforms, preference = (
-                torch.rand(len(rows), mask.shape[1], 2, generator=rng)
-                .to(masked.device)
-                .unbind(dim=-1)
-            )  # (M,T) each
-            choice = sample_completions(
-                logits, filled[rows], left[rows], uniforms[:, None], **options(config)
-            )[0][:, 0]  # (M,T)
-        else:
-            weights = integer_weights(logits, config.temperature)  # (M,T,V)
-            choice, preference = weights.argmax(dim=-1), weights.amax(dim=-1) / weights.sum(dim=-1)
-        at = preference.masked_fill(~left[rows], -1).argmax(dim=1)  # (M,)
-        filled[rows, at], left[rows, at] = choice.gather(1, at[:, None]).squeeze(1), False
-    return filled[:, None]
+AT_ONCE = 64  # inputs of one forward pass
+PASSES = {f"reference_steps_{passes}": passes for passes in (2, 3, 4, 6)}
 
 
 class Evaluation:
-    """A fixed set of held-out inputs at the run's own maskings and sampling settings, and what to measure on it."""
+    """Fixed held-out inputs at the run's own maskings and sampling settings, and their figures."""
 
-    def __init__(self, config, judge, train, val, device):
-        self.config, self.judge, self.vocabulary, self.text = (
-            config,
-            judge,
-            train.vocabulary,
-            train.decode(train.tokens),
-        )
+    def __init__(self, config, judge, train, val, device, seed=EVALUATION_SEED):
+        self.config = config
+        self.seed = seed
+        self.vocabulary = train.vocabulary
+        self.text = train.decode(train.tokens)
         self.words = lexicon(self.text)
+        self.bar = tqdm(disable=True)
+        self.judge = self.watched(judge)
+        N = config.eval_inputs
+        T = config.block_size
         tokens, mask = val.batch(
-            config.eval_inputs,
-            config.block_size,
-            parse_masking(config.masking),
-            config.mask_ratio,
-            config.hidden_words,
-            (EVALUATION_SEED, 0),
-        )
-        self.tokens, self.mask = tokens.to(device), mask.to(device)  # (N,T)
-        self.masked = self.tokens.masked_fill(self.mask, train.mask_id)
-        self.uniforms = draw_uniforms(
-            config.eval_inputs, SAMPLES, config.block_size, (EVALUATION_SEED, 1)
-        ).to(device)  # (N,n,T)
+            N, T, parse_masking(config.masking), config.mask_ratio, config.hidden_words, (seed, 0)
+        )  # (N,T), (N,T)
+        self.tokens = tokens.to(device)
+        self.mask = mask.to(device)
+        self.masked = self.tokens.masked_fill(self.mask, train.mask_id)  # (N,T)
+        self.uniforms = draw_uniforms(N, SAMPLES, T, (seed, 1)).to(device)  # (N,n,T)
+        z_uniforms = draw_uniforms(N, SAMPLES, 1, (seed, 2)).to(device)  # (N,n,1)
+        self.z_uniforms = z_uniforms.squeeze(2)  # (N,n)
+        # What peeks and completions.jsonl show; the table is of held-out text in any case, since
+        # nobody knows what the blanks of a prompt should hold.
+        self.shown = (self.masked, self.mask)
+        self.shown_texts = decode(self.tokens, self.vocabulary)
+        if config.prompts_file:
+            prompts = train.prompts[:N].to(device)  # (P,T)
+            self.shown = (prompts, prompts == train.mask_id)
+            self.shown_texts = decode(prompts, self.vocabulary)
         self.rewards = Rewards(judge, config, self.vocabulary, self.words, device)
-        self.rewards(
-            self.tokens[:2, None].repeat(1, 3, 1), self.masked[:2], self.mask[:2], config.credit
-        )  # a mistake in them is found before anything is written
+        # A mistake in them is found now, before anything is written.
+        few = self.tokens[:2, None].repeat(1, 3, 1)  # (2,3,T)
+        self.own_rewards(few, self.masked[:2], self.mask[:2])
 
-    def sample(self, logits):
-        """SAMPLES fills of the first inputs, as many as there are logits (N,T,V), always from the same uniforms -> (N,n,T)."""
-        N = len(logits)
-        return sample_completions(
-            logits, self.masked[:N], self.mask[:N], self.uniforms[:N], **options(self.config)
-        )[0]
+    def watched(self, model):
+        """`model`, which moves the table's bar whenever it is called: no long silence."""
 
-    def measure(self, fills, forward_passes, completions=None):
-        """All figures of a set of fills (N,n,T) -> {name: number}; to the list `completions` every single one is added, with its rewards."""
-        n, texts = fills.shape[1], decode(fills, self.vocabulary)
+        def call(tokens):
+            self.bar.refresh()
+            return model(tokens)
+
+        return call
+
+    def own_rewards(self, fills, masked, mask):
+        """What each part of the reward but the judge says of whole fills: {name: (N,n)}."""
+        said = {}
+        for name in self.rewards.names:
+            if name != "judge":
+                values = self.rewards.score(name, fills, masked, mask)  # (N,n) or (N,n,T)
+                whole = mean_over_input(values, masked) if values.dim() == 3 else values
+                said[name] = whole  # (N,n)
+        return said
+
+    def sample(self, logits, masked, mask):
+        """SAMPLES fills of each input, always from the same uniforms: (N·K,T,V) -> (N,n,T)."""
+        uniforms = self.uniforms[: len(masked)]  # (N,n,T)
+        z_uniforms = self.z_uniforms[: len(masked)]  # (N,n)
+        return draw(logits, masked, mask, uniforms, z_uniforms, options(self.config))  # (N,n,T)
+
+    def measure(self, fills, forward_passes, scores=None):
+        """All figures of fills (N,n,T); the judge's `scores` of them (N,n,T) may be known."""
+        if scores is None:
+            scores = judge_scores(self.judge, fills)  # (N,n,T)
+        n = fills.shape[1]
         right = (fills == self.tokens[:, None]) | ~self.mask[:, None]  # (N,n,T)
-        judge = judge_scores(self.judge, fills).mean(dim=-1)  # (N,n)
+        words = word_figures(self.tokens, self.mask, fills, self.vocabulary, self.words)
+        wrong_chars = (~right).sum().item() / (self.mask.sum().item() * n)
+        probability = ngram(self.text, len(self.vocabulary) - 1)
+        texts = decode(fills, self.vocabulary)
         figures = {
-            "judge": judge.mean().item(),
-            **word_figures(self.tokens, self.mask, fills, self.vocabulary, self.words),
-            "exact_chars": 1 - (~right).sum().item() / (self.mask.sum().item() * n),
-            "ngram_bits": ngram_bits(ngram(self.text, len(self.vocabulary) - 1), self.mask, texts),
+            "judge": scores.mean(dim=-1).mean().item(),
+            "valid_words": words["valid_words"],
+            "exact_words": words["exact_words"],
+            "distinct_words": words["distinct_words"],
+            "exact_chars": 1 - wrong_chars,
+            "ngram_bits": ngram_bits(probability, self.mask, texts),
             "forward_passes": forward_passes,
         }
         if n == SAMPLES:
-            solved = right.all(dim=-1).sum(dim=1).tolist()
-            figures |= {f"pass@{k}": pass_at_k(solved, n, k) for k in (1, 2, 4, 8, 16)}
-        if completions is not None:
-            rewards = {
-                "judge": judge,
-                **{
-                    name: self.rewards.score(name, fills, self.masked, self.mask)
-                    for name in self.rewards.names
-                    if name != "judge"
-                },
-            }  # (N,n) each
-            inputs = np.repeat(decode(self.masked, self.vocabulary), n).tolist()
-            columns = [
-                inputs,
-                texts,
-                *([round(x, 6) for x in values.flatten().tolist()] for values in rewards.values()),
-            ]
-            completions += [
-                dict(zip(("input", "completion", *rewards), row)) for row in zip(*columns)
-            ]
+            solved = right.all(dim=-1).sum(dim=1).tolist()  # (N,)
+            for k in (1, 2, 4, 8, 16):
+                figures[f"pass@{k}"] = pass_at_k(solved, n, k)
+            figures["different_valid_words"] = words["different_valid_words"]
+            figures["any_of_16"] = words["any_of_16"]
         return figures
 
-    @torch.no_grad()
-    def one_step(self, generator, name, ref_log_p=None, completions=None):
-        """The rows NAME_sample and NAME_argmax: every blank from one forward pass; and its log p (N,T,V).
+    def exact_figures(self, log_p, ref_log_p):
+        """From the probabilities themselves, in nats: log_p, ref_log_p (N·K,T,V) -> {name: number}.
 
-        In nats and exact: entropy per blank; of whole inputs the entropy, the KL from `ref_log_p`, and log p(original text), whose mean
-        exponential, `original_prob`, is the pass@1 that endless untruncated sampling would find.
+        Given z, and then the mean over z: `entropy` of a blank, and of whole inputs the entropy and
+        the KL. Of the mixture: the entropy of a blank's marginal, and log q(original text), whose
+        mean exponential is the pass@1 that endless untruncated sampling would find.
         """
-        logits = torch.cat([generator(rows) for rows in self.masked.split(64)])  # (N,T,V)
-        log_p = log_softmax(logits, self.config.temperature)  # (N,T,V)
-        entropy, kl = (
-            where_blank(expectation(log_p.exp(), x).squeeze(-1), self.mask)
-            for x in (-log_p, log_p - (log_p if ref_log_p is None else ref_log_p))
-        )
-        original = where_blank(log_p.gather(-1, self.tokens[..., None]).squeeze(-1), self.mask).sum(
-            dim=1
-        )  # (N,)
-        exact = {
-            "entropy": entropy.sum() / self.mask.sum(),
+        N = len(self.mask)
+        rows_mask = self.mask.repeat_interleave(len(log_p) // N, dim=0)  # (N·K,T)
+        p = log_p.exp()  # (N·K,T,V)
+        entropy = where_blank(-expectation(p, log_p).squeeze(-1), rows_mask)  # (N·K,T)
+        kl = where_blank(expectation(p, log_p - ref_log_p).squeeze(-1), rows_mask)  # (N·K,T)
+        log_m = log_marginal(log_p, N)  # (N,T,V)
+        of_marginal = -expectation(log_m.exp(), log_m).squeeze(-1)  # (N,T)
+        of_marginal = where_blank(of_marginal, self.mask)  # (N,T)
+        original = log_prob(log_p, self.tokens[:, None], self.mask)  # (N,1)
+        figures = {
+            "entropy": entropy.sum() / rows_mask.sum(),
+            "entropy_marginal": of_marginal.sum() / self.mask.sum(),
             "sequence_entropy": entropy.sum(dim=1).mean(),
             "sequence_kl": kl.sum(dim=1).mean(),
             "original_log_prob": original.mean(),
             "original_prob": original.exp().mean(),
         }
-        argmax = torch.where(self.mask, logits.argmax(dim=-1), self.masked)[:, None]  # (N,1,T)
-        sampled = self.measure(self.sample(logits), 1, completions) | {
-            key: x.item() for key, x in exact.items()
-        }
-        return log_p, {f"{name}_sample": sampled, f"{name}_argmax": self.measure(argmax, 1)}
+        return {name: value.item() for name, value in figures.items()}
 
     @torch.no_grad()
-    @torch.compiler.set_stance("force_eager")  # shapes of their own are not worth compiling for
-    def peek(self, generator, reference, iteration):
-        """A look in passing: valid words on the first 64 inputs, and the first few fills before and after, as text."""
-        tokens, mask = self.tokens[:64], self.mask[:64]
-        before, now = (
-            self.sample(model(self.masked[:64])) for model in (reference, generator)
-        )  # (64,n,T) each
-        valid = [
-            word_figures(tokens, mask, fills, self.vocabulary, self.words)["valid_words"]
-            for fills in (before, now)
-        ]
-        lines = [
-            f"step {iteration}: valid words on held-out text {valid[0]:.2f} before, {valid[1]:.2f} now"
-        ]
-        for blanks, *texts in zip(
-            mask[:5].tolist(),
-            *(decode(rows, self.vocabulary) for rows in (tokens[:5], before[:5, 0], now[:5, 0])),
-        ):
-            lines += [
-                f"  {name:7s}" + highlight(text, blanks)
-                for name, text in zip(("text", "before", "now"), texts)
-            ]
-        return "\n".join(lines)
+    def one_step(self, policy, name, ref_log_p=None):
+        """The rows NAME_sample, NAME_argmax, NAME_best_of_16, from one forward pass.
 
-    @torch.compiler.set_stance("force_eager")
-    def finish(self, generator, reference):
-        """Write evaluation.json, a row of figures for every way to fill, and completions.jsonl, every completion of `after_sample` -> the table, as text."""
-        config, completions, out = self.config, [], Path(self.config.out_dir)
-        ref_log_p, rows = self.one_step(reference, "before")
-        rows |= {
-            "original": self.measure(self.tokens[:, None], 0),
-            **self.one_step(generator, "after", ref_log_p, completions)[1],
+        -> rows, log_p (N·K,T,V), the samples (N,n,T) and what each reward says of them {: (N,n)}.
+        Best of 16: the judge reads the samples as they are, and each run of blanks takes the fill
+        that it likes best there; one forward pass, and 16 of the judge's.
+        """
+        logits = in_batches(policy, self.masked, AT_ONCE)  # (N·K,T,V)
+        log_p = log_softmax(logits, self.config.temperature)  # (N·K,T,V)
+        fills = self.sample(logits, self.masked, self.mask)  # (N,n,T)
+        scores = judge_scores(self.judge, fills)  # (N,n,T)
+        sampled = self.measure(fills, 1, scores)
+        sampled |= self.exact_figures(log_p, log_p if ref_log_p is None else ref_log_p)
+        said = self.own_rewards(fills, self.masked, self.mask)
+        for part, values in said.items():
+            sampled[f"reward_{part}"] = values.mean().item()
+        argmax = likeliest(logits, self.masked, self.mask, self.config.temperature)  # (N,1,T)
+        best = best_by_run(fills, scores, self.mask)  # (N,1,T)
+        rows = {
+            f"{name}_sample": sampled,
+            f"{name}_argmax": self.measure(argmax, 1),
+            f"{name}_best_of_16": self.measure(best, 1) | {"judge_passes": SAMPLES},
         }
-        for order in ("random", "confident"):
-            fills = fill_sequential(reference, self.masked, self.mask, order, config, config.seed)
-            rows[f"reference_sequential_{order}"] = self.measure(
-                fills, self.mask.sum(dim=1).float().mean().item()
-            )
-        before, after, best = (
-            rows[name]["valid_words"]
-            for name in ("before_sample", "after_sample", "reference_sequential_confident")
+        return rows, log_p, fills, {"judge": scores.mean(dim=-1)} | said
+
+    def in_passes(self, policy, passes, surest=False):
+        """The row of the generator that fills in several forward passes."""
+        fills = fill_in_passes(
+            policy, self.masked, self.mask, passes, self.config, self.config.seed, surest
+        )  # (N,1,T)
+        used = self.mask.sum(dim=1).clamp(max=passes).float().mean().item()
+        return self.measure(fills, used)
+
+    def price(self, policy, log_p):
+        return price_of_independence(
+            policy,
+            log_p,
+            self.tokens,
+            self.masked,
+            self.mask,
+            self.vocabulary,
+            self.config.temperature,
         )
-        rows |= {
-            "gap_closed": (after - before) / (best - before) if best != before else None,
+
+    def table(self, policy, before):
+        """Every row, of `policy` and of the generator as the run began -> rows, completions."""
+        policy = self.watched(policy)
+        before = self.watched(before)
+        steps = len(ROWS) - 2 * 2 + 2  # one step makes three rows; the price is asked twice
+        disable = None if is_first() else True  # None: where stderr is no terminal
+        with tqdm(total=steps, leave=False, dynamic_ncols=True, disable=disable) as self.bar:
+            self.begin("the original text")
+            rows = {"original": self.measure(self.tokens[:, None], 0)}
+            self.begin("before, one step")
+            of_before, ref_log_p, *_ = self.one_step(before, "before")
+            rows |= of_before
+            self.begin("after, one step")
+            of_after, log_p, fills, said = self.one_step(policy, "after", ref_log_p)
+            rows |= of_after
+            for name, passes in PASSES.items():
+                self.begin(ROWS[name])
+                rows[name] = self.in_passes(before, passes)
+            T = self.mask.shape[1]
+            self.begin(ROWS["reference_sequential_random"])
+            rows["reference_sequential_random"] = self.in_passes(before, T)
+            self.begin(ROWS["reference_sequential_confident"])
+            rows["reference_sequential_confident"] = self.in_passes(before, T, surest=True)
+            self.begin("the price of independence")
+            prices = {"before": self.price(before, ref_log_p)}
+            self.begin("the price of independence")
+            prices["after"] = self.price(policy, log_p)
+            if self.config.prompts_file:
+                fills, said = self.of_prompts(policy)
+        return rows | self.beside(rows, prices, log_p), self.completions(fills, said)
+
+    def begin(self, name):
+        """The next step of the table, on its bar."""
+        self.bar.set_description(f"table: {name}", refresh=False)
+        self.bar.update()
+
+    def beside(self, rows, prices, log_p):
+        """What stands beside the rows in evaluation.json."""
+        config = self.config
+        inputs = torch.stack([self.tokens, self.mask.long()]).cpu().numpy()  # (2,N,T)
+        digest = hashlib.sha256(inputs.tobytes()).hexdigest()
+        return {
+            "gap_closed": gap_closed(rows),
+            "price_of_independence": prices,
+            "n_latent": len(log_p) // len(self.mask),
             "masking": config.masking,
             "inputs": len(self.masked),
             "temperature": config.temperature,
             "seed": config.seed,
+            "eval_seed": self.seed,
+            "held_out": digest[:12],  # equal for runs with the same held-out inputs
         }
-        write(
-            out / "completions.jsonl",
-            "".join(json.dumps(line, allow_nan=False) + "\n" for line in completions).encode(),
-        )
-        write(out / "evaluation.json", json.dumps(rows, indent=1, allow_nan=False).encode())
-        return format_table(rows)
+
+    @torch.no_grad()
+    def of_prompts(self, policy):
+        """Samples of the user's own prompts, and what each reward says: (P,n,T), {name: (P,n)}."""
+        masked, mask = self.shown
+        fills = self.sample(in_batches(policy, masked, AT_ONCE), masked, mask)  # (P,n,T)
+        scores = judge_scores(self.judge, fills)  # (P,n,T)
+        said = {"judge": mean_over_input(scores, masked)}
+        return fills, said | self.own_rewards(fills, masked, mask)
+
+    def completions(self, fills, said):
+        """Every single fill with its rewards: fills (N,n,T), {name: (N,n)} -> a list of dicts."""
+        masked, _ = self.shown
+        inputs = decode(masked, self.vocabulary)
+        lengths = (masked >= 0).sum(dim=1).tolist()  # a prompt may be shorter than T
+        texts = decode(fills, self.vocabulary)
+        said = {name: values.flatten().tolist() for name, values in said.items()}
+        lines = []
+        for row, text in enumerate(texts):
+            i = row // fills.shape[1]
+            line = {"input": inputs[i][: lengths[i]], "completion": text[: lengths[i]]}
+            lines.append(line | {name: round(values[row], 6) for name, values in said.items()})
+        return lines
+
+    @torch.no_grad()
+    @torch.compiler.set_stance("force_eager")  # shapes of their own are not worth compiling for
+    def peek(self, policy, before, step):
+        """A look in passing: valid words on the first inputs, and a few fills before and now."""
+        tokens, masked, mask = (x[:AT_ONCE] for x in (self.tokens, self.masked, self.mask))  # (N,T)
+        few, blanks = (x[:5] for x in self.shown)  # (5,T), (5,T)
+        texts = {"text": self.shown_texts}
+        valid = []
+        for name, model in {"before": before, "now": policy}.items():
+            fills = self.sample(model(masked), masked, mask)  # (N,n,T)
+            words = word_figures(tokens, mask, fills, self.vocabulary, self.words)
+            valid.append(f"{words['valid_words']:.2f} {name}")
+            fills = self.sample(model(few), few, blanks)  # (5,n,T)
+            texts[name] = decode(fills[:, 0], self.vocabulary)
+        lines = [f"step {step}: valid words on held-out text {', '.join(valid)}"]
+        for i, length in enumerate((few >= 0).sum(dim=1).tolist()):
+            flags = blanks[i, :length].tolist()
+            for name, each in texts.items():
+                lines.append(f"  {name:7s}" + highlight(each[i][:length], flags))
+        return "\n".join(lines)
+
+    @torch.compiler.set_stance("force_eager")
+    def finish(self, policy, before):
+        """Write evaluation.json and completions.jsonl, every fill of `after_sample`.
+
+        -> the table, as text, within 80 characters
+        """
+        result, completions = self.table(policy, before)
+        self.write(result, completions)
+        return format_table(result, SHORT_ROWS, SHORT_COLUMNS)
+
+    def write(self, result, completions):
+        out = Path(self.config.out_dir)
+        lines = [json.dumps(line, allow_nan=False) + "\n" for line in completions]
+        write(out / "completions.jsonl", "".join(lines).encode())
+        write(out / "evaluation.json", json.dumps(result, indent=1, allow_nan=False).encode())
 
 
-ROWS = {
-    "original": "original text",
-    "before_sample": "before, one step, sampled",
-    "before_argmax": "before, one step, argmax",
-    "after_sample": "after, one step, sampled",
-    "after_argmax": "after, one step, argmax",
-    "reference_sequential_random": "before, blank by blank, random",
-    "reference_sequential_confident": "before, blank by blank, surest",
-}
-COLUMNS = {
-    "judge": "judge",
-    "valid_words": "valid",
-    "exact_words": "exact",
-    "exact_chars": "chars",
-    "distinct_words": "distinct",
-    "ngram_bits": "bits",
-    "entropy": "entropy",
-    "pass@16": "pass@16",
-    "forward_passes": "passes",
-}
+def saved_config(out_dir):
+    """The settings of the run in `out_dir`."""
+    file = Path(out_dir) / LATEST
+    saved = read_training(file)["config"]
+    config = Config(**{name: convert(name, value, str(file)) for name, value in saved.items()})
+    config.out_dir = out_dir
+    config.compile = "false"
+    return config
 
 
-def format_table(result):
-    """What evaluation.json holds, as text, in Markdown."""
-    lines = [
-        "| filled by | " + " | ".join(COLUMNS.values()) + " |",
-        "|---|" + "---|" * len(COLUMNS),
-    ]
-    for name, title in ROWS.items():
-        cells = (result[name].get(column) for column in COLUMNS)
-        lines.append(
-            f"| {title:30s} | "
-            + " | ".join(
-                "     " if value is None else f"{value:5.3f}" if value < 1 else f"{value:5.2f}"
-                for value in cells
-            )
-            + " |"
-        )
-    gap = "undefined" if result["gap_closed"] is None else f"{result['gap_closed']:.2f}"
-    return "\n".join(
-        [
-            *lines,
-            f"gap closed: {gap}   (0: as before, 1: one step fills as many valid words as one step per blank)",
-        ]
+def allowed_reward(saved, given):
+    """-> the reward to evaluate with, and whether that is the saved one; says what it leaves out.
+
+    A checkpoint may name files. Models, text and prompts are read as data; a reward's FILE.py is
+    code, and runs only where the flag --reward names it again.
+    """
+    saved = parse_reward(saved)
+    parts = {name: weight for name, weight in saved.items() if ".py:" not in name}
+    if given:
+        parts = parse_reward(given)
+    for name in saved.keys() - parts.keys():
+        print(f"left out: {name}, code that a checkpoint names; --reward={name} takes it in")
+    reward = ",".join(f"{name}:{weight}" for name, weight in parts.items())
+    return reward or "judge", parts == saved
+
+
+def arguments(argv):
+    parser = Parser(
+        prog="python -m grpo.evaluate",
+        description="Print the table of a run, all of it, and write its evaluation.json;"
+        " a table of other inputs is only printed.",
     )
+    parser.add_argument("out_dir", help="a folder with checkpoint.pt")
+    parser.add_argument("--device", help="by default the run's own")
+    parser.add_argument("--eval_inputs", help="held-out inputs, by default as many as in the run")
+    parser.add_argument(
+        "--eval_seed",
+        type=int,
+        default=EVALUATION_SEED,
+        help=f"which held-out inputs; {EVALUATION_SEED} are those of every run's table",
+    )
+    parser.add_argument(
+        "--reward", help="rewards of your own, as in the run: a checkpoint's FILE.py is not run"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the table there")
+    args = parser.parse_args(argv)
+    if args.eval_seed < 0:
+        raise ValueError(f"eval_seed={args.eval_seed} is not allowed; it takes 0 or more")
+    return args
 
 
 def main(argv=None):
-    parser = Parser(
-        description="Print the before/after table of a run, and write its evaluation.json."
-    )
-    parser.add_argument("out_dir", help="a folder with checkpoint.pt")
     with exit_on_mistake("evaluate"):
-        out = parser.parse_args(argv).out_dir
-        saved = read_training(Path(out) / "checkpoint.pt")["config"]
-        config = replace(
-            Config(
-                **{
-                    name: convert(name, value, f"{out}/checkpoint.pt")
-                    for name, value in saved.items()
-                }
-            ),
-            out_dir=out,
-            compile="false",
+        args = arguments(argv)
+        config = saved_config(args.out_dir)
+        own_inputs = config.eval_inputs
+        if args.eval_inputs is not None:
+            config.eval_inputs = convert("eval_inputs", args.eval_inputs, "command line")
+        config.reward, own_reward = allowed_reward(config.reward, args.reward)
+        its_own = own_reward and (config.eval_inputs, args.eval_seed) == (
+            own_inputs,
+            EVALUATION_SEED,
         )
-        device, (train, val) = pick_device("auto"), load_data(config.dataset, config.block_size)
-        models = (
-            load_model(Path(out) / "checkpoint.pt", "generator", train.vocabulary),
-            *load_frozen(config, train.vocabulary),
-        )
-        generator, reference, judge = (
-            make(model.to(device), device, config)
-            for make, model in zip((as_policy, as_policy, forward), models)
-        )
-        print(Evaluation(config, judge, train, val, device).finish(generator, reference))
+        device = pick_device(args.device or config.device)
+        folder = find(Path("data") / config.dataset).resolve()
+        known = (folder / "meta.json").exists()
+        dataset = str(folder) if known else config.dataset
+        train, val = load_data(dataset, config.block_size, config.prompts_file)
+        load = functools.partial(load_model, vocabulary=train.vocabulary)
+        generator = load(Path(args.out_dir) / LATEST, "generator").to(device)
+        before = load(find(config.generator_checkpoint), "generator").to(device)
+        judge = load(find(config.judge_checkpoint), "judge").to(device)
+        for model in (generator, before, judge):
+            model.trunk.padded = bool(config.prompts_file)
+        judge = forward(judge, device, config)
+        evaluation = Evaluation(config, judge, train, val, device, args.eval_seed)
+        policies = [as_policy(model, device, config) for model in (generator, before)]
+        result, completions = evaluation.table(*policies)
+        if its_own:
+            evaluation.write(result, completions)
+        if args.json:
+            write(args.json, json.dumps(result, indent=1, allow_nan=False).encode())
+        print(format_table(result))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,12 @@ with logits z, temperature τ and kept set S:
 KL(π‖π_ref) of GRPO (2402.03300, equation 3) is estimated there by one sample; here it is the sum.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
+
+IMPOSSIBLE = -1e30  # a finite log-probability of 0: differences and gradients of -inf are NaN
 
 
 class Stats(NamedTuple):
@@ -135,14 +138,10 @@ def marginal_kl(logits, ref_logits, mask, n_latent, temperature):
     what they are together. With K = 1 it is the KL of `stats`.
     """
 
-    def marginal(x):
-        p = log_softmax(x, temperature).exp()  # (B·K,T,V)
-        return p.unflatten(0, (-1, n_latent)).mean(dim=1)  # (B,T,V)
+    def log_marginal(x):
+        log_p = log_softmax(x, temperature).clamp(min=IMPOSSIBLE)  # (B·K,T,V)
+        return log_p.unflatten(0, (-1, n_latent)).logsumexp(dim=1) - math.log(n_latent)  # (B,T,V)
 
-    m = marginal(logits)
-    m_ref = marginal(ref_logits)
-    possible = m > 0
-    log_m = m.where(possible, 1).log()  # (B,T,V)
-    log_m_ref = m_ref.where(possible, 1).log()  # (B,T,V)
-    kl = (m * (log_m - log_m_ref)).sum(dim=-1)  # (B,T)
+    log_m = log_marginal(logits)
+    kl = (log_m.exp() * (log_m - log_marginal(ref_logits))).sum(dim=-1)  # (B,T)
     return where_blank(kl.repeat_interleave(n_latent, dim=0), mask)

@@ -25,16 +25,16 @@ def hidden_words(text, mask):
 
 
 def filled_words(fill, mask):
-    """(start, end) of each stretch between spaces that holds a blank and that nothing cuts.
+    """(start, end) of each word in the hidden words' places, a blank taken for a letter.
 
-    A fill may put a space into a blank: then there is a word on either side of it.
+    A fill that puts spaces there makes several words of one; spaces alone make one that is none.
     """
+    letters = "".join("a" if blank else c for c, blank in zip(fill, mask))
     spans = []
-    for match in re.finditer(r"\S+", fill):
-        start, end = match.span()
-        whole = 0 < start and end < len(fill)
-        if whole and mask[start:end].any():
-            spans.append((start, end))
+    for start, end in hidden_words(letters, mask):
+        pieces = [match.span() for match in re.finditer(r"\S+", fill[start:end])]
+        for first, last in pieces or [(0, end - start)]:
+            spans.append((start + first, start + last))
     return spans
 
 

@@ -1,8 +1,10 @@
 """One bidirectional character transformer, two heads.
 
-Letters: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads.
-The trunk is RMSNorm (1910.07467), rotary positions (2104.09864), scaled_dot_product_attention without a causal mask and a
-GELU MLP. There is no dropout anywhere: in GRPO the policy that is sampled must be the policy that is differentiated.
+Letters: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads, D = C / H width
+of a head, K values of the latent (n_latent).
+The trunk is RMSNorm (1910.07467), rotary positions (2104.09864), scaled_dot_product_attention
+without a causal mask and a GELU MLP. There is no dropout anywhere: in GRPO the policy that is
+sampled must be the policy that is differentiated.
 """
 
 from dataclasses import dataclass
@@ -20,27 +22,30 @@ class TransformerConfig:
     n_layer: int = 6
     n_head: int = 4
     n_embd: int = 128
-    n_latent: int = 1  # values of the latent z that all blanks of a completion see
+    n_latent: int = 1  # values of z, which all blanks of a completion see (the generator's)
 
 
 def rotary_table(length, head_width):
-    """cos and sin of position * frequency, each (T, head_width / 2): RoFormer (2104.09864), equation 15."""
-    angle = torch.outer(
-        torch.arange(length), 10000.0 ** (-torch.arange(0, head_width, 2) / head_width)
-    )
+    """cos and sin of position * frequency, each (T,D/2): RoFormer (2104.09864), equation 15."""
+    frequency = 10000.0 ** (-torch.arange(0, head_width, 2) / head_width)  # (D/2,)
+    angle = torch.outer(torch.arange(length), frequency)  # (T,D/2)
     return angle.cos(), angle.sin()
 
 
 def rotate(x, cos, sin):
-    """Turn each pair (x[i], x[i + half]) by its position's angle, so that q·k depends on the distance alone. (B,H,T,C/H)"""
-    a, b = x.chunk(2, dim=-1)
+    """Turn each pair (x[i], x[i + D/2]) by its position's angle: (B,H,T,D) -> (B,H,T,D).
+
+    So q·k depends on the distance of the two positions alone.
+    """
+    a, b = x.chunk(2, dim=-1)  # (B,H,T,D/2) twice
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
 
 class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.n_head, C = config.n_head, config.n_embd
+        C = config.n_embd
+        self.n_head = config.n_head
         self.norm1 = nn.RMSNorm(C)
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.attention_out = nn.Linear(C, C, bias=False)
@@ -48,30 +53,31 @@ class Block(nn.Module):
         self.mlp_in = nn.Linear(C, 4 * C, bias=False)
         self.mlp_out = nn.Linear(4 * C, C, bias=False)
 
-    def forward(self, x, cos, sin, attended=None):
+    def attention(self, x, cos, sin, attended):
         B, T, C = x.shape
-        q, k, v = (
-            self.qkv(self.norm1(x))
-            .view(B, T, 3, self.n_head, C // self.n_head)
-            .permute(2, 0, 3, 1, 4)
-        )  # each (B,H,T,C/H)
-        with torch.autocast(
-            "cpu", enabled=False
-        ):  # on a CPU the backward pass of attention is five times slower in bfloat16
-            heads = F.scaled_dot_product_attention(
-                rotate(q, cos, sin), rotate(k, cos, sin), v.to(cos.dtype), attn_mask=attended
-            )  # (B,H,T,C/H)
-        x = x + self.attention_out(heads.transpose(1, 2).reshape(B, T, C))
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.norm2(x)), approximate="tanh"))
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B,T,3,H,D)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B,H,T,D)
+        q = rotate(q, cos, sin)
+        k = rotate(k, cos, sin)
+        v = v.to(cos.dtype) if x.is_cpu else v  # CUDA's autocast would only cast it back
+        # On a CPU the backward pass of attention is five times slower in bfloat16.
+        with torch.autocast("cpu", enabled=False):
+            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=attended)  # (B,H,T,D)
+        return self.attention_out(heads.transpose(1, 2).reshape(B, T, C))
+
+    def mlp(self, x):
+        return self.mlp_out(F.gelu(self.mlp_in(x), approximate="tanh"))
+
+    def forward(self, x, cos, sin, attended=None):
+        x = x + self.attention(self.norm1(x), cos, sin, attended)  # (B,T,C)
+        return x + self.mlp(self.norm2(x))
 
 
 class Trunk(nn.Module):
-    padded = (
-        False  # may some tokens be negative, that is, no characters? They are never attended to
-    )
-    checkpointing = (
-        False  # forget each block's activations, compute them again in the backward pass
-    )
+    # May some tokens be negative, that is, no characters? They are never attended to.
+    padded = False
+    # Forget each block's activations, and compute them again in the backward pass?
+    checkpointing = False
 
     def __init__(self, config):
         super().__init__()
@@ -79,51 +85,48 @@ class Trunk(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd)
-        self.cos, self.sin = (
-            nn.Buffer(table, persistent=False)
-            for table in rotary_table(config.block_size, config.n_embd // config.n_head)
-        )
+        cos, sin = rotary_table(config.block_size, config.n_embd // config.n_head)
+        self.cos = nn.Buffer(cos, persistent=False)  # (T,D/2)
+        self.sin = nn.Buffer(sin, persistent=False)  # (T,D/2)
         for name, weight in self.named_parameters():
-            if (
-                weight.dim() == 2
-            ):  # layers that write into the residual stream start smaller, as in GPT-2
-                nn.init.normal_(
-                    weight,
-                    std=0.02 / (2 * config.n_layer) ** 0.5
-                    if name.endswith("_out.weight")
-                    else 0.02,
-                )
+            if weight.dim() == 2:
+                # What writes into the residual stream starts smaller, as in GPT-2.
+                writes = name.endswith("_out.weight")
+                shrink = (2 * config.n_layer) ** 0.5 if writes else 1
+                nn.init.normal_(weight, std=0.02 / shrink)
 
     def forward(self, tokens):
         """(B,T) tokens -> (B,T,C) features."""
         T = tokens.shape[1]
-        assert T <= self.config.block_size, (
-            f"input of {T} characters, at most {self.config.block_size}"
-        )
-        attended = (tokens >= 0)[:, None, None] if self.padded else None  # (B,1,1,T)
-        x = self.embedding(tokens.clamp(min=0) if self.padded else tokens)  # (B,T,C)
+        longest = self.config.block_size
+        assert T <= longest, f"input of {T} characters, at most {longest}"
+        attended = None
+        if self.padded:
+            attended = (tokens >= 0)[:, None, None]  # (B,1,1,T)
+            tokens = tokens.clamp(min=0)  # (B,T)
+        x = self.embedding(tokens)  # (B,T,C)
         for block in self.blocks:
-            arguments = x, self.cos[:T], self.sin[:T], attended
-            x = (
-                checkpoint(block, *arguments, use_reentrant=False)
-                if self.checkpointing and torch.is_grad_enabled()
-                else block(*arguments)
-            )
+            arguments = (x, self.cos[:T], self.sin[:T], attended)
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, *arguments, use_reentrant=False)
+            else:
+                x = block(*arguments)
         return self.norm(x)
 
 
 class Generator(nn.Module):
-    """The policy: what might stand at each position."""
+    """The policy: what might stand at each position, as each value of the latent sees it."""
 
     def __init__(self, config):
         super().__init__()
-        self.trunk = Trunk(config)
         self.n_latent = config.n_latent
-        self.head = nn.Linear(config.n_embd, config.n_latent * (config.vocab_size - 1), bias=False)
+        self.trunk = Trunk(config)
+        characters = config.vocab_size - 1  # all but the mask token
+        self.head = nn.Linear(config.n_embd, self.n_latent * characters, bias=False)
         nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, tokens):
-        """Masked input (B,T) -> logits (B·K,T,V); row b·K + z is input b as value z of the latent sees it.
+        """Masked input (B,T) -> logits (B·K,T,V); row b·K + z is input b as value z sees it.
 
         The mask token's logit is -inf, so that no blank is ever filled with a blank.
         """
@@ -134,7 +137,7 @@ class Generator(nn.Module):
 
 
 class Judge(nn.Module):
-    """The reward model: is each character the one that stood there, or one that was filled in?"""
+    """The reward model: is each character the one that stood there, or was it filled in?"""
 
     def __init__(self, config):
         super().__init__()

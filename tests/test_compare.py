@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 import types
 
@@ -71,50 +72,172 @@ def test_the_table_of_an_earlier_run_is_not_shown(runs, capsys):
 def test_a_setting_that_is_younger_than_the_run_had_its_default(runs, capsys):
     settings = json.loads((runs / "b" / "config.json").read_text())
     (runs / "b" / "config.json").write_text(
-        json.dumps({name: value for name, value in settings.items() if name != "kl_beta"})
+        json.dumps({name: value for name, value in settings.items() if name != "seed"})
     )
-    assert "kl_beta" not in printed(capsys, "a", "b")[0]
+    assert "seed" not in printed(capsys, "a", "b")[0]
 
 
-def test_the_curves_that_are_drawn(runs, monkeypatch, capsys):
-    """A stand-in for matplotlib notes what it is asked to draw."""
-    drawn = {}
+def as_stdout(encoding, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(encoding=encoding))
 
-    class Axes:
-        def plot(self, x, y, label):
-            self.lines = [*getattr(self, "lines", []), (x, y, label)]
 
-        def set_title(self, title):
-            drawn[title] = self.lines
+def test_a_line_of_eighths(monkeypatch):
+    as_stdout("utf-8", monkeypatch)
+    assert compare.line_of_eighths([0, 1, 2, 3, 4, 5, 6, 7], 0, 7) == "▁▂▃▄▅▆▇█"
+    assert compare.line_of_eighths([1.0, 1.0], 1.0, 1.0) == "▁▁"  # flat
+    as_stdout("ascii", monkeypatch)
+    assert compare.line_of_eighths([0, 7], 0, 7) == "_#"
+    long = compare.line_of_eighths([*range(1000)], 0, 999)
+    assert len(long) == compare.WIDTH and long[0] == "_" and long[-1] == "#"
 
-        def legend(self):
-            pass
+
+def test_the_curves_of_all_runs_stand_below_each_other(runs, capsys):
+    _, lines = printed(capsys, "a", "b")
+    drawn = [line for line in lines if line.startswith("mean_reward  ")]
+    first = json.loads((runs / "a" / "metrics.jsonl").read_text().splitlines()[0])
+    assert [line.split()[1] for line in drawn] == ["a", "b"]
+    assert drawn[0].split()[2] == f"{first['mean_reward']:.3f}"
+    assert len(drawn[0].split()[3]) == 4 and len(drawn[1].split()[3]) == 2  # log_interval is 2
+
+
+def test_curves_share_a_scale_and_may_lack_a_figure(monkeypatch):
+    as_stdout("ascii", monkeypatch)
+    shown = compare.curves(
+        {
+            "a": [{"entropy": 0.0}, {"entropy": 1.0}],
+            "bb": [{"entropy": 1.0, "mean_kl": 2.0}, {"entropy": 2.0, "mean_kl": 2.0}],
+        }
+    )
+    assert [line.split() for line in shown.splitlines()] == [
+        ["mean_kl", "bb", "2.000", "__", "2.000"],
+        ["entropy", "a", "0.000", "_=", "1.000"],
+        ["entropy", "bb", "1.000", "=#", "2.000"],
+    ]
+
+
+def test_different_held_out_inputs_are_said(runs, capsys):
+    told = "the held-out inputs differ between these runs: do not compare their figures"
+    assert told not in printed(capsys, "a", "b")[1]
+    for file, name, value in (
+        ("evaluation.json", "held_out", "another"),
+        ("config.json", "masking", "random"),
+    ):
+        path = runs / "b" / file
+        whole = path.read_text()
+        path.write_text(json.dumps(json.loads(whole) | {name: value}))
+        assert told in printed(capsys, "a", "b")[1]
+        path.write_text(whole)
+
+
+class Axes:
+    """Notes what it is asked to draw."""
+
+    def __init__(self):
+        self.lines, self.bands, self.points, self.notes = [], [], [], []
+        thing = types.SimpleNamespace(set_color=lambda color: None)
+        self.spines = {}
+        self.title = thing
+        self.xaxis = self.yaxis = types.SimpleNamespace(label=thing)
+
+    def plot(self, x, y, label="", **_):
+        self.lines.append(([*x], [*y], label))
+        return [types.SimpleNamespace(get_color=lambda: "blue")]
+
+    def fill_between(self, x, low, high, **_):
+        self.bands.append(([*x], [*low], [*high]))
+
+    def scatter(self, x, y, c, marker, **_):
+        self.points.append((x, y, c, marker))
+
+    def annotate(self, text, at, **_):
+        self.notes.append((text, at))
+
+    def set_title(self, title):
+        self.name = title
+
+    def ignore(self, *_, **__):
+        pass
+
+    legend = tick_params = set_xscale = set_xticks = set_xlabel = set_ylabel = set_label = ignore
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """A stand-in for matplotlib: {file: the panels that were saved in it}."""
+    files = {}
 
     class Figure:
         def __init__(self, **_):
-            pass
+            self.axes = []
 
-        def subplots(self, rows, columns):
-            return types.SimpleNamespace(flat=[Axes() for _ in range(rows * columns)])
+        def subplots(self, rows=1, columns=1):
+            self.axes = [Axes() for _ in range(rows * columns)]
+            return types.SimpleNamespace(flat=self.axes) if rows > 1 else self.axes[0]
 
-        def savefig(self, file):
-            drawn["file"] = file
+        def colorbar(self, _):
+            bar = Axes()
+            bar.ax = Axes()
+            return bar
+
+        def savefig(self, file, **_):
+            files[file] = self.axes
 
     monkeypatch.setitem(sys.modules, "matplotlib", types.ModuleType("matplotlib"))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", types.SimpleNamespace(Figure=Figure))
+    return files
+
+
+def test_the_curves_that_are_drawn(runs, drawn, capsys):
     rows, _ = printed(capsys, "a", "b", "--plot=curves.png")
-    assert (
-        drawn.pop("file") == "curves.png" and tuple(drawn) == compare.CURVES and "mean_kl" in rows
-    )
-    for name, (a, b) in drawn.items():
-        assert (a[0], a[2], b[0], b[2]) == ([0, 1, 2, 3], "a", [1, 3], "b")
-        assert f"{b[1][-1]:.4g}" == rows[name][1]
+    panels = drawn["curves.png"]
+    assert tuple(axes.name for axes in panels) == compare.CURVES and "mean_kl" in rows
+    for axes in panels:
+        a, b = axes.lines
+        assert (a[0], a[2], b[0], b[2]) == ([0, 1, 2, 3], "a", [1, 3], "b") and not axes.bands
+        assert f"{b[1][-1]:.4g}" == rows[axes.name][1]
+
+
+def test_runs_that_differ_in_their_seed_alone_are_a_band(runs, drawn, capsys):
+    shutil.copytree(runs / "a", runs / "c")
+    settings = json.loads((runs / "a" / "config.json").read_text())
+    (runs / "c" / "config.json").write_text(json.dumps(settings | {"seed": 5}))
+    lines = (runs / "a" / "metrics.jsonl").read_text().splitlines()
+    higher = [json.loads(line) for line in lines]
+    for line in higher:
+        line["mean_kl"] += 2
+    (runs / "c" / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in higher))
+    compare.main(["a", "b", "c", "--plot=curves.png"])
+    axes = drawn["curves.png"][compare.CURVES.index("mean_kl")]
+    assert [line[2] for line in axes.lines] == ["a, c", "b"]
+    ((steps, low, high),) = axes.bands
+    want = [json.loads(line)["mean_kl"] for line in lines]
+    assert steps == [0, 1, 2, 3] and low == pytest.approx(want)
+    assert high == pytest.approx([x + 2 for x in want])
+    assert axes.lines[0][1] == pytest.approx([x + 1 for x in want])  # the mean
+
+
+def test_valid_words_against_forward_passes(runs, drawn, capsys):
+    compare.main(["a", "b", "--passes=passes.png"])
+    (axes,) = drawn["passes.png"]
+    tables = [json.loads((runs / name / "evaluation.json").read_text()) for name in "ab"]
+    stars = [point for point in axes.points if point[3] == "*"]
+    columns = ("forward_passes", "valid_words", "distinct_words")
+    want = [tuple(table["after_sample"][column] for column in columns) for table in tables]
+    assert [point[:3] for point in stars] == want
+    # Both runs began with one generator, on the same inputs: it is drawn once, in seven ways.
+    names = [*compare.SEVERAL_PASSES, "before_best_of_16"]
+    assert len(names) == 7
+    want = [tuple(tables[0][name][column] for column in columns) for name in names]
+    assert [point[:3] for point in axes.points if point[3] != "*"] == want
+    assert axes.lines[0][0] == sorted(axes.lines[0][0])
 
 
 def test_a_picture_where_matplotlib_is_installed(runs, capsys):
     pytest.importorskip("matplotlib")
-    compare.main(["a", "b", "--plot=curves.png"])
-    assert (runs / "curves.png").read_bytes().startswith(b"\x89PNG")
+    compare.main(["a", "b", "--plot=curves.png", "--passes=passes.png"])
+    for name in ("curves.png", "passes.png"):
+        picture = (runs / name).read_bytes()
+        assert picture.startswith(b"\x89PNG") and len(picture) < 200_000
 
 
 @pytest.mark.parametrize(
@@ -122,12 +245,13 @@ def test_a_picture_where_matplotlib_is_installed(runs, capsys):
     [
         (
             ["a", "none"],
-            "none holds no run, or none that has begun; name folders that train_grpo.py has written",
+            "none holds no run, or none that has begun; name folders that train_grpo.py has",
         ),
         (["a", "a/config.json"], "a/config.json holds no run"),
         (["a", "begun"], "begun holds no run"),
         (["a", "broken"], "broken holds no run"),
         (["a", "--plot=x.png"], "plot=x.png: matplotlib is not installed; pip install matplotlib"),
+        (["a", "--passes=x.png"], "passes=x.png: matplotlib is not installed; pip install"),
     ],
 )
 def test_mistakes_exit_2_with_one_line(arguments, told, runs, monkeypatch, capsys):

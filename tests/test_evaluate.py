@@ -1,22 +1,21 @@
 import itertools
+import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
 
-from grpo.evaluate import (
-    Evaluation,
-    fill_sequential,
-    hidden_words,
-    is_valid,
-    lexicon,
-    ngram,
-    ngram_bits,
-    pass_at_k,
-    word_figures,
-)
+from grpo import evaluate
+from grpo.evaluate import Evaluation
+from grpo.figures import pass_at_k, word_figures
+from grpo.plumbing.checkpoint import model_file, write
 from grpo.plumbing.config import Config
 from grpo.plumbing.setup import load_data
+from grpo.referee import ngram, ngram_bits
+from grpo.table import COLUMNS, ROWS, SHORT_COLUMNS, SHORT_ROWS, format_table, gap_closed
+from grpo.words import hidden_words, is_valid, lexicon
+from model.transformer import Generator, TransformerConfig
 
 VOCABULARY = " abcdefghijklmnopqrstuvwxyz_"
 
@@ -41,7 +40,25 @@ def test_word_figures_by_hand():
         [encode("the cut sat on it"), encode("the xyz s t on it")], dim=1
     )  # (1,2,T)
     figures = word_figures(original, mask, fills, VOCABULARY, words)
-    assert figures == {"valid_words": 2 / 4, "exact_words": 1 / 4, "distinct_words": 2 / 2}
+    assert figures == {
+        "valid_words": 2 / 4,
+        "exact_words": 1 / 4,
+        "distinct_words": 2 / 2,
+        "different_valid_words": 2 / 2,
+        "any_of_2": 1 / 2,
+    }
+
+
+def test_different_words_in_n_fills_by_hand():
+    """Of `cat`: cat, cat, mat, xyz; of `on`: on, on, on, it."""
+    words = {"cat", "mat", "on", "it"}
+    original, mask = encode("a cat on a"), blanks("a ___ __ a")
+    filled = ("a cat on a", "a cat on a", "a mat on a", "a xyz it a")
+    fills = torch.stack([encode(text) for text in filled], dim=1)  # (1,4,T)
+    figures = word_figures(original, mask, fills, VOCABULARY, words)
+    assert figures["different_valid_words"] == (2 + 2) / 2 and figures["any_of_4"] == 1
+    assert figures["valid_words"] == 7 / 8 and figures["exact_words"] == 5 / 8
+    assert figures["distinct_words"] == 1  # of the first fills: cat, on
 
 
 def test_a_word_that_runs_into_its_neighbour_is_not_valid():
@@ -92,85 +109,283 @@ def test_pass_at_k_by_enumeration(c, k):
     assert pass_at_k([c], 5, k) == pytest.approx(sum(any(d) for d in draws) / len(draws))
 
 
-@pytest.mark.parametrize("order", ["random", "confident"])
-def test_sequential_filling_takes_a_pass_per_blank_and_sees_what_it_filled(order):
-    calls = []
-
-    def copycat(tokens):
-        """Surely the same character as the visible ones."""
-        calls.append(tokens.clone())
-        seen = torch.where(tokens == 27, 0, tokens).amax(dim=1)  # (N,)
-        logits = torch.zeros(*tokens.shape, 28)
-        logits[..., 27] = float("-inf")
-        return logits.scatter_add(
-            2,
-            seen[:, None, None].expand(-1, tokens.shape[1], 1),
-            torch.full((len(tokens), tokens.shape[1], 1), 60.0),
-        )
-
-    masked = encode("a____", "bb___")
-    fills = fill_sequential(copycat, masked, masked == 27, order, Config(), 0)
-    assert fills[:, 0].tolist() == encode("aaaaa", "bbbbb").tolist()
-    assert [len(c) for c in calls] == [2, 2, 2, 1]  # a finished input is not run again
-    assert [(c[0] == 27).sum().item() for c in calls] == [4, 3, 2, 1]
+def test_ngram_counts_as_a_loop_does():
+    text = "aabab_ b"
+    probability = ngram(text, 5)
+    count = {gram: sum(text.startswith(gram, i) for i in range(8)) for gram in ("aa", "ab")}
+    followed = sum(count.values())
+    ab = (count["ab"] + 2 * probability("b")) / (followed + 2)
+    assert probability("ab") == pytest.approx(ab)
 
 
-def test_confident_takes_the_surest_blank_first():
-    order = []
-
-    def model(tokens):
-        order.append((tokens[0] == 27).nonzero().squeeze(1).tolist())
-        logits = torch.zeros(1, 4, 28)
-        for t, sharpness in enumerate([1.0, 3.0, 2.0, 4.0]):
-            logits[0, t, 5] = sharpness
-        return logits
-
-    fill_sequential(
-        model, torch.full((1, 4), 27), torch.ones(1, 4, dtype=torch.bool), "confident", Config(), 0
-    )
-    assert order == [[0, 1, 2, 3], [0, 1, 2], [0, 2], [0]]
-
-
-def test_exact_probability_of_the_original(world):
-    """entropy, KL and P(original) of whole inputs, by enumeration of all fills of two blanks; 16 draws find the original as often."""
-    config = Config(
+@pytest.fixture
+def settings(world):
+    return Config(
         dataset=str(world / "text"),
+        generator_checkpoint=str(world / "generator.pt"),
+        judge_checkpoint=str(world / "judge.pt"),
         block_size=16,
         masking="span",
         mask_ratio=0.125,
         eval_inputs=4,
         temperature=0.7,
+        top_p=1.0,
+        device="cpu",
+        dtype="float32",
     )
-    train, val = load_data(config.dataset, config.block_size)
-    judge = lambda rows: rows.float()  # noqa: E731
-    evaluation = Evaluation(config, judge, train, val, torch.device("cpu"))
+
+
+def judge(rows):
+    """Any numbers: P(real) of a character is a function of the character."""
+    return rows.float() / 8 - 1
+
+
+def table_policy(n_latent, V, seed):
+    """-> the policy whose K rows of logits are every input's, and these rows (K,16,V)."""
+    rows = torch.randn(n_latent, 16, V, generator=torch.Generator().manual_seed(seed))
+    rows[..., V - 1] = float("-inf")
+    return lambda tokens: rows.repeat(len(tokens), 1, 1), rows
+
+
+@pytest.mark.parametrize("n_latent", [1, 2])
+def test_exact_figures_by_enumeration(settings, n_latent):
+    """entropy, KL and P(original) of whole inputs, by enumeration of all fills of two blanks."""
+    train, val = load_data(settings.dataset, settings.block_size)
+    evaluation = Evaluation(settings, judge, train, val, torch.device("cpu"))
     V = len(train.vocabulary)
-    tables = [
-        torch.randn(16, V, generator=torch.Generator().manual_seed(i)).index_fill(
-            1, torch.tensor(V - 1), float("-inf")
-        )
-        for i in range(2)
-    ]
-    models = [lambda rows, table=table: table.expand(len(rows), 16, V) for table in tables]
-    ref_log_p, _ = evaluation.one_step(models[1], "before")
-    figures = evaluation.one_step(models[0], "after", ref_log_p)[1]["after_sample"]
-    p, r = ((table / 0.7).softmax(dim=-1)[:, :-1].double() for table in tables)
-    entropy = kl = log_prob = prob = 0.0
+    policy, rows = table_policy(n_latent, V, 0)
+    reference, ref_rows = table_policy(n_latent, V, 1)
+    _, ref_log_p, *_ = evaluation.one_step(reference, "before")
+    figures = evaluation.one_step(policy, "after", ref_log_p)[0]["after_sample"]
+    p = (rows / 0.7).softmax(dim=-1)[..., :-1].double()
+    r = (ref_rows / 0.7).softmax(dim=-1)[..., :-1].double()
+    entropy = kl = log_prob = prob = of_marginal = 0.0
     for tokens, mask in zip(evaluation.tokens, evaluation.mask):
         a, b = mask.nonzero().flatten().tolist()
-        joint, other = p[a][:, None] * p[b], r[a][:, None] * r[b]
-        entropy, kl = (
-            entropy - (joint * joint.log()).sum().item() / 4,
-            kl + (joint * (joint / other).log()).sum().item() / 4,
-        )
-        log_prob, prob = (
-            log_prob + joint[tokens[a], tokens[b]].log().item() / 4,
-            prob + joint[tokens[a], tokens[b]].item() / 4,
-        )
+        mixture = 0
+        for z in range(n_latent):
+            joint = p[z, a][:, None] * p[z, b]
+            other = r[z, a][:, None] * r[z, b]
+            mixture = mixture + joint / n_latent
+            entropy -= (joint * joint.log()).sum().item() / 4 / n_latent
+            kl += (joint * (joint / other).log()).sum().item() / 4 / n_latent
+        log_prob += mixture[tokens[a], tokens[b]].log().item() / 4
+        prob += mixture[tokens[a], tokens[b]].item() / 4
+        for marginal in (mixture.sum(dim=0), mixture.sum(dim=1)):
+            of_marginal -= (marginal * marginal.log()).sum().item() / 8
     for name, want in (
         ("sequence_entropy", entropy),
+        ("entropy", entropy / 2),
+        ("entropy_marginal", of_marginal),
         ("sequence_kl", kl),
         ("original_log_prob", log_prob),
         ("original_prob", prob),
     ):
         assert figures[name] == pytest.approx(want, rel=1e-4), name
+
+
+@pytest.fixture
+def finished(settings, world, tmp_path):
+    """A function that makes the folder of a run from changes of its settings -> the folder."""
+
+    def make(n_latent=1, **changes):
+        out = tmp_path / "run"
+        config = replace(settings, eval_inputs=6, masking="word", mask_ratio=0.15, **changes)
+        vocabulary = load_data(config.dataset, 16)[0].vocabulary
+        torch.manual_seed(1)
+        shape = TransformerConfig(len(vocabulary), 16, 1, 2, 32, n_latent=n_latent)
+        content = model_file(Generator(shape), vocabulary)
+        if n_latent > 1:
+            write(tmp_path / "first.pt", content)
+            config.generator_checkpoint = str(tmp_path / "first.pt")
+        training = {"optimizer": {}, "iteration": 1, "config": asdict(config), "rng": {}}
+        write(out / "checkpoint.pt", content | {"training": training})
+        return out
+
+    return make
+
+
+def result_of(folder):
+    return json.loads((folder / "evaluation.json").read_text(), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("n_latent", [1, 2])
+def test_every_row_and_what_stands_beside_them(finished, n_latent, capsys):
+    out = finished(n_latent)
+    evaluate.main([str(out)])
+    shown = capsys.readouterr().out
+    result = result_of(out)
+    everywhere = {"judge", "valid_words", "exact_words", "exact_chars", "distinct_words"}
+    for name, title in ROWS.items():
+        assert everywhere | {"ngram_bits", "forward_passes"} <= result[name].keys()
+        assert title in shown
+    sampled = {"entropy", "entropy_marginal", "pass@1", "pass@16", "any_of_16"}
+    for name in ("before_sample", "after_sample"):
+        assert sampled | {"different_valid_words", "original_prob"} <= result[name].keys()
+        gap = result[name]["entropy_marginal"] - result[name]["entropy"]
+        assert gap == pytest.approx(0, abs=1e-5) if n_latent == 1 else gap > 0
+    assert result["before_best_of_16"]["forward_passes"] == 1
+    assert result["after_best_of_16"]["judge_passes"] == 16
+    passes = [result[f"reference_steps_{n}"]["forward_passes"] for n in (2, 3, 4, 6)]
+    assert passes[0] == 2 and passes == sorted(passes)
+    assert passes[-1] <= result["reference_sequential_random"]["forward_passes"]
+    assert result["n_latent"] == n_latent and result["price_of_independence"].keys() == {
+        "before",
+        "after",
+    }
+    evaluate.main([str(out)])
+    assert result_of(out) == result  # again, from the files alone
+
+
+def test_best_of_16_pleases_the_judge_more_than_the_samples_it_is_made_of(finished):
+    out = finished()
+    evaluate.main([str(out)])
+    result = result_of(out)
+    for name in ("before", "after"):
+        assert result[f"{name}_best_of_16"]["judge"] > result[f"{name}_sample"]["judge"]
+
+
+def test_another_table_is_printed_and_does_not_replace_the_runs_own(finished, tmp_path, capsys):
+    out = finished()
+    evaluate.main([str(out)])
+    own = (out / "evaluation.json").read_bytes()
+    completions = (out / "completions.jsonl").read_bytes()
+    first = capsys.readouterr().out
+    for flags in (["--eval_seed=1"], ["--eval_inputs=5"]):
+        evaluate.main([str(out), *flags, f"--json={tmp_path}/other.json"])
+        other = json.loads((tmp_path / "other.json").read_text())
+        assert other["held_out"] != json.loads(own)["held_out"]
+        assert capsys.readouterr().out != first
+    assert (other["inputs"], json.loads(own)["inputs"]) == (5, 6)
+    assert (out / "evaluation.json").read_bytes() == own
+    assert (out / "completions.jsonl").read_bytes() == completions
+    evaluate.main([str(out), f"--eval_seed={evaluate.EVALUATION_SEED}", "--eval_inputs=6"])
+    assert capsys.readouterr().out == first
+
+
+def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):
+    evil = tmp_path / "evil.py"
+    evil.write_text(
+        f"open({str(tmp_path / 'owned')!r}, 'w').close()\n"
+        "def half(completions, masked, mask, decode):\n"
+        "    return [[0.5 for _ in row] for row in completions]\n"
+    )
+    out = finished(reward=f"judge:1.0,{evil}:half:2.0")
+    evaluate.main([str(out)])
+    shown = capsys.readouterr().out
+    assert f"left out: {evil}:half" in shown and "--reward=" in shown
+    assert not (tmp_path / "owned").exists()
+    assert not (out / "evaluation.json").exists()  # not the run's own table
+    evaluate.main([str(out), f"--reward=judge:1.0,{evil}:half:2.0"])
+    assert (tmp_path / "owned").exists() and "left out" not in capsys.readouterr().out
+    assert result_of(out)["after_sample"]["reward_half"] == 0.5
+    line = json.loads((out / "completions.jsonl").read_text().splitlines()[0])
+    assert line.keys() == {"input", "completion", "judge", "half"}
+
+
+def test_before_is_the_generator_that_the_run_began_with(finished, world, tmp_path):
+    out = finished()
+    evaluate.main([str(out)])
+    own = result_of(out)
+    torch.manual_seed(7)
+    vocabulary = load_data(str(world / "text"), 16)[0].vocabulary
+    other = Generator(TransformerConfig(len(vocabulary), 16, 1, 2, 32))
+    write(tmp_path / "other.pt", model_file(other, vocabulary))
+    evaluate.main([str(finished(reference_checkpoint=str(tmp_path / "other.pt")))])
+    assert result_of(out) == own
+
+
+def test_the_runs_own_device_unless_another_is_named(finished, capsys):
+    out = finished(device="cuda:9")
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.main([str(out)])
+    assert stopped.value.code == 2 and "device='cuda:9' is not on" in capsys.readouterr().err
+    evaluate.main([str(out), "--device=cpu"])
+    assert (out / "evaluation.json").exists()
+
+
+def test_models_and_text_are_found_from_any_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = evaluate.find(Config.generator_checkpoint)
+    assert found.is_absolute() and found.exists()
+    (tmp_path / "model" / "pretrained").mkdir(parents=True)
+    (tmp_path / "model" / "pretrained" / "generator.pt").touch()
+    assert str(evaluate.find(Config.generator_checkpoint)) == Config.generator_checkpoint
+    assert str(evaluate.find("no/such.pt")) == "no/such.pt"
+
+
+@pytest.mark.parametrize("flag", ["--eval_inputs=0", "--eval_seed=-1", "--eval_seed=x"])
+def test_mistakes_exit_2_with_one_line(finished, flag, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.main([str(finished()), flag])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 2 and not shown.out and shown.err.count("\n") == 1
+    assert flag[2:9] in shown.err
+
+
+def rows_of(**valid):
+    row = {name: 0.5 for name in COLUMNS}
+    rows = {name: row | {"valid_words": valid.get(name, 0.5)} for name in ROWS}
+    prices = {"before": 2.0, "after": 1.0}
+    return rows | {"gap_closed": gap_closed(rows), "price_of_independence": prices}
+
+
+@pytest.mark.parametrize("surest, gap", [(0.9, 0.5), (0.5, None), (0.3, None)])
+def test_there_is_a_gap_only_where_surest_first_is_better(surest, gap):
+    rows = rows_of(after_sample=0.7, reference_sequential_confident=surest)
+    assert rows["gap_closed"] == (gap and pytest.approx(gap))
+    assert f"gap closed: {gap or 'undefined'}" in format_table(rows).replace("0.50", "0.5")
+
+
+def test_a_fooled_judge_is_named():
+    rows = rows_of()
+    told = "the judge prefers these fills to the original text: it is being fooled"
+    assert told not in format_table(rows)
+    rows["after_sample"] = rows["after_sample"] | {"judge": 0.51}
+    assert told in format_table(rows).splitlines()
+
+
+def test_the_table_of_a_run_fits_80_columns():
+    lines = format_table(rows_of(), SHORT_ROWS, SHORT_COLUMNS).splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) == len(SHORT_ROWS) + 3
+    assert ROWS["before_argmax"] in lines[3]
+    del (rows := rows_of())["after_best_of_16"]  # written by an older program
+    assert ROWS["after_best_of_16"] not in format_table(rows)
+
+
+def test_the_users_own_prompts_are_shown(settings, tmp_path):
+    """In peeks and in completions.jsonl, without what follows a short one; the table stays."""
+    prompts = ["th_ c_t", "the ___ cat sat", "_"]
+    (tmp_path / "p.json").write_text(json.dumps({"prompts": prompts}))
+    config = replace(settings, prompts_file=str(tmp_path / "p.json"))
+    policy, _ = table_policy(2, 28, 0)
+    tables = []
+    for each in (settings, config):
+        train, val = load_data(each.dataset, each.block_size, each.prompts_file)
+        evaluation = Evaluation(each, judge, train, val, torch.device("cpu"))
+        rows, completions = evaluation.table(policy, policy)
+        tables.append(rows)
+    assert tables[0] == tables[1]
+    assert [line["input"] for line in completions] == [text for text in prompts for _ in range(16)]
+    for line in completions:
+        assert len(line["completion"]) == len(line["input"]) and "_" not in line["completion"]
+        assert all(a in ("_", b) for a, b in zip(line["input"], line["completion"]))
+    title, *shown = evaluation.peek(policy, policy, 3).splitlines()
+    assert title.startswith("step 3: valid words on held-out text") and len(shown) == 9
+    assert [line.split(maxsplit=1) for line in shown[::3]] == [
+        ["text", "th[_] c[_]t"],
+        ["text", "the [___] cat sat"],
+        ["text", "[_]"],
+    ]
+    assert [line.split()[0] for line in shown[:3]] == ["text", "before", "now"]
+
+
+def test_a_peek_without_prompts_shows_the_text(settings):
+    train, val = load_data(settings.dataset, settings.block_size)
+    evaluation = Evaluation(settings, judge, train, val, torch.device("cpu"))
+    policy, _ = table_policy(1, 28, 0)
+    shown = evaluation.peek(policy, policy, 0).splitlines()[1:]
+    assert len(shown) == 3 * 4
+    original = train.decode(evaluation.tokens[0])
+    assert shown[0].replace("[", "").replace("]", "") == f"  text   {original}"
+    assert shown[1].replace("before ", "") == shown[2].replace("now    ", "")

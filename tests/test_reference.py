@@ -1,41 +1,48 @@
 import torch
 
+from grpo.plumbing.config import Config
 from grpo.reference import make_reference, update_reference
 
 
 def models():
+    """-> what the reference starts as, and the policy."""
     torch.manual_seed(0)
-    return torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    untouched = torch.nn.Linear(3, 2)
+    policy = torch.nn.Linear(3, 2)
+    return untouched, policy
 
 
 def test_a_static_reference_is_the_untouched_one():
     untouched, policy = models()
     reference = make_reference(untouched, "static")
     before = untouched.weight.clone()
-    update_reference(reference, policy, 1, "static", 0.5, 1)
-    assert reference is untouched and torch.equal(untouched.weight, before)
+    update_reference(reference, policy, 1, Config(reference_mode="static"))
+    assert reference is untouched
+    assert torch.equal(untouched.weight, before)
 
 
 def test_ema_moves_every_step_and_leaves_the_untouched_one():
     untouched, policy = models()
-    reference, start = make_reference(untouched, "ema"), untouched.weight.clone()
+    reference = make_reference(untouched, "ema")
+    start = untouched.weight.clone()
     for done in (1, 2):
-        update_reference(reference, policy, done, "ema", 0.25, 50)
-    torch.testing.assert_close(reference.weight, 0.75**2 * start + (1 - 0.75**2) * policy.weight)
+        update_reference(reference, policy, done, Config(reference_mode="ema", ema_alpha=0.25))
+    left = 0.75**2
+    torch.testing.assert_close(reference.weight, left * start + (1 - left) * policy.weight)
     assert torch.equal(untouched.weight, start)
 
 
 def test_periodic_copies_exactly_and_now_and_then():
     untouched, policy = models()
     reference = make_reference(untouched, "periodic")
-    for done in range(1, 4):
-        update_reference(reference, policy, done, "periodic", 0.01, 3)
-        assert torch.equal(reference.weight, policy.weight if done == 3 else untouched.weight)
+    config = Config(reference_mode="periodic", reference_update_freq=3)
+    for done, want in ((1, untouched), (2, untouched), (3, policy)):
+        update_reference(reference, policy, done, config)
+        assert torch.equal(reference.weight, want.weight)
 
 
 def test_its_weights_come_back():
     untouched, policy = models()
     reference = make_reference(untouched, "ema", policy.state_dict())
-    assert torch.equal(reference.weight, policy.weight) and not torch.equal(
-        untouched.weight, policy.weight
-    )
+    assert torch.equal(reference.weight, policy.weight)
+    assert not torch.equal(untouched.weight, policy.weight)

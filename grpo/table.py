@@ -1,0 +1,101 @@
+"""The table of a run: which rows and columns it has, and how it is printed."""
+
+# What fills the blanks, and what it is called. `reference` is the generator as the run began.
+ROWS = {
+    "original": "original text",
+    "before_sample": "before, one step, sampled",
+    "before_argmax": "before, one step, argmax",
+    "before_best_of_16": "before, best of 16",
+    "after_sample": "after, one step, sampled",
+    "after_argmax": "after, one step, argmax",
+    "after_best_of_16": "after, best of 16",
+    "reference_steps_2": "before, in 2 passes",
+    "reference_steps_3": "before, in 3 passes",
+    "reference_steps_4": "before, in 4 passes",
+    "reference_steps_6": "before, in 6 passes",
+    "reference_sequential_random": "blank by blank, random",
+    "reference_sequential_confident": "blank by blank, surest",
+}
+COLUMNS = {
+    "judge": "judge",
+    "valid_words": "valid",
+    "exact_words": "exact",
+    "exact_chars": "chars",
+    "distinct_words": "distinct",
+    "ngram_bits": "bits",
+    "entropy": "entropy",
+    "entropy_marginal": "of marginal",
+    "pass@16": "pass@16",
+    "different_valid_words": "words in 16",
+    "any_of_16": "any of 16",
+    "forward_passes": "passes",
+}
+# What a run prints when it ends, within 80 characters.
+SHORT_ROWS = [
+    "original",
+    "before_sample",
+    "before_argmax",
+    "before_best_of_16",
+    "after_sample",
+    "after_argmax",
+    "reference_steps_4",
+    "reference_sequential_random",
+    "reference_sequential_confident",
+]
+SHORT_COLUMNS = [
+    "judge",
+    "valid_words",
+    "exact_words",
+    "distinct_words",
+    "ngram_bits",
+    "entropy",
+    "forward_passes",
+]
+
+
+def gap_closed(rows):
+    """(after − before) / (surest first − before) in valid words, or None if there is no gap."""
+    before = rows["before_sample"]["valid_words"]
+    after = rows["after_sample"]["valid_words"]
+    surest = rows["reference_sequential_confident"]["valid_words"]
+    if surest <= before:
+        return None
+    return (after - before) / (surest - before)
+
+
+def number(value):
+    """Three digits, or nothing."""
+    if value is None:
+        return ""
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}"
+
+
+def format_table(result, names=tuple(ROWS), columns=tuple(COLUMNS)):
+    """What evaluation.json holds, as text; rows that it has not are left out."""
+    cells = [["filled by", *(COLUMNS[column] for column in columns)]]
+    for name in names:
+        row = result.get(name)
+        if row:
+            cells.append([ROWS[name], *(number(row.get(column)) for column in columns)])
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = []
+    for title, *values in cells:
+        right = [value.rjust(max(5, width)) for value, width in zip(values, widths[1:])]
+        lines.append("  ".join([title.ljust(widths[0]), *right]).rstrip())
+    return "\n".join([*lines, *remarks(result)])
+
+
+def remarks(result):
+    """The lines below the table."""
+    gap = result["gap_closed"]
+    shown = "undefined" if gap is None else f"{gap:.2f}"
+    lines = [f"gap closed: {shown}   (0: as before, 1: as many valid words as surest first)"]
+    price = result["price_of_independence"]
+    if price["before"] is not None:
+        lines.append(
+            f"price of independence: {price['before']:.2f} nats a word before,"
+            f" {price['after']:.2f} after"
+        )
+    if result["after_sample"]["judge"] > result["original"]["judge"]:
+        lines.append("the judge prefers these fills to the original text: it is being fooled")
+    return lines
