@@ -25,8 +25,7 @@ from grpo.plumbing import log, setup
 from grpo.plumbing.checkpoint import read
 from grpo.plumbing.config import Config, exit_on_mistake
 from grpo.plumbing.stop import Ending, RewardFailed, Stopped
-from tests.conftest import command_line
-from tests.test_train import run, same
+from tests.conftest import command_line, figures, run, same
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def server():
 
 
 def child(arguments, errors, limit):
-    """A run whose stderr is a file, on a disk that is full, for files of `limit` bytes, at its start."""
+    """A run whose stderr is a file, on a disk that takes no file of more than `limit` bytes."""
     loop = train_grpo.train
 
     def on_a_full_disk(run):
@@ -96,22 +95,22 @@ class Run:
         return self.process.exitcode, (self.errors.read_text().splitlines() or [""])[-1]
 
 
-def figures(folder):
-    return [
-        {k: v for k, v in json.loads(line).items() if not k.endswith("_ms")}
-        for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()
-    ]
-
-
 def same_run(a, b):
-    """Two folders hold the same run, bit for bit: everything in the checkpoint but the settings, and every figure but the times."""
+    """Two folders hold the same run, bit for bit: all but the settings, and the times."""
     x, y = (read(Path(folder) / "checkpoint.pt") for folder in (a, b))
     x["training"].pop("config"), y["training"].pop("config")
     return same(x, y) and figures(a) == figures(b)
 
 
+def wait_for_change(path, before):
+    wait_for(lambda: path.exists() and path.read_bytes() != before)
+
+
 def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):
-    """kill -9 again and again, in one folder, of a run that saves every step: the checkpoint always loads, and the end is that of a run never killed."""
+    """kill -9 again and again, in one folder, of a run that saves every step.
+
+    The checkpoint always loads, and the end is that of a run never killed.
+    """
     kills, out, draw = int(os.environ.get("KILLS", 5)), Path(flags["out_dir"]), random.Random(1)
     flags = flags | {
         "max_iters": 60 * kills,
@@ -120,23 +119,17 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):
         "num_iterations": 2,
     }
     run(flags, out_dir=tmp_path / "whole")
+    checkpoint = out / "checkpoint.pt"
     for _ in range(kills):
-        saved = (out / "checkpoint.pt").exists()
-        life, before = (
-            Run(server, flags, save_interval=1, init_from="resume" if saved else "pretrained"),
-            (out / "checkpoint.pt").read_bytes() if saved else b"",
-        )
+        before = checkpoint.read_bytes() if checkpoint.exists() else b""
+        start = "resume" if before else "pretrained"
+        life = Run(server, flags, save_interval=1, init_from=start)
         if draw.random() < 0.8:  # else while it starts
-            wait_for(
-                lambda: (
-                    (out / "checkpoint.pt").exists()
-                    and (out / "checkpoint.pt").read_bytes() != before
-                )
-            )
+            wait_for_change(checkpoint, before)
         time.sleep(draw.uniform(0, 0.5))
         assert life.kill(signal.SIGKILL)[0] == -signal.SIGKILL
-        if (out / "checkpoint.pt").exists():
-            assert 0 < read(out / "checkpoint.pt")["training"]["iteration"] < flags["max_iters"]
+        if checkpoint.exists():
+            assert 0 < read(checkpoint)["training"]["iteration"] < flags["max_iters"]
     (out / "checkpoint.pt.1.tmp").write_bytes(b"half of a write that a kill cut short")
     run(flags, init_from="resume")
     assert same_run(out, tmp_path / "whole") and not list(out.glob("*.tmp"))
@@ -180,7 +173,7 @@ def slow(completions, masked, mask, decode):
 
 
 def test_a_full_disk_keeps_the_checkpoint(server, flags):
-    """Saving, and writing a line of metrics: one line, an exit code, and the checkpoint of before."""
+    """Saving, and writing a line of metrics: one line, and the checkpoint of before."""
     flags, out = flags | {"max_iters": 6, "lr_decay_iters": 6}, Path(flags["out_dir"])
     run(flags, max_iters=2)
     whole, size = (out / "checkpoint.pt").read_bytes(), (out / "metrics.jsonl").stat().st_size
@@ -240,8 +233,8 @@ def test_a_damaged_checkpoint_names_the_one_before(flags, capsys):
     with pytest.raises(SystemExit):
         run(flags, init_from="resume", max_iters=6)
     assert (
-        f"damaged or no checkpoint; {out}/checkpoint_prev.pt is the one saved before it: rename it to checkpoint.pt"
-        in capsys.readouterr().err
+        f"damaged or no checkpoint; {out}/checkpoint_prev.pt is the one saved before it: "
+        "rename it to checkpoint.pt" in capsys.readouterr().err
     )
     os.replace(out / "checkpoint_prev.pt", out / "checkpoint.pt")
     assert run(flags, init_from="resume", max_iters=6)[0]["training"]["iteration"] == 6
@@ -298,7 +291,7 @@ def test_n_steps_and_n_more_are_2n(flags, tmp_path, changes):
 )
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_changes_no_weight(flags, monkeypatch, bad, named, value):
-    """The step and the tensor are named; weights and moments are those of the step before; the last checkpoint stays."""
+    """The step and the tensor are named; weights, moments and checkpoint are those of before."""
     calls, before = [], []
     real = train_grpo.grpo_step
 
@@ -386,7 +379,7 @@ def test_a_reward_that_ends_the_program_is_one_line(flags, tmp_path, capsys):
         run(flags, reward=f"judge,{tmp_path}/r.py:tired", save_interval=1)
     line = capsys.readouterr().err.splitlines()[-1]
     assert stop.value.code == 1
-    assert f"train_grpo.py: reward tired failed: SystemExit (" in line
+    assert "train_grpo.py: reward tired failed: SystemExit: " in line
     assert f"{tmp_path}/r.py, line 8); mend it; --init_from=resume --out_dir=" in line
 
 
