@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 import pytest
 
 import train_grpo
-
 from grpo.plumbing.config import FIELDS, GROUPS, Config, help_text, load_config, resumed
 
 
