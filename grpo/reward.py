@@ -26,6 +26,7 @@ from grpo.plumbing.setup import forward
 from grpo.plumbing.stop import RewardFailed, told
 
 CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
+COLUMNS = ("input", "completion", "judge")  # of completions.jsonl, beside a reward's own
 CUDA_ROWS = 8192  # bounds the memory of activations
 
 
@@ -102,6 +103,11 @@ def parse_reward(text):
             raise ValueError(
                 f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME"
                 " once: judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt"
+            )
+        if name != "judge" and short_name(name) in COLUMNS:
+            raise ValueError(
+                f"reward={text!r}: no part may be called {short_name(name)!r}, as a column of"
+                " completions.jsonl is; give it another name"
             )
         weights[name] = weight
     weights = {name: weight for name, weight in weights.items() if weight}
