@@ -181,7 +181,10 @@ class Rewards:
             )
         if not values.isfinite().all():
             infinite = int((~values.isfinite()).sum())
-            raise RewardFailed(f"reward {name} returned {infinite} values that are not finite")
+            raise RewardFailed(
+                f"reward {name} returned {infinite} values that are not finite;"
+                " it must return finite numbers"
+            )
         return values
 
     def __call__(self, completions, masked, mask, credit):

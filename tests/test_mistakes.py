@@ -100,9 +100,9 @@ SETTINGS = {
     "--reward=judge:heavy": "judge, valid_words or",
     "--reward=judge:1,judge:2": "each once",
     "--reward=judge:0": "no part of a weight other than 0",
-    "--reward=a.py:f,b.py:f": "two functions of one name",
+    "--reward=a.py:f,b.py:f": "two parts of one name",
     "--reward=a.py:": "FILE.py:FUNCTION",
-    "--reward=a.py:input": "no part may be called 'input', as a column of completions.jsonl is; give",
+    "--reward=a.py:input": "no part may be called 'input', as a column of completions.jsonl",
     "--reward=judge,a.py:completion": "called 'completion'",
     "--reward=a.py:judge": "called 'judge'",
     "--device=banana": ": device='banana' is not on this machine; device takes auto or one of: cpu",
@@ -332,7 +332,7 @@ OTHERS = [
     *(
         ("train_grpo.py", f"--reward={{x}}/rewards.py:{name}", told)
         for name, told in (
-            ("wrong_shape", "reward wrong_shape returned the shape (2, 3, 16)"),
+            ("wrong_shape", "reward wrong_shape returned the shape (2, 16)"),
             ("not_finite", "6 values that are not finite; it must return finite numbers"),
             ("broken", "reward broken failed: NameError"),
             ("none", "has no function 'none'; write def none("),
@@ -542,7 +542,7 @@ import torch
 number = 3
 
 def wrong_shape(completions, masked, mask, decode):
-    return completions
+    return completions[:, 0]
 
 def not_finite(completions, masked, mask, decode):
     return torch.full(completions.shape[:2], float("nan"))
