@@ -111,7 +111,8 @@ def check_members(archive, size):
         raise ValueError
 
 
-DEPTH, MOST = 8, 100_000  # of the nests of dicts and lists in a file
+DEPTH = 8  # of dicts and lists in dicts and lists
+MOST = 100_000  # things in one level of them
 
 
 def check_plain(content):

@@ -250,7 +250,9 @@ def allowed(name):
     kind = KINDS[FIELDS[name].type]
     if rule["low"] is None:
         return kind
-    if rule["high"] in (math.inf, LARGEST):
+    if rule["high"] == LARGEST:
+        return f"{kind} of {rule['low']} or more, below 2**31"
+    if rule["high"] == math.inf:
         return f"{kind} of {rule['low']} or more"
     return f"{kind} from {rule['low']} to {rule['high']}"
 

@@ -153,10 +153,9 @@ class Ending(contextlib.AbstractContextManager):
             return error.args
         if isinstance(error, KeyboardInterrupt):
             return "stopped", 128 + signal.SIGINT
-        if is_out_of_memory(error) and self.in_steps:
-            return "out of memory: --gradient_checkpointing=true takes less", 1
         if is_out_of_memory(error):
-            return "out of memory: give python -m grpo.evaluate a smaller --eval_inputs", 1
+            less = "--gradient_checkpointing=true" if self.in_steps else "a smaller --eval_inputs"
+            return f"out of memory: {less} takes less", 1
         if isinstance(error, (RewardFailed, OSError, FloatingPointError)):
             return error, 1
         return None
