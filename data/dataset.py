@@ -46,24 +46,25 @@ class Dataset:
     def __init__(self, folder, split):
         """Raises ValueError for a folder without a prepared text, or whose files do not fit."""
         folder = Path(folder)
-        mend = f"make it with: python data/char_diffusion/prepare.py --out_dir={folder}"
+        mend = f"with: python data/char_diffusion/prepare.py --out_dir={folder}"
         mend += " (and --input=FILE for a text of your own)"
         try:
             self.vocabulary = json.loads((folder / "meta.json").read_text())["vocabulary"]
             self.tokens = np.fromfile(folder / f"{split}.bin", dtype=np.uint8)  # (characters,)
         except UNREADABLE as error:
-            raise ValueError(f"dataset {folder} cannot be read ({error}); {mend}") from None
+            raise ValueError(f"dataset {folder} cannot be read ({error}); make it {mend}") from None
         if not is_vocabulary(self.vocabulary):
             raise ValueError(
                 f"dataset {folder} cannot be read (its vocabulary must be different ASCII"
-                f" characters, the last one {BLANK!r}); {mend}"
+                f" characters, the last one {BLANK!r}); make it {mend}"
             )
         self.mask_id = len(self.vocabulary) - 1
         # What separates words.
         self.spaces = np.array([i for i, c in enumerate(self.vocabulary) if c.isspace()])
         if not self.tokens.size or self.tokens.max() >= self.mask_id:
             raise ValueError(
-                f"dataset {folder}/{split}.bin is empty or does not fit its meta.json; {mend}"
+                f"dataset {folder}/{split}.bin is empty or does not fit its meta.json;"
+                f" make both again {mend}"
             )
 
     def decode(self, row):

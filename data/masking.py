@@ -94,7 +94,7 @@ def parse_masking(text):
         if name not in MASKINGS or name in weights or not 0 <= weight <= 1e9:
             raise ValueError(
                 f"masking={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, with NAME"
-                f" one of {', '.join(MASKINGS)}, each once, and WEIGHT from 0 to 1e9"
+                f" one of {', '.join(MASKINGS)}, each once, and WEIGHT >= 0, at most 1e9"
             )
         weights[name] = weight
     total = sum(weights.values())

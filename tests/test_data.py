@@ -1,10 +1,11 @@
 import json
+import os
 import re
 
 import numpy as np
 import pytest
-import torch
 
+from data.char_diffusion import prepare as script
 from data.char_diffusion.prepare import is_prose, is_validation, normalise, prepare
 from data.dataset import PAD, Dataset, Prompts
 from data.masking import MASKINGS, make_mask, parse_masking
@@ -20,8 +21,10 @@ def masks(name, ratio=0.25, words=2, seed=0):
 @pytest.mark.parametrize("name", MASKINGS)
 def test_every_row_has_a_blank_and_the_seed_decides(name):
     mask = masks(name, ratio=0.01)
-    assert mask.any(axis=1).all() and not mask.all(axis=1).any()
-    assert (masks(name) == masks(name)).all() and (masks(name) != masks(name, seed=1)).any()
+    assert mask.any(axis=1).all()
+    assert not mask.all(axis=1).any()
+    assert (masks(name) == masks(name)).all()
+    assert (masks(name) != masks(name, seed=1)).any()
 
 
 @pytest.mark.parametrize("name", ["random", "span", "sticky"])
@@ -33,7 +36,8 @@ def test_sticky_blanks_cluster_and_random_ones_do_not():
     def beside(mask):  # P(hidden | the one before is hidden)
         return (mask[:, 1:] & mask[:, :-1]).sum() / mask[:, :-1].sum()
 
-    assert abs(beside(masks("random")) - 0.25) < 0.03 and abs(beside(masks("sticky")) - 0.75) < 0.03
+    assert abs(beside(masks("random")) - 0.25) < 0.03
+    assert abs(beside(masks("sticky")) - 0.75) < 0.03
 
 
 def test_a_span_is_one_run():
@@ -45,11 +49,10 @@ def test_word_hides_whole_uncut_words():
     text = "the old cat sat on the mat and ran"
     for row in mask[:200]:
         runs = "".join("_" if m else c for c, m in zip(text, row)).split(" ")
-        assert (
-            all(set(run) == {"_"} or "_" not in run for run in runs)
-            and sum("_" in run for run in runs) == 2
-        )
-        assert "_" not in runs[0] and "_" not in runs[-1]  # the window may have cut them
+        hidden = [run for run in runs if "_" in run]
+        assert len(hidden) == 2
+        assert set("".join(hidden)) == {"_"}
+        assert runs[0] == "the" and runs[-1] == "ran"  # the window may have cut them
     assert not (mask & IS_SPACE).any()
 
 
@@ -57,25 +60,18 @@ def test_short_hides_words_of_up_to_four_letters():
     text = "a cat purred on the round mat by noon yes"
     is_space = np.array([[c == " " for c in text]] * 500)
     hidden = make_mask(is_space, {"short": 1.0}, 0.1, 2, np.random.default_rng(0))
-    words = {
-        "".join(c for c, blank in zip(text, row) if blank or c == " ").strip() for row in hidden
-    }
-    assert {word for pair in words for word in pair.split()} == {
-        "cat",
-        "on",
-        "the",
-        "mat",
-        "by",
-        "noon",
-    } and all(len(pair.split()) == 2 for pair in words)
-    none = make_mask(
-        np.array([[c == " " for c in "a purred rounded sat"]]),
-        {"short": 1.0},
-        0.1,
-        2,
-        np.random.default_rng(0),
-    )
-    assert none.sum() == 1  # no short word: one character
+    found = set()
+    for row in hidden:
+        words = "".join(c for c, blank in zip(text, row) if blank or c == " ").split()
+        assert len(words) == 2
+        found |= set(words)
+    assert found == {"cat", "on", "the", "mat", "by", "noon"}
+
+
+def test_no_short_word_at_all_hides_one_character():
+    is_space = np.array([[c == " " for c in "a purred rounded sat"]])
+    mask = make_mask(is_space, {"short": 1.0}, 0.1, 2, np.random.default_rng(0))
+    assert mask.sum() == 1
 
 
 def test_a_mix_uses_every_part():
@@ -83,6 +79,12 @@ def test_a_mix_uses_every_part():
     assert weights == {"span": 0.75, "word": 0.25}
     mask = make_mask(IS_SPACE, weights, 0.25, 1, np.random.default_rng(0))
     assert 0.2 < 1 - (mask & IS_SPACE).any(axis=1).mean() < 0.6
+
+
+@pytest.mark.parametrize("text", ["word:0", "word:1e308,random:1e308", "word:nan", "word,word"])
+def test_weights_that_are_no_shares(text):
+    with pytest.raises(ValueError, match="masking=.*(allowed|write for example)"):
+        parse_masking(text)
 
 
 def test_one_character_and_no_word_at_all():
@@ -97,66 +99,113 @@ def test_normalise(alphabet, want):
     assert normalise("Café's  résumé: don't", alphabet) == want
 
 
+def paragraphs_of(text, validation):
+    """The normalised paragraphs of a split, without duplicates, in order."""
+    paragraphs = dict.fromkeys(normalise(p, "text8") for p in text.split("\n\n"))
+    return [p for p in paragraphs if is_validation(p) == validation]
+
+
 def test_prepared_text_comes_back(tmp_path):
     (tmp_path / "in.txt").write_text(TEXT + "\n\n" + TEXT)  # duplicates are dropped
     meta = prepare(tmp_path / "d", tmp_path / "in.txt")
-    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == [
-        "meta.json",
-        "train.bin",
-        "val.bin",
-    ]
-    train, val = Dataset(tmp_path / "d", "train"), Dataset(tmp_path / "d", "val")
-    assert (
-        len(train.tokens) == meta["train_characters"]
-        and 0.04 < len(val.tokens) / (len(train.tokens) + len(val.tokens)) < 0.2
-    )
-    for split, wanted in ((train, False), (val, True)):
-        assert split.decode(split.tokens) == " ".join(
-            p
-            for p in dict.fromkeys(normalise(p, "text8") for p in TEXT.split("\n\n"))
-            if is_validation(p) == wanted
-        )
+    assert sorted(os.listdir(tmp_path / "d")) == ["meta.json", "train.bin", "val.bin"]
+    train = Dataset(tmp_path / "d", "train")
+    val = Dataset(tmp_path / "d", "val")
+    assert len(train.tokens) == meta["train_characters"]
+    assert 0.04 < len(val.tokens) / (len(train.tokens) + len(val.tokens)) < 0.2
+    assert train.decode(train.tokens) == " ".join(paragraphs_of(TEXT, validation=False))
+    assert val.decode(val.tokens) == " ".join(paragraphs_of(TEXT, validation=True))
     assert meta["paragraphs"] == len(TEXT.split("\n\n"))
 
 
 def test_the_split_does_not_depend_on_the_rest_of_the_text(tmp_path):
+    def sentences(name, split):
+        data = Dataset(tmp_path / name, split)
+        return set(re.findall("the [^_]*? number", data.decode(data.tokens)))
+
     paragraphs = TEXT.split("\n\n")
-    (tmp_path / "half.txt").write_text("\n\n".join(paragraphs[: len(paragraphs) // 2 * 2 : 2]))
-    prepare(tmp_path / "half", tmp_path / "half.txt")
-    (tmp_path / "all.txt").write_text(TEXT)
-    prepare(tmp_path / "all", tmp_path / "all.txt")
-    half, everything = Dataset(tmp_path / "half", "val"), Dataset(tmp_path / "all", "val")
-    sentences = lambda data: set(re.findall("the [^_]*? number", data.decode(data.tokens)))  # noqa: E731
-    assert sentences(half) <= sentences(everything) and not sentences(half) & sentences(
-        Dataset(tmp_path / "all", "train")
-    )
+    for name, part in (("half", paragraphs[::2]), ("all", paragraphs)):
+        (tmp_path / "in.txt").write_text("\n\n".join(part))
+        prepare(tmp_path / name, tmp_path / "in.txt")
+    half = sentences("half", "val")
+    assert half <= sentences("all", "val")
+    assert not half & sentences("all", "train")
+
+
+@pytest.mark.parametrize("arguments", (["--input=in.txt"], ["--alphabet=ascii"]))
+def test_another_text_does_not_replace_the_default_one(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(script, "prepare", lambda *_: pytest.fail("it was prepared"))
+    with pytest.raises(SystemExit, match="2"):
+        script.main(arguments)
+    told = capsys.readouterr().err
+    assert "would replace the default one" in told and "--out_dir=data/mine" in told
+
+
+def test_ctrl_c_ends_prepare_in_one_line(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script, "prepare", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        script.main(["--input=in.txt", "--out_dir=out"])
+    assert capsys.readouterr().err == "prepare.py: stopped before its end; run it again\n"
+
+
+def test_prepared_files_are_on_the_disk(tmp_path, monkeypatch):
+    """Three files and their folder are synced; where that fails, the old files are still there."""
+    (tmp_path / "in.txt").write_text(TEXT)
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(fsync(handle)))
+    prepare(tmp_path / "d", tmp_path / "in.txt")
+    assert len(synced) == 4
+    before = {path.name: path.read_bytes() for path in (tmp_path / "d").iterdir()}
+
+    def full(handle):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    (tmp_path / "in.txt").write_text(TEXT[: len(TEXT) // 2 * 2].replace("cat", "cub"))
+    with pytest.raises(OSError):
+        prepare(tmp_path / "d", tmp_path / "in.txt")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "d").iterdir()} == before
+
+
+def test_the_advice_on_a_missing_dataset_names_your_own_text(tmp_path):
+    with pytest.raises(ValueError, match="prepare.py --out_dir=.* --input=FILE"):
+        Dataset(tmp_path / "none", "train")
 
 
 def test_prose():
     assert is_prose("The quick brown fox jumps over the lazy dog, and then it sleeps.")
-    assert not is_prose(
-        "x = f(y); z[3] = {1: 2}; return foo(bar) + baz[qux] * 3 != 4"
-    ) and not is_prose("Too short.")
+    assert not is_prose("x = f(y); z[3] = {1: 2}; return foo(bar) + baz[qux] * 3 != 4")
+    assert not is_prose("Too short.")
 
 
 def test_batches_are_a_function_of_the_seed(world):
     data = Dataset(world / "text", "train")
-    batch = lambda seed: data.batch(4, 16, {"random": 1.0}, 0.3, 1, seed)
-    (a, m), (b, n), (c, _) = batch((1, 5)), batch((1, 5)), batch((1, 6))
-    assert (a == b).all() and (m == n).all() and (a != c).any() and a.shape == m.shape == (4, 16)
+
+    def batch(seed):
+        return data.batch(4, 16, {"random": 1.0}, 0.3, 1, seed)
+
+    tokens, mask = batch((1, 5))
+    again, same_mask = batch((1, 5))
+    others, _ = batch((1, 6))
+    assert (tokens == again).all() and (mask == same_mask).all()
+    assert (tokens != others).any()
+    assert tokens.shape == mask.shape == (4, 16)
 
 
 def test_prompts_of_any_length(world, tmp_path):
-    (tmp_path / "p.json").write_text(json.dumps({"prompts": ["th_ c_t", "_", "sat on the m_t"]}))
+    prompts = ["th_ c_t", "_", "sat on the m_t"]
+    (tmp_path / "p.json").write_text(json.dumps({"prompts": prompts}))
     data = Prompts(world / "text", "train", tmp_path / "p.json", 16)
     tokens, mask = data.batch(200, 16, None, None, None, (0, 1))
-    assert (
-        tokens.shape == mask.shape == (200, 16)
-        and mask.any(dim=1).all()
-        and ((tokens == PAD).sum(dim=1).unique() == torch.tensor([2, 9, 15])).all()
-    )
-    shown = {
-        "".join("_" if m else "" if t == PAD else data.vocabulary[t] for t, m in zip(*rows))
-        for rows in zip(tokens.tolist(), mask.tolist())
-    }
-    assert shown == {"th_ c_t", "_", "sat on the m_t"} and not (mask & (tokens == PAD)).any()
+    assert tokens.shape == mask.shape == (200, 16)
+    assert mask.any(dim=1).all()
+    assert set((tokens == PAD).sum(dim=1).tolist()) == {2, 9, 15}
+    assert not (mask & (tokens == PAD)).any()
+    masked = tokens.masked_fill(mask, data.mask_id)
+    shown = {data.decode(row[row != PAD]) for row in masked}
+    assert shown == set(prompts)
+    assert not data.cuts_words and Dataset(world / "text", "train").cuts_words
