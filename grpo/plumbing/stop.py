@@ -92,22 +92,15 @@ def exit_on_mistake(program):
         sys.exit(2)
 
 
-class Ending(contextlib.AbstractContextManager):
-    """The one place that knows how far a run is, and says what is true of it where it ends.
+class Signals(contextlib.AbstractContextManager):
+    """SIGINT and SIGTERM ask for the step at hand to be finished, and saved.
 
-    SIGINT and SIGTERM let the step at hand be finished, and saved; a second one ends the run at
-    once (but under torchrun, which passes on what all were sent). After the steps the first does.
+    A second one ends the program at once, but under torchrun, which passes on what all were sent.
     """
 
-    def __init__(self, config, saved):
-        self.config = config
-        self.saved = saved  # steps that the checkpoint holds
-        self.in_steps = True
-        self.complete = False  # is the table written?
+    def __enter__(self):
         self.received = 0
         self.before = {}
-
-    def __enter__(self):
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) != signal.SIG_IGN:  # what is ignored stays ignored
                 self.before[number] = signal.signal(number, self.receive)
@@ -115,8 +108,6 @@ class Ending(contextlib.AbstractContextManager):
 
     def receive(self, number, _):
         self.received = number
-        if not self.in_steps:
-            self.stop(number)
         if world()[0] == 1:
             for each in self.before:
                 signal.signal(each, signal.SIG_DFL)
@@ -126,6 +117,28 @@ class Ending(contextlib.AbstractContextManager):
     def requested(self):
         """The signal, or 0. All processes get the same answer: none waits for one that has left."""
         return agree(self.received)
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+class Ending(Signals):
+    """The one place that knows how far a run is, and says what is true of it where it ends.
+
+    After the steps the first signal ends it at once.
+    """
+
+    def __init__(self, config, saved):
+        self.config = config
+        self.saved = saved  # steps that the checkpoint holds
+        self.in_steps = True
+        self.complete = False  # is the table written?
+
+    def receive(self, number, frame):
+        if not self.in_steps:
+            self.stop(number)
+        super().receive(number, frame)
 
     def stop(self, number, when=""):
         raise Stopped(f"stopped by {signal.Signals(number).name}{when}", 128 + number)
@@ -161,8 +174,7 @@ class Ending(contextlib.AbstractContextManager):
         return None
 
     def __exit__(self, kind, error, _):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
+        super().__exit__()
         explained = self.explain(error)
         if not explained:
             return
