@@ -451,7 +451,7 @@ def test_a_signal_after_the_steps_ends_the_run_at_once(flags, monkeypatch, capsy
     real = getattr(*where)
 
     def finish(*arguments):
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         return real(*arguments)
 
     monkeypatch.setattr(*where, finish)
