@@ -21,7 +21,6 @@ from grpo.metrics import StepMetrics
 from grpo.optimizer import learning_rate
 from grpo.plumbing.config import exit_on_mistake, help_text, load_config
 from grpo.plumbing.distributed import gather, share
-from grpo.plumbing.stop import exit_when_stopped
 from grpo.reference import update_reference
 from grpo.rollout import Rollout, draw_inputs, in_batches, operations, probability_of_equal_fills
 from grpo.run import Run
@@ -102,18 +101,19 @@ def train(run):
         )
         update_reference(run.reference_model, run.generator, step + 1, config)
         run.after(step, inputs, rollout, metrics)  # log, save, look, stop if asked to
-    return run.finish()  # the table: is it really better?
+    run.finish()  # the table: is it really better?
 
 
 def main(arguments):
-    if {"--help", "-h"} & set(arguments):
-        print(help_text())
-        return
+    flags = [argument for argument in arguments if argument not in ("--help", "-h")]
     with exit_on_mistake("train_grpo.py"):
-        run = Run(load_config(arguments))  # every mistake is found before the start
-    with exit_when_stopped(run.config.out_dir), run:
-        table = train(run)
-    run.log.say(table)
+        config = load_config(flags)
+        if flags != arguments:
+            print(help_text(config))
+            return
+        run = Run(config)  # every mistake is found before the start
+    with run.ending, run:
+        train(run)
 
 
 if __name__ == "__main__":

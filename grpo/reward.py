@@ -23,9 +23,10 @@ import torch.nn.functional as F
 from grpo import words
 from grpo.plumbing.checkpoint import load_model
 from grpo.plumbing.setup import forward
-from grpo.plumbing.stop import RewardFailed
+from grpo.plumbing.stop import RewardFailed, told
 
 CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
+COLUMNS = ("input", "completion", "judge")  # of completions.jsonl, beside a reward's own
 CUDA_ROWS = 8192  # bounds the memory of activations
 
 
@@ -60,11 +61,6 @@ def mean_over_run(scores, mask):
     run = (mask & ~before).cumsum(dim=1) * mask  # (B,T) the run's number, 0: no blank
     same_run = (run[:, :, None] == run[:, None, :]).to(scores.dtype)  # (B,T,T)
     return scores @ same_run / same_run.sum(dim=1)[:, None]
-
-
-def judge_reward(judge, completions, masked, mask, decode):
-    """What `judge` thinks of each character."""
-    return judge_scores(judge, completions)
 
 
 def valid_words(lexicon, completions, masked, mask, decode, cut=True):
@@ -103,6 +99,11 @@ def parse_reward(text):
                 f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME"
                 " once: judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt"
             )
+        if name != "judge" and short_name(name) in COLUMNS:
+            raise ValueError(
+                f"reward={text!r}: no part may be called {short_name(name)!r}, as a column of"
+                " completions.jsonl is; give it another name"
+            )
         weights[name] = weight
     weights = {name: weight for name, weight in weights.items() if weight}
     if not weights or len(set(map(short_name, weights))) < len(weights):
@@ -120,10 +121,6 @@ def short_name(name):
     return name.rpartition(":")[2]
 
 
-def first_line(error):
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
 def load_function(name):
     """ "my_rewards.py:no_double_space" -> the function. ValueError if there is none."""
     path, _, function = name.rpartition(":")
@@ -132,9 +129,7 @@ def load_function(name):
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the user's code may raise
-        raise ValueError(
-            f"reward {name}: {path} does not run: {first_line(error)}; mend it"
-        ) from None
+        raise ValueError(f"reward {name}: {path} does not run: {told(error)}; mend it") from None
     if not callable(getattr(module, function, None)):
         raise ValueError(
             f"reward {name}: {path} has no function {function!r};"
@@ -151,27 +146,35 @@ class Rewards:
         parts = parse_reward(config.reward)
         self.names = [short_name(name) for name in parts]
         self.weights = list(parts.values())
+        self.judges = {}
         self.functions = {}
         for name in parts:
+            short = short_name(name)
             if name == "judge":
-                function = partial(judge_reward, judge)
-            elif name == "valid_words":
-                function = partial(valid_words, lexicon, cut=not config.prompts_file)
+                self.judges[short] = judge
             elif name.endswith(".pt"):
                 other = load_model(name, "judge", vocabulary).requires_grad_(False)
-                function = partial(judge_reward, forward(other, device, config))
+                self.judges[short] = forward(other, device, config)
+            elif name == "valid_words":
+                cut = not config.prompts_file
+                self.functions[short] = partial(valid_words, lexicon, cut=cut)
             else:
-                function = load_function(name)
-            self.functions[short_name(name)] = function
+                self.functions[short] = load_function(name)
         self.decode = partial(words.decode, vocabulary=vocabulary)
 
     def score(self, name, completions, masked, mask):
-        """What one part says: (B,G) or (B,G,T), float32. RewardFailed if it fails."""
+        """What one part says: (B,G), or (B,G,T) of each character. RewardFailed if it fails.
+
+        A judge waits for nothing; what is not finite there is found in the step's metrics.
+        """
+        if name in self.judges:
+            return judge_scores(self.judges[name], completions)
+        own = (completions.clone(), masked.clone(), mask.clone())  # it may write into them
         try:
-            values = self.functions[name](completions, masked, mask, self.decode)
+            values = self.functions[name](*own, self.decode)
             values = torch.as_tensor(values, dtype=torch.float32, device=completions.device)
-        except Exception as error:  # whatever the user's code may raise
-            raise RewardFailed(f"reward {name} failed: {first_line(error)}; mend it") from error
+        except (Exception, SystemExit) as error:  # whatever the user's code may raise
+            raise RewardFailed(f"reward {name} failed: {told(error)}; mend it") from error
         allowed = (completions.shape[:2], completions.shape)
         if values.shape not in allowed:
             raise RewardFailed(
@@ -180,7 +183,10 @@ class Rewards:
             )
         if not values.isfinite().all():
             infinite = int((~values.isfinite()).sum())
-            raise RewardFailed(f"reward {name} returned {infinite} values that are not finite")
+            raise RewardFailed(
+                f"reward {name} returned {infinite} values that are not finite;"
+                " it must return finite numbers"
+            )
         return values
 
     def __call__(self, completions, masked, mask, credit):
@@ -208,4 +214,4 @@ class Rewards:
 
     def total(self, parts):
         """(B,G,R) -> the weighted sum (B,G)."""
-        return parts @ parts.new_tensor(self.weights)
+        return sum(weight * parts[..., i] for i, weight in enumerate(self.weights))

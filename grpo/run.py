@@ -1,25 +1,29 @@
 """A run: what the settings become (data, models, optimizer, files), and what follows each step."""
 
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from grpo.evaluate import Evaluation, word_figures
 from grpo.kernel import choose
 from grpo.optimizer import Optimizer
-from grpo.plumbing.checkpoint import restore_training, save_training
+from grpo.plumbing.checkpoint import LATEST, restore_training, save_training
 from grpo.plumbing.distributed import gather, join
 from grpo.plumbing.log import Clock, Log
 from grpo.plumbing.setup import (
+    check_inputs,
+    digests,
     forward,
     load_data,
     load_models,
     pick_compile,
     pick_device,
     pick_dtype,
+    resume,
     to_device,
 )
-from grpo.plumbing.stop import Signals, Stopped, fetch
+from grpo.plumbing.stop import Ending, fetch
 from grpo.reference import make_reference
 from grpo.reward import parse_reward
 from grpo.rollout import as_policy
@@ -29,20 +33,21 @@ class Run:
     """Every mistake of the user's is found while this is made, before anything is written."""
 
     def __init__(self, config):
+        saved = None
+        if config.init_from == "resume":
+            config, saved = resume(config)
         parse_reward(config.reward)  # noticed before a dataset is made
         device, reference_device = self.pick_devices(config)
         self.data, held_out = load_data(config.dataset, config.block_size, config.prompts_file)
         vocabulary = self.data.vocabulary
-        self.generator, untouched, judge, state = load_models(config, vocabulary)
+        self.generator, untouched, judge, state = load_models(config, vocabulary, saved)
+        self.inputs = digests(config)
         config.kernel = choose(config.kernel, device, len(vocabulary), config.group_size)
         config.compile = pick_compile(config, device, state)
         self.config = config
         self.start = state["iteration"] if state else 0
-        if self.start >= config.max_iters:
-            raise ValueError(
-                f"resume: {config.out_dir} is at step {self.start} already; give a larger"
-                f" max_iters, or for its table: python -m grpo.evaluate {config.out_dir}"
-            )
+        if state:
+            check_inputs(config, self.inputs, state.get("inputs", {}))
         judge = forward(judge.to(device), device, config)
         self.evaluation = Evaluation(config, judge, self.data, held_out, device)
         self.rewards = self.evaluation.rewards
@@ -60,31 +65,27 @@ class Run:
         # Inputs and draws have seeds of their own; this is for whatever else may draw.
         torch.manual_seed(config.seed)
         if state:
-            restore_training(state, self.optimizer.adamw)
+            restore_training(state, self.optimizer.adamw, Path(config.out_dir) / LATEST)
         self.clock = Clock(device)
         self.to_device = partial(to_device, device=device)
-        self.signals = Signals()
+        self.ending = Ending(config, self.start)
         self.waiting = []  # (step, metrics) that no one has looked at yet
         self.log = Log(config, self.start)  # from here on files are written
 
     @staticmethod
     def pick_devices(config):
-        """-> the policy's and the reference's device; writes them and the dtype into `config`."""
+        """-> the policy's and the reference's device; writes the dtype into `config`."""
         setting = "reference_device" if config.reference_device else "device"
         reference_device = pick_device(config.reference_device or config.device, setting)
         device = pick_device(config.device)  # last: it becomes CUDA's current device
-        config.reference_device = str(reference_device)
         config.dtype = pick_dtype(config.dtype, device)
         join(device)
         return device, reference_device
 
     def __enter__(self):
-        self.log.__enter__()
-        self.signals.__enter__()
         return self
 
     def __exit__(self, *error):
-        self.signals.__exit__(*error)
         self.log.__exit__(*error)
 
     def look(self, step):
@@ -96,12 +97,12 @@ class Run:
         config = self.config
         done = step + 1
         last = done == config.max_iters
-        stop = self.signals.requested()
+        stop = self.ending.requested()
         log_now = last or done % config.log_interval == 0
         save_now = last or stop or done % config.save_interval == 0
         self.waiting.append((step, metrics))
         if log_now or save_now:
-            numbers = fetch(self.waiting)  # waits for the device; Stopped if one is not finite
+            numbers = fetch(self.waiting)  # waits for the device; raises if one is not finite
         if log_now:
             numbers["valid_words"] = self.share_of_valid_words(inputs, rollout)
             numbers["lr"] = self.optimizer.adamw.param_groups[0]["lr"]
@@ -115,9 +116,11 @@ class Run:
                 self.optimizer.adamw,
                 done,
                 self.data.vocabulary,
+                self.inputs,
             )
+            self.ending.saved = done
         if stop:
-            raise Stopped(f"stopped by {stop.name} after step {step}", 128 + stop)
+            self.ending.stop(stop, f" after step {step}")
         if last or done % config.eval_interval == 0:
             self.look(done)
 
@@ -136,6 +139,9 @@ class Run:
 
     def finish(self):
         """The table, and the completions it was made from."""
+        self.ending.steps_done()
         table = self.evaluation.finish(self.policy, self.before)
+        self.ending.complete = True
+        self.log.bar.close()
+        self.log.say(table)
         self.log.evaluation()
-        return table

@@ -1,14 +1,17 @@
 """Tiny data and tiny models, made in the process: 2 layers, 32 wide, 16 characters."""
 
+import json
 import os
+from pathlib import Path
 
 os.environ.setdefault("WANDB_MODE", "offline")
 import pytest
 import torch
 
+import train_grpo
 from data.char_diffusion.prepare import prepare
 from data.dataset import Dataset
-from grpo.plumbing.checkpoint import model_file, write
+from grpo.plumbing.checkpoint import model_file, read, write
 from model.transformer import Generator, Judge, TransformerConfig
 
 TEXT = "\n\n".join(
@@ -79,3 +82,28 @@ def flags(world, tmp_path):
 
 def command_line(flags, **changes):
     return [f"--{name}={value}" for name, value in (flags | changes).items()]
+
+
+def run(flags, **changes):
+    """A whole run -> its checkpoint, and its metrics without the times."""
+    train_grpo.main(command_line(flags, **changes))
+    out = Path((flags | changes)["out_dir"])
+    return read(out / "checkpoint.pt"), figures(out)
+
+
+def figures(folder):
+    """The lines of metrics.jsonl, without the times."""
+    lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    return [{k: v for k, v in step.items() if not k.endswith("_ms")} for step in steps]
+
+
+def same(a, b):
+    """Equal bit for bit, whatever is nested in them."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return all(map(same, a, b))
+    return a == b

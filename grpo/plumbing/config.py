@@ -7,28 +7,33 @@ values are allowed, how to mend it.
 """
 
 import argparse
+import ast
 import contextlib
 import difflib
 import math
 import runpy
-import sys
-import types
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from data.masking import parse_masking
-from grpo.plumbing.distributed import is_first, world
+from grpo.plumbing.distributed import world
+from grpo.plumbing.stop import exit_on_mistake as exit_on_mistake
+from grpo.plumbing.stop import told
+
+LARGEST = 2**31 - 1  # of whole numbers: no machine has more of anything that is counted here
 
 
 def setting(default, about, low=None, high=math.inf, choices=None):
     """A field with its help text and its allowed values: a list, or, of numbers, a closed range."""
+    if type(default) is int:
+        high = min(high, LARGEST)
     rule = {"about": about, "low": low, "high": high, "choices": choices}
     return field(default=default, metadata=rule)
 
 
 @dataclass
 class Config:
-    given = frozenset()  # names of the settings that somebody set to a value of his own
+    given = frozenset()  # names of the settings that a file or a flag set
 
     # what is read and written
     out_dir: str = setting(
@@ -210,39 +215,15 @@ class Config:
         "auto: fused where it can run",
         choices=("auto", "cuda", "torch"),
     )
-    seed: int = setting(1, "of inputs and draws", 0, 2**31 - 1)
+    seed: int = setting(1, "of inputs and draws", 0)
 
 
 FIELDS = {f.name: f for f in fields(Config)}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 PATHS = ("generator_checkpoint", "judge_checkpoint", "reference_checkpoint", "prompts_file")
+MOST_CHARACTERS = 10**12  # in a step's completions, for which no memory is large enough
 NEUTRAL = {"num_iterations": 1}  # what asks for nothing, where it is not the default
 WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-@contextlib.contextmanager
-def exit_on_mistake(program):
-    """A user's mistake becomes one line on stderr and exit code 2.
-
-    That is a ValueError, a file that cannot be read or written, or more memory than there is.
-    """
-    mend = ""
-    try:
-        yield
-        return
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except ValueError as error:
-        mistake = error
-    except OSError as error:
-        mistake = error
-        mend = "; name another file or folder"
-    except MemoryError as error:
-        mistake = error
-        mend = "; ask for less at once"
-    if is_first():
-        print(f"{program}: {mistake}{mend}".replace("\n", "\\n"), file=sys.stderr)
-    sys.exit(2)
 
 
 class Parser(argparse.ArgumentParser):
@@ -256,7 +237,7 @@ def check_name(name, source):
     if name in FIELDS:
         return
     mend = "python train_grpo.py --help lists them all"
-    for near in difflib.get_close_matches(name, FIELDS, n=1):
+    for near in difflib.get_close_matches(str(name), FIELDS, n=1):
         mend = f"did you mean {near!r}?"
     raise ValueError(f"{source}: there is no setting {name!r}; {mend}")
 
@@ -269,6 +250,8 @@ def allowed(name):
     kind = KINDS[FIELDS[name].type]
     if rule["low"] is None:
         return kind
+    if rule["high"] == LARGEST:
+        return f"{kind} of {rule['low']} or more, below 2**31"
     if rule["high"] == math.inf:
         return f"{kind} of {rule['low']} or more"
     return f"{kind} from {rule['low']} to {rule['high']}"
@@ -278,6 +261,8 @@ def is_allowed(value, rule):
     """Is a value of the field's own type among those that its `setting` names?"""
     if rule["choices"]:
         return value in rule["choices"]
+    if isinstance(value, str):
+        return "\0" not in value  # no file has such a name
     if rule["low"] is None:
         return True
     return rule["low"] <= value <= rule["high"] and value != math.inf  # False for NaN
@@ -312,14 +297,16 @@ def convert(name, value, source):
     if type(value) is kind and is_allowed(value, rule):
         return value
     raise ValueError(
-        f"{source}: {name}={value!r} is not allowed; {name} ({rule['about']}) takes {allowed(name)}"
+        f"{source}: {name}={value!r:.200} is not allowed; "
+        f"{name} ({rule['about']}) takes {allowed(name)}"
     )
 
 
 def read_file(path):
-    """The plain assignments of a Python file: {name: value}.
+    """What a Python file assigns: {name: value}. Raises ValueError if it does not run.
 
-    Imported modules and names that begin with _ are its own business.
+    What is imported, defined, or read by the file itself is its own business, if it is no setting,
+    and so are names that begin with _: a setting with a slip in it is none of these.
     """
     if not Path(path).is_file():
         raise ValueError(
@@ -327,14 +314,14 @@ def read_file(path):
             "or name a file such as config/grpo_config.py"
         )
     try:
-        names = runpy.run_path(path)
+        values = runpy.run_path(path)
+        tree = ast.parse(Path(path).read_bytes())
     except (Exception, SystemExit) as error:  # whatever it raises is the user's mistake
-        first, _, _ = str(error).partition("\n")
-        told = f"{type(error).__name__}: {first}"
-        raise ValueError(f"config file {path} does not run: {told}; mend it") from None
-    own = [name for name in names if name.startswith("_")]
-    own += [name for name, value in names.items() if isinstance(value, types.ModuleType)]
-    return {name: value for name, value in names.items() if name not in own}
+        raise ValueError(f"config file {path} does not run: {told(error)}; mend it") from None
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    assigned = {node.id for node in names if node.id[0] != "_" and node.id not in read}
+    return {name: value for name, value in values.items() if name in assigned or name in FIELDS}
 
 
 def load_config(arguments):
@@ -343,6 +330,7 @@ def load_config(arguments):
     Raises ValueError, with one line, for any mistake.
     """
     config = Config()
+    insisted = set()
     for argument in arguments:
         source = argument
         if argument.startswith("--"):
@@ -358,17 +346,19 @@ def load_config(arguments):
             typed = convert(name, value, source)
             setattr(config, name, typed)
             if source == "command line" or typed != FIELDS[name].default:
-                config.given |= {name}  # a file that repeats a default insists on nothing
-    give_way(config)
-    check_together(config)
+                insisted.add(name)  # a file that repeats a default insists on nothing
+        config.given |= assignments.keys()
+    give_way(config, insisted)
+    if config.init_from == "pretrained":
+        check_together(config)
     return config
 
 
-def give_way(config):
+def give_way(config, insisted):
     """Defaults that do not suit what was set, and that nobody set, become what suits it."""
-    if "warmup_iters" not in config.given:
+    if "warmup_iters" not in insisted:
         config.warmup_iters = min(config.warmup_iters, config.lr_decay_iters or config.max_iters)
-    if "num_iterations" not in config.given and config.importance_sampling_level == "none":
+    if "num_iterations" not in insisted and config.importance_sampling_level == "none":
         config.num_iterations = NEUTRAL["num_iterations"]
 
 
@@ -411,6 +401,13 @@ def check_together(config):
             f"clip_delta={config.clip_delta} is within clip_eps_high={config.clip_eps_high}; "
             "clip_delta takes more than 1 + clip_eps_high, or 0 for none"
         )
+    inputs = config.batch_size * config.gradient_accumulation_steps
+    characters = inputs * config.group_size * config.block_size
+    if characters > MOST_CHARACTERS:
+        raise ValueError(
+            f"batch_size * gradient_accumulation_steps * group_size * block_size = {characters} "
+            f"characters a step; at most {MOST_CHARACTERS} are allowed: lower one of them"
+        )
     check_minibatches(config)
     for name, needed in without_use(config).items():
         value = getattr(config, name)
@@ -443,16 +440,31 @@ def check_minibatches(config):
         )
 
 
-def help_text():
+GROUPS = {  # the first setting of each -> its title in --help
+    "out_dir": "what is read and written",
+    "batch_size": "the inputs",
+    "group_size": "the draws",
+    "kl_beta": "GRPO",
+    "max_iters": "the optimizer",
+    "device": "the machine",
+}
+
+
+def help_text(config):
+    """Every setting with its value in `config`, aligned, in groups."""
     lines = [
-        "usage: python train_grpo.py [config.py ...] [--key=value ...]     "
-        "files and flags are applied left to right",
-        "",
+        "usage: python train_grpo.py [config.py ...] [--key=value ...] [--help]",
+        "Files and flags are applied left to right; --help after them shows their values.",
     ]
-    for name, f in FIELDS.items():
-        line = f"  --{name}={f.default!r:<32} {f.metadata['about']}"
-        if f.metadata["choices"]:
-            line += f" [{' | '.join(f.metadata['choices'])}]"
+    values = {name: f"--{name}={getattr(config, name)}" for name in FIELDS}
+    width = max(map(len, values.values()))
+    for name, value in values.items():
+        if name in GROUPS:
+            lines += ["", GROUPS[name]]
+        rule = FIELDS[name].metadata
+        line = f"  {value:{width}}  {rule['about']}"
+        if rule["choices"]:
+            line += f" [{' | '.join(rule['choices'])}]"
         lines.append(line)
     return "\n".join(lines)
 
@@ -477,21 +489,49 @@ FREE_ON_RESUME = {
 }
 
 
-def check_resume(config, saved):
-    """Raises ValueError where `config` would not continue the run that saved the dict `saved`."""
-    saved = asdict(Config()) | saved  # a setting younger than the checkpoint had its default
-    schedule_end = saved["lr_decay_iters"] or saved["max_iters"]
-    saved["lr_decay_iters"] = schedule_end  # more steps do not stretch the schedule
-    config.lr_decay_iters = config.lr_decay_iters or schedule_end
-    for name, value in asdict(config).items():
-        if name not in FREE_ON_RESUME and value != saved[name]:
-            raise ValueError(
-                f"resume: {name}={value!r}, but the run in {config.out_dir} was made with "
-                f"{name}={saved[name]!r}; set it back, or begin a new out_dir"
-            )
-    if config.max_iters > schedule_end and config.min_lr == 0:
+def from_saved(saved, path):
+    """The settings that the checkpoint `path` holds -> Config. ValueError for what is none."""
+    config = Config()  # a setting younger than the checkpoint had its default
+    for name, value in saved.items():
+        setattr(config, name, convert(name, value, path))
+    return config
+
+
+def resumed(config, saved):
+    """The settings of a run that goes on: those it was `saved` with, and what may be given anew.
+
+    Raises ValueError, naming all that differ, where `config` gives what would not continue it.
+    """
+    out = config.out_dir
+    old = from_saved(saved, f"{out}/checkpoint.pt")
+    schedule_end = old.lr_decay_iters or old.max_iters
+    old.lr_decay_iters = schedule_end  # more steps do not stretch the schedule
+    old.out_dir = out
+    differ = []
+    for name in sorted(config.given):
+        value = getattr(config, name)
+        was = getattr(old, name)
+        unsaid = (name, value) in (("dtype", "auto"), ("lr_decay_iters", 0))
+        if name in FREE_ON_RESUME:
+            setattr(old, name, value)
+        elif value != was and not unsaid:
+            differ.append(f"{name}={value!r} (it was {was!r})")
+    if differ:
         raise ValueError(
-            f"resume: max_iters={config.max_iters}, but the learning rate is 0 from step "
-            f"{schedule_end} on; begin with a larger lr_decay_iters, or with min_lr above 0, "
-            "to be able to go on"
+            f"resume: the run in {out} goes on only as it began, not with {', '.join(differ)}; "
+            "leave that out, or begin a new out_dir"
         )
+    if ".py:" in old.reward and "reward" not in config.given:
+        raise ValueError(
+            f"resume: reward={old.reward!r} runs a file, which a checkpoint may not ask for; "
+            f"give it again: --reward={old.reward}"
+        )
+    if old.max_iters > schedule_end and old.min_lr == 0:
+        start = old.reference_checkpoint or old.generator_checkpoint
+        raise ValueError(
+            f"resume: max_iters={old.max_iters}, but the learning rate is 0 from step "
+            f"{schedule_end} on; begin a new out_dir from there: "
+            f"--generator_checkpoint={out}/checkpoint.pt --reference_checkpoint={start}"
+        )
+    check_together(old)
+    return old

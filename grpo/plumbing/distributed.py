@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 def world():
     """How many processes torchrun started, and which of them this is."""
-    size = os.environ.get("WORLD_SIZE", 1)
-    rank = os.environ.get("RANK", 0)
-    return int(size), int(rank)
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if size == 1:
+        return 1, 0  # whatever RANK some other program has left
+    return size, int(os.environ.get("RANK", 0))
 
 
 def is_first():

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from grpo.plumbing.checkpoint import LATEST, PREVIOUS, lock, write
+from grpo.plumbing.checkpoint import LATEST, PREVIOUS, lock, make_folder, unlock, write
 from grpo.plumbing.distributed import agree, is_first
+from grpo.plumbing.stop import told
 
 
 class Clock:
@@ -52,13 +53,16 @@ def read_metrics(path):
     path = Path(path)
     if not path.exists():
         return []
-    lines = path.read_text().splitlines(keepends=True)
     try:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-    except ValueError:
+        lines = path.read_text().splitlines(keepends=True)
+        steps = [json.loads(line) for line in lines if line.endswith("\n")]
+        if not all(type(step["iteration"]) is int for step in steps):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(
-            f"{path} has a line that is not JSON; take it out, or name another out_dir"
+            f"{path} has a line that is no step's, in JSON; take it out, or name another out_dir"
         ) from None
+    return steps
 
 
 WANDB_SECONDS = 30  # that a run waits for Weights & Biases, at its start and at its end
@@ -87,27 +91,48 @@ def start_wandb(config, start):
     return wandb
 
 
-def claim(config, start):
-    """out_dir, locked, with a new config.json and without what another run would be taken for.
+RUN = ("config.json", "metrics.jsonl", "evaluation.json", "completions.jsonl", LATEST, PREVIOUS)
 
-    -> the lock. Raises ValueError if another run is in there, or it cannot be written.
+
+def put_aside(out):
+    """Move an earlier run's files to a folder of their own -> that folder."""
+    number = 1
+    while (earlier := out / f"earlier-{number}").exists():
+        number += 1
+    make_folder(earlier)
+    for name in RUN:
+        if (out / name).exists():
+            os.replace(out / name, earlier / name)
+    return earlier
+
+
+def claim(config, start):
+    """Lock out_dir, write config.json, put an earlier run aside -> where that is, or None.
+
+    First what may fail, a folder and a file, then what changes the run that is there. Raises
+    ValueError if another run is in out_dir, or it cannot be written.
     """
     out = Path(config.out_dir)
+    settings = json.dumps(asdict(config), indent=1).encode()
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        handle = lock(out)
-        for stale in out.glob("*.[jp]*.[0-9]*.tmp"):  # of a write that a kill cut short
+        make_folder(out)
+        lock(out)
+        for stale in out.glob("*.[jp]*.*.tmp"):  # of a write that a kill cut short
             stale.unlink()
-        (out / "evaluation.json").unlink(missing_ok=True)  # of an earlier run, or of fewer steps
-        if not start and (out / LATEST).exists():  # of another run: this one cannot go on from it
-            os.replace(out / LATEST, out / PREVIOUS)
-        write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
+        earlier = None
+        if not start and (out / LATEST).exists():
+            write(out / "config.json.next.tmp", settings)
+            earlier = put_aside(out)
+            os.replace(out / "config.json.next.tmp", out / "config.json")
+        else:
+            write(out / "config.json", settings)
+        (out / "evaluation.json").unlink(missing_ok=True)  # of fewer steps
     except OSError as error:
         raise ValueError(
             f"out_dir={out} cannot be written ({error.strerror}); "
             "name a folder that you may write to"
         ) from None
-    return handle
+    return earlier
 
 
 # Beside the bar: what it is called there, and how it is written.
@@ -132,20 +157,20 @@ class Log(AbstractContextManager):
         self.first = is_first()  # of several processes one is heard
         path = Path(config.out_dir) / "metrics.jsonl"
         kept = []
-        for line in read_metrics(path):
+        for line in read_metrics(path) if start else []:
             done = line["iteration"] + 1
             if done <= start and done % config.log_interval == 0:
                 kept.append(json.dumps(line) + "\n")
 
-        self.lock = None
+        earlier = None
         trouble = None
         if self.first:
             try:
-                self.lock = claim(config, start)
+                earlier = claim(config, start)
             except ValueError as error:
                 trouble = error
         if agree(trouble is not None):  # all processes end here, not in their first exchange
-            raise trouble or ValueError
+            raise trouble or SystemExit(2)  # one of them tells
 
         write(path, "".join(kept).encode())
         self.file = open(path if self.first else os.devnull, "ab", buffering=0)
@@ -157,6 +182,8 @@ class Log(AbstractContextManager):
             mininterval=0.5,
             disable=not self.first,
         )
+        if earlier:
+            self.say(f"{config.out_dir} held a run: its files are in {earlier} now")
         self.wandb = config.wandb_log and self.first
         self.wandb = self.to_wandb(lambda _: start_wandb(config, start))
 
@@ -170,12 +197,15 @@ class Log(AbstractContextManager):
             return self.wandb and act(self.wandb)
         except Exception as error:
             self.wandb = None
-            first, _, _ = str(error).partition("\n")
-            told = f"{type(error).__name__}: {first}"
-            self.say(f"wandb_log=true is given up, the run goes on without: {told}")
+            self.say(f"wandb_log=true is given up, the run goes on without: {told(error)}")
 
     def metrics(self, iteration, metrics, rollout):
-        """A line of metrics.jsonl; to wandb also what the blanks earned, as histograms."""
+        """A line of metrics.jsonl; to wandb also what the blanks earned, as histograms.
+
+        Raises OSError if the disk is full, or the file has been deleted.
+        """
+        if self.first and not os.fstat(self.file.fileno()).st_nlink:
+            raise FileNotFoundError(f"out_dir={self.config.out_dir} was deleted")
         line = json.dumps({"iteration": iteration, **metrics}, allow_nan=False).encode() + b"\n"
         while line:  # a full disk takes a part, then raises
             line = line[self.file.write(line) :]
@@ -214,8 +244,7 @@ class Log(AbstractContextManager):
         self.file.close()
         code = int(kind is not None)
         self.to_wandb(lambda wandb: wandb.finish(exit_code=code))
-        if self.lock:
-            os.close(self.lock)
+        unlock(self.config.out_dir)
 
 
 def colours():

@@ -1,5 +1,6 @@
 """From settings to what a run works with: the device, the data, the three models."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -8,8 +9,17 @@ import torch
 from data.char_diffusion.prepare import prepare
 from data.dataset import Dataset, Prompts
 from grpo.plumbing import distributed
-from grpo.plumbing.checkpoint import LATEST, PREVIOUS, load_model, read_training
-from grpo.plumbing.config import Config, check_resume
+from grpo.plumbing.checkpoint import (
+    LATEST,
+    PREVIOUS,
+    build,
+    check_weights,
+    load_model,
+    lock,
+    read,
+    training_state,
+)
+from grpo.plumbing.config import PATHS, Config, resumed
 
 # Characters through the models from which on compiling them repays itself. On a CPU it takes 50
 # seconds on 2 cores, and the default run has half of this; for CUDA it is an estimate.
@@ -73,26 +83,78 @@ def load_data(dataset, block_size, prompts_file=""):
     return train, val
 
 
-def load_models(config, vocabulary):
+def resume(config):
+    """-> the settings that a run goes on with, and its checkpoint. First locked, then read.
+
+    Raises ValueError where there is none, or where it cannot be gone on from.
+    """
+    path = Path(config.out_dir) / LATEST
+    if not path.is_file():
+        raise ValueError(
+            f"--init_from=resume goes on from {path}, and there is none;"
+            " leave init_from out to begin"
+        )
+    if distributed.is_first():
+        lock(config.out_dir)
+    saved = read(path)
+    state = training_state(saved, path)
+    config = resumed(config, state["config"])
+    step = state["iteration"]
+    if step >= config.max_iters:
+        raise ValueError(
+            f"resume: {config.out_dir} is at step {step} already; give a larger max_iters,"
+            f" or for its table: python -m grpo.evaluate {config.out_dir}"
+        )
+    size, _ = distributed.world()
+    processes = state.get("processes", size)
+    if processes != size:
+        raise ValueError(
+            f"resume: the run in {config.out_dir} is one of {processes} processes, not {size};"
+            f" go on with torchrun --nproc_per_node={processes}, or begin a new out_dir"
+        )
+    return config, saved
+
+
+def digests(config):
+    """What the run reads, by setting: sha256 of each file."""
+    folder = Path("data") / config.dataset
+    files = {f"dataset/{name}": folder / name for name in ("meta.json", "train.bin", "val.bin")}
+    files |= {name: getattr(config, name) for name in PATHS if getattr(config, name)}
+    found = {}
+    for name, path in files.items():
+        with open(path, "rb") as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def check_inputs(config, inputs, saved):
+    """Raises ValueError where a run would go on with other files than it began with."""
+    for name, digest in saved.items():
+        if inputs.get(name) != digest:
+            raise ValueError(
+                f"resume: {name} is not the file that the run in {config.out_dir} began with;"
+                " put that back, or begin a new out_dir"
+            )
+
+
+def load_models(config, vocabulary, saved=None):
     """-> generator, reference, judge, training state (None unless resuming), all on the CPU.
 
-    Raises ValueError for a file that is missing, damaged, of another kind or vocabulary, for a
-    model shorter than block_size, and for generators whose latents do not fit.
+    `saved` is the checkpoint to go on from. Raises ValueError for a file that is missing, damaged,
+    of another kind or vocabulary, for a model shorter than block_size, and for generators whose
+    latents do not fit.
     """
-    state = None
-    generator_file = config.generator_checkpoint
-    if config.init_from == "resume":
-        generator_file = Path(config.out_dir) / LATEST
-        if not generator_file.is_file():
-            raise ValueError(
-                f"--init_from=resume goes on from {generator_file}, and there is none;"
-                " leave init_from out to begin"
-            )
-        state = read_training(generator_file)
-        check_resume(config, state["config"])
     check_not_overwritten(config)
-    generator = load_model(generator_file, "generator", vocabulary)
     reference, judge = load_frozen(config, vocabulary)
+    if saved:
+        path = Path(config.out_dir) / LATEST
+        generator = build(saved, "generator", vocabulary, path)
+        state = saved["training"]
+        if config.reference_mode != "static":
+            check_weights(state.get("reference", {}), reference.state_dict(), path)
+    else:
+        generator = load_model(config.generator_checkpoint, "generator", vocabulary)
+        state = None
     check_latent(config, generator, reference)
     for model in (generator, reference, judge):
         longest = model.trunk.config.block_size
@@ -108,10 +170,10 @@ def load_models(config, vocabulary):
 
 def check_not_overwritten(config):
     """The reference must still be there, as it was, when the run has saved a checkpoint."""
-    own = [(Path(config.out_dir) / file).resolve() for file in (LATEST, PREVIOUS)]
+    own = [os.path.realpath(Path(config.out_dir) / file) for file in (LATEST, PREVIOUS)]
     for name in ("generator_checkpoint", "reference_checkpoint"):
         file = getattr(config, name)
-        if file and Path(file).resolve() in own:
+        if file and os.path.realpath(file) in own:
             raise ValueError(
                 f"{name}={file} would be overwritten by this run, and is its reference;"
                 " name another out_dir"
@@ -155,6 +217,8 @@ def pick_compile(config, device, state):
 
     A resumed run goes on as it began.
     """
+    if config.compile == "true" and not can_compile():
+        raise ValueError("compile=true needs a C++ compiler that works; set compile=false")
     if config.compile != "auto":
         return config.compile
     inputs = config.max_iters * config.batch_size * config.gradient_accumulation_steps
