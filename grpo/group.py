@@ -11,6 +11,7 @@ Letters: G completions of one input, T characters.
 
 import sys
 
+from grpo.compare import new_figure
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import exit_on_mistake, load_config
 from grpo.plumbing.log import Clock, highlight
@@ -72,17 +73,12 @@ def as_text(texts, mask, push):
 
 def plot(file, texts, mask, push):
     """A row for each fill, a column for each blank, coloured by the push."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError(
-            f"plot={file}: matplotlib is not installed; pip install matplotlib, or leave out --plot"
-        ) from None
     blanks = mask.nonzero().squeeze(1)  # (N,)
     shown = push[:, blanks].cpu()  # (G,N)
     largest = shown.abs().max().item()
     size = (2 + 0.4 * len(blanks), 1 + 0.3 * len(texts))
-    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    figure = new_figure("plot", file, size)
+    figure.set_facecolor("white")
     axes = figure.subplots()
     image = axes.imshow(shown, cmap="RdYlGn", vmin=-largest, vmax=largest, aspect="auto")
     for row, text in enumerate(texts):

@@ -1,16 +1,19 @@
 """A run: what the settings become (data, models, optimizer, files), and what follows each step."""
 
+import json
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from grpo.compare import curves
 from grpo.evaluate import Evaluation, word_figures
 from grpo.kernel import choose
 from grpo.optimizer import Optimizer
-from grpo.plumbing.checkpoint import LATEST, restore_training, save_training
-from grpo.plumbing.distributed import gather, join
-from grpo.plumbing.log import Clock, Log
+from grpo.plumbing.checkpoint import LATEST, load_model, restore_training, save_training
+from grpo.plumbing.config import FIELDS, FREE_ON_RESUME
+from grpo.plumbing.distributed import gather, is_first, join
+from grpo.plumbing.log import Clock, Log, read_metrics
 from grpo.plumbing.setup import (
     check_inputs,
     digests,
@@ -27,6 +30,15 @@ from grpo.plumbing.stop import Ending, fetch
 from grpo.reference import make_reference
 from grpo.reward import parse_reward
 from grpo.rollout import as_policy
+from grpo.table import usual
+
+
+def is_default_experiment(config):
+    """Does it differ from the defaults in nothing that its figures depend on, but the seed?"""
+    free = FREE_ON_RESUME - {"max_iters", "eval_inputs"} | {"seed", "dtype", "log_interval"}
+    return all(
+        getattr(config, name) == field.default for name, field in FIELDS.items() if name not in free
+    )
 
 
 class Run:
@@ -59,7 +71,10 @@ class Run:
         self.reference = as_policy(
             self.reference_model.to(reference_device), reference_device, config
         )
-        self.before = as_policy(untouched.to(reference_device), reference_device, config)
+        before = untouched  # what the run began with
+        if config.reference_checkpoint:
+            before = load_model(config.generator_checkpoint, "generator", vocabulary)
+        self.before = as_policy(before.to(reference_device), reference_device, config)
 
         self.optimizer = Optimizer(self.generator, config)
         # Inputs and draws have seeds of their own; this is for whatever else may draw.
@@ -137,6 +152,22 @@ class Run:
         )
         return figures["valid_words"]
 
+    def conclude(self):
+        """What a reader asks next: how did it go, is that normal, where is it, what now?"""
+        out = Path(self.config.out_dir)
+        if not is_first():
+            return
+        self.log.say(curves({"": read_metrics(out / "metrics.jsonl")}))
+        if is_default_experiment(self.config):
+            row = json.loads((out / "evaluation.json").read_text())["after_sample"]
+            self.log.say(usual(row))
+        self.log.say(
+            f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, checkpoint.pt; next:"
+            f"\n  python -m grpo.evaluate {out}"
+            f'\n  python -m grpo.fill "this function returns a ____ of strings"'
+            f" --checkpoint={out / LATEST}"
+        )
+
     def finish(self):
         """The table, and the completions it was made from."""
         self.ending.steps_done()
@@ -144,4 +175,5 @@ class Run:
         self.ending.complete = True
         self.log.bar.close()
         self.log.say(table)
+        self.conclude()
         self.log.evaluation()

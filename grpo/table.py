@@ -53,6 +53,27 @@ SHORT_COLUMNS = [
 ]
 
 
+# Least and largest of six seeds of the default experiment, after, one step, sampled.
+USUAL = {
+    "valid_words": (0.752, 0.785),
+    "exact_words": (0.293, 0.299),
+    "distinct_words": (0.173, 0.214),
+    "ngram_bits": (3.08, 3.36),
+    "entropy": (0.66, 0.83),
+}
+
+
+def usual(row):
+    """A line that says whether a run of the default experiment came out as others did."""
+    outside = []
+    for name, (low, high) in USUAL.items():
+        if not low <= round(row[name], 3) <= high:
+            outside.append(f"{COLUMNS[name]} {row[name]:.3f} ({low} to {high})")
+    if outside:
+        return "outside the range of six other seeds: " + ", ".join(outside)
+    return "within the range of six other seeds"
+
+
 def gap_closed(rows):
     """(after − before) / (surest first − before) in valid words, or None if there is no gap."""
     before = rows["before_sample"]["valid_words"]

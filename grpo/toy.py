@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from grpo.compare import new_figure
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config, Parser, exit_on_mistake
 from grpo.plumbing.log import Clock
@@ -110,13 +111,8 @@ CASES = {  # title: arguments of `train`
 
 def plot(file, results):
     """The four fills as a 2 x 2 table of probabilities, one for each case."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError(
-            f"plot={file}: matplotlib is not installed; pip install matplotlib, or leave out --plot"
-        ) from None
-    figure = Figure(figsize=(9, 3), layout="constrained", facecolor="white")
+    figure = new_figure("plot", file, (9, 3))
+    figure.set_facecolor("white")
     for axes, (title, found) in zip(figure.subplots(1, len(results)), results.items()):
         table = [[found["help"], found["helf"]], [found["halp"], found["half"]]]
         axes.imshow(table, vmin=0, vmax=1, cmap="Blues")

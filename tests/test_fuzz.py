@@ -163,7 +163,10 @@ def some_json(rng, depth=0):
             "{" + ",".join(json.dumps(key) + ": " + some_json(rng, depth + 1) for key in keys) + "}"
         )
     if kind < 5:
-        prompt = lambda: json.dumps("".join(rng.choices("ab _", k=rng.randrange(1, 17))))  # noqa: E731
+
+        def prompt():
+            return json.dumps("".join(rng.choices("ab _", k=rng.randrange(1, 17))))
+
         return (
             "["
             + ", ".join(
