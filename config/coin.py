@@ -4,3 +4,5 @@
 
 out_dir = "out-coin"
 generator_checkpoint = "model/pretrained/generator_coin.pt"
+kl_of = "marginal"  # holds what the values are together, and lets each commit
+kl_target = 0.3  # of the marginals, which move less than each value does
