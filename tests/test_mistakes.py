@@ -504,7 +504,7 @@ OTHERS = [
             ("--only all", "'all' (choose from"),
             ("--V=10", "10 (choose from"),
             ("--dtype=float8", "'float8' (choose from"),
-            ("--only models", "--only models needs a CUDA device"),
+            ("--only models", "'models' (choose from"),
             ("--json=/dev/null/x.json", "/dev/null"),
             ("fast", "fast"),
         )
