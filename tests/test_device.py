@@ -60,8 +60,8 @@ def test_compile_is_read(flags, tmp_path, monkeypatch, changes, update):
         ]
         for graph in graphs
     ]
-    # Rollout and reference (B,T), judge (B·G,T), update, which keeps its graph; a size that may vary
-    # would be listed as well.
+    # Rollout and reference (B,T), judge (B·G,T), and the update, which keeps its graph. A size that
+    # may vary would be listed as well.
     assert tokens == [[(4, 16)], [(4, 16)], [(16, 16)], [update]]
 
 
