@@ -2,9 +2,9 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
-os.environ.setdefault("WANDB_MODE", "offline")
 import pytest
 import torch
 
@@ -13,6 +13,10 @@ from data.char_diffusion.prepare import prepare
 from data.dataset import Dataset
 from grpo.plumbing.checkpoint import model_file, read, write
 from model.transformer import Generator, Judge, TransformerConfig
+
+os.environ.setdefault("WANDB_MODE", "offline")
+# Whoever starts the tests in the background ignores SIGINT, and an ignored one stays ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TEXT = "\n\n".join(
     f"the {a} {b} sat on the {c} and the {d} ran to {e} number {i}"
