@@ -205,12 +205,13 @@ def plot_passes(file, runs):
             reference = [run.table[name] for name in SEVERAL_PASSES if name in run.table]
             best = run.table.get("before_best_of_16")
             points += [(row, "o", 60, "") for row in reference]
-            points += [(best, "D", 60, "best of 16 by the judge")] if best else []
+            if best:
+                points.append((best, "D", 60, f"{run.folder} before: best of 16 by the judge"))
             passes = [row["forward_passes"] for row in reference]
             valid = [row["valid_words"] for row in reference]
             axes.plot(passes, valid, color=GREY, linewidth=1, zorder=1)
-            axes.annotate("before GRPO", (passes[0], valid[0]), **LABEL)
-        points.append((run.table["after_sample"], "*", 220, f"{run.folder}: one step"))
+            axes.annotate(f"{run.folder} before", (passes[0], valid[0]), **LABEL)
+        points.append((run.table["after_sample"], "*", 220, f"{run.folder} after GRPO"))
         for row, marker, size, title in points:
             at = (row["forward_passes"], row["valid_words"])
             variety = row["distinct_words"]
