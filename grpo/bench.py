@@ -306,10 +306,10 @@ def main(argv=None):
         if args.rounds < 1:
             raise ValueError(f"--rounds={args.rounds} measures nothing; take 1 or more")
         device = setup.pick_device(args.device)
+        if args.json:
+            write(args.json, b"{}")  # what cannot be written is noticed now
         Turn(device)  # finds what is missing before anything is timed
         result = {"device": args.device, "threads": torch.get_num_threads()}
-        if args.json:
-            write(args.json, b"")
     print(result)
     for part in args.only:
         result[part] = list(show(PARTS[part](args, device)))

@@ -14,6 +14,9 @@ from data.dataset import Dataset
 from grpo.plumbing.checkpoint import model_file, read, write
 from model.transformer import Generator, Judge, TransformerConfig
 
+# Tiny nets gain nothing from a second thread, here and in the programs that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 os.environ.setdefault("WANDB_MODE", "offline")
 # Whoever starts the tests in the background ignores SIGINT, and an ignored one stays ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
