@@ -32,15 +32,12 @@ def first_step(config):
     generator, reference, judge, _ = load_models(config, train.vocabulary)
     judge = forward(judge.to(device), device, config)
     words = lexicon(train.decode(train.tokens))
-    rollout, _ = grpo_step(
-        as_policy(generator.to(device), device, config),
-        as_policy(reference.to(device), device, config),
-        Rewards(judge, config, train.vocabulary, words, device),
-        Optimizer(generator, config),
-        draw_inputs(train, config, 0, lambda x: x.to(device)),
-        config,
-        Clock(device),
-    )
+    policy = as_policy(generator.to(device), device, config)
+    reference = as_policy(reference.to(device), device, config)
+    rewards = Rewards(judge, config, train.vocabulary, words, device)
+    optimizer = Optimizer(generator, config)
+    inputs = draw_inputs(train, config, 0, lambda x: x.to(device))
+    rollout, _ = grpo_step(policy, reference, rewards, optimizer, inputs, config, Clock(device))
     return train.vocabulary, rollout
 
 

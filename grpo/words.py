@@ -21,7 +21,8 @@ def hidden_words(text, mask, cut=True):
     spans = []
     for match in WORD.finditer(text):
         start, end = match.span()
-        whole = not cut or (0 < start and end < len(text))
+        inside = 0 < start and end < len(text)
+        whole = inside or not cut
         if whole and mask[start:end].any():
             spans.append((start, end))
     return spans
@@ -35,8 +36,11 @@ def filled_words(fill, mask, cut=True):
     letters = "".join("a" if blank else c for c, blank in zip(fill, mask))
     spans = []
     for start, end in hidden_words(letters, mask, cut):
-        pieces = [match.span() for match in re.finditer(r"\S+", fill[start:end])]
-        for first, last in pieces or [(0, end - start)]:
+        word = fill[start:end]
+        pieces = [match.span() for match in re.finditer(r"\S+", word)]
+        if not pieces:
+            pieces = [(0, len(word))]
+        for first, last in pieces:
             spans.append((start + first, start + last))
     return spans
 
