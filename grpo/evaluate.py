@@ -23,7 +23,7 @@ from grpo.figures import pass_at_k, word_figures
 from grpo.fill import find
 from grpo.mixture import draw, likeliest, log_marginal, log_prob
 from grpo.plumbing.checkpoint import LATEST, load_model, read_training, write
-from grpo.plumbing.config import Config, Parser, convert, exit_on_mistake
+from grpo.plumbing.config import Parser, convert, exit_on_mistake, from_saved
 from grpo.plumbing.distributed import is_first
 from grpo.plumbing.log import highlight
 from grpo.plumbing.setup import forward, load_data, pick_device
@@ -318,8 +318,7 @@ class Evaluation:
 def saved_config(out_dir):
     """The settings of the run in `out_dir`."""
     file = Path(out_dir) / LATEST
-    saved = read_training(file)["config"]
-    config = Config(**{name: convert(name, value, str(file)) for name, value in saved.items()})
+    config = from_saved(read_training(file)["config"], str(file))
     config.out_dir = out_dir
     config.compile = "false"
     return config

@@ -25,7 +25,7 @@ from grpo.plumbing.log import Clock
 from grpo.reward import Rewards
 from grpo.rollout import Inputs, draw_uniforms
 from model.transformer import Generator, Judge, TransformerConfig
-from tests.conftest import PLAIN, command_line
+from tests.conftest import PLAIN, command_line, same
 
 CPU = torch.device("cpu")
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
@@ -309,17 +309,6 @@ def refused(flags, capsys, **changes):
     assert not Path(flags["out_dir"]).exists()
     (line,) = capsys.readouterr().err.splitlines()
     return line
-
-
-def same(a, b):
-    """Equal bit for bit, whatever is nested in them."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return all(map(same, a, b))
-    return a == b
 
 
 @pytest.fixture(scope="module")
