@@ -33,6 +33,7 @@ from grpo.plumbing.config import Config, Parser, exit_on_mistake
 from grpo.plumbing.setup import forward, load_data, pick_device
 from grpo.plumbing.stop import Signals
 from grpo.sampling import sample_completions
+from model.muon import Muon
 from model.transformer import Generator, Judge, TransformerConfig
 
 MASKING = "word:0.5,random:0.25,span:0.1,sticky:0.15"
@@ -211,15 +212,13 @@ def judge_loss(judge, generator, dataset, words, size, block_size, seed):
 
 
 def make_optimizers(model, learning_rate):
-    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for the rest."""
+    """Muon for the matrices of the blocks, AdamW for the rest."""
     matrices = []
     rest = []
     for name, p in model.named_parameters():
         in_block = name.startswith("trunk.blocks.") and p.dim() == 2
         (matrices if in_block else rest).append(p)
-    muon = torch.optim.Muon(
-        matrices, lr=learning_rate, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = Muon(matrices, lr=learning_rate, weight_decay=0.05)
     adamw = torch.optim.AdamW(rest, lr=learning_rate / 4, betas=(0.9, 0.98), weight_decay=0.05)
     return muon, adamw
 
