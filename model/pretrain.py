@@ -16,6 +16,10 @@ of all inputs, N runs of adjacent blanks. Losses and report take the models as f
 on the CPU, wherever the weights live.
 """
 
+import grpo  # noqa: F401 (first: it answers Ctrl-C while the others are imported)
+
+# isort: split
+
 import argparse
 import math
 import sys
