@@ -146,6 +146,8 @@ class Rewards:
         parts = parse_reward(config.reward)
         self.names = [short_name(name) for name in parts]
         self.weights = list(parts.values())
+        # (R,) the most that two completions of one group have differed in each part.
+        self.spans = torch.zeros(len(parts), device=device)
         self.judges = {}
         self.functions = {}
         for name in parts:
@@ -200,6 +202,7 @@ class Rewards:
         """
         credits = 0
         parts = []
+        spans = []
         for name, weight in zip(self.names, self.weights):
             values = self.score(name, completions, masked, mask)  # (B,G) or (B,G,T)
             whole = mean_over_input(values, masked) if values.dim() == 3 else values  # (B,G)
@@ -208,6 +211,8 @@ class Rewards:
                 own = mean_over_run(values, mask)  # (B,G,T)
             credits = credits + weight * own
             parts.append(whole)
+            spans.append((values.amax(dim=1) - values.amin(dim=1)).max())
+        self.spans = self.spans.maximum(torch.stack(spans))  # waits for nothing
         if credit == "run":
             credits = credits.expand(completions.shape)  # (B,G,T)
         return credits, torch.stack(parts, dim=-1)

@@ -1,11 +1,13 @@
 """A run: what the settings become (data, models, optimizer, files), and what follows each step."""
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from grpo.advantage import INDISTINCT
 from grpo.compare import curves
 from grpo.evaluate import Evaluation, word_figures
 from grpo.kernel import choose
@@ -48,12 +50,12 @@ class Run:
         saved = None
         if config.init_from == "resume":
             config, saved = resume(config)
-        parse_reward(config.reward)  # noticed before a dataset is made
+        parts = parse_reward(config.reward)  # noticed before a dataset is made
         device, reference_device = self.pick_devices(config)
         self.data, held_out = load_data(config.dataset, config.block_size, config.prompts_file)
         vocabulary = self.data.vocabulary
         self.generator, untouched, judge, state = load_models(config, vocabulary, saved)
-        self.inputs = digests(config)
+        self.inputs = digests(config, [name for name in parts if name.endswith(".pt")])
         config.kernel = choose(config.kernel, device, len(vocabulary), config.group_size)
         config.compile = pick_compile(config, device, state)
         self.config = config
@@ -118,6 +120,7 @@ class Run:
         self.waiting.append((step, metrics))
         if log_now or save_now:
             numbers = fetch(self.waiting)  # waits for the device; raises if one is not finite
+            self.check_policy(step, numbers)
         if log_now:
             numbers["valid_words"] = self.share_of_valid_words(inputs, rollout)
             numbers["lr"] = self.optimizer.adamw.param_groups[0]["lr"]
@@ -137,7 +140,34 @@ class Run:
         if stop:
             self.ending.stop(stop, f" after step {step}")
         if last or done % config.eval_interval == 0:
+            self.check_rewards(done)
             self.look(done)
+
+    def check_policy(self, step, numbers):
+        """Says so where the reference holds the fills for less likely than blind draws.
+
+        That is, -Σ p log r = KL + entropy above log V, in nats a blank: no such policy is sane.
+        """
+        likeliness = numbers["mean_kl"] + numbers["entropy"]
+        blind = math.log(len(self.data.vocabulary) - 1)
+        if likeliness > blind:
+            self.log.warn(
+                "policy",
+                f"step {step}: the reference finds these fills less likely than characters drawn"
+                f" blindly ({likeliness:.2f} nats a blank, blindly {blind:.2f}): the policy is"
+                " ruined; begin anew with a lower learning_rate, or with a higher kl_beta",
+            )
+
+    def check_rewards(self, steps):
+        """Says so where a part of the reward has never told two completions of a group apart."""
+        spans = gather(self.rewards.spans[None]).amax(dim=0)  # (R,)
+        for name, span in zip(self.rewards.names, spans.tolist()):
+            if span <= INDISTINCT:
+                self.log.warn(
+                    name,
+                    f"reward {name} was the same for all completions of every group in {steps}"
+                    " steps: it teaches nothing",
+                )
 
     def share_of_valid_words(self, inputs, rollout):
         """Of the step's own inputs, on all processes."""

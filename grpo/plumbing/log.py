@@ -154,6 +154,7 @@ class Log(AbstractContextManager):
 
     def __init__(self, config, start):
         self.config = config
+        self.warned = set()
         self.first = is_first()  # of several processes one is heard
         path = Path(config.out_dir) / "metrics.jsonl"
         kept = []
@@ -225,6 +226,12 @@ class Log(AbstractContextManager):
     def say(self, text):
         if self.first:
             tqdm.write(text)
+
+    def warn(self, about, line):
+        """On stderr, once about each thing."""
+        if self.first and about not in self.warned:
+            tqdm.write(f"train_grpo.py: {line}", file=sys.stderr)
+        self.warned.add(about)
 
     def evaluation(self):
         """What `Evaluation.finish` wrote, to wandb too: the run's summary, and a table."""

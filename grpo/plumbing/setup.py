@@ -115,11 +115,15 @@ def resume(config):
     return config, saved
 
 
-def digests(config):
-    """What the run reads, by setting: sha256 of each file."""
+def digests(config, judges=()):
+    """What the run reads, by setting: sha256 of each file; `judges` are those that `reward` names.
+
+    A reward's FILE.py is left out: it may have been mended.
+    """
     folder = Path("data") / config.dataset
     files = {f"dataset/{name}": folder / name for name in ("meta.json", "train.bin", "val.bin")}
     files |= {name: getattr(config, name) for name in PATHS if getattr(config, name)}
+    files |= {f"reward {file}": file for file in judges}
     found = {}
     for name, path in files.items():
         with open(path, "rb") as file:
