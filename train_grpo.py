@@ -116,7 +116,7 @@ def main(arguments):
             print(help_text(config))
             return
         run = Run(config)  # every mistake is found before the start
-    with run.ending, run:
+    with run.ending, run.log:
         train(run)
 
 

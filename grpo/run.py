@@ -51,7 +51,11 @@ class Run:
         if config.init_from == "resume":
             config, saved = resume(config)
         parts = parse_reward(config.reward)  # noticed before a dataset is made
-        device, reference_device = self.pick_devices(config)
+        setting = "reference_device" if config.reference_device else "device"
+        reference_device = pick_device(config.reference_device or config.device, setting)
+        device = pick_device(config.device)  # last: it becomes CUDA's current device
+        config.dtype = pick_dtype(config.dtype, device)
+        join(device)
         self.data, held_out = load_data(config.dataset, config.block_size, config.prompts_file)
         vocabulary = self.data.vocabulary
         self.generator, untouched, judge, state = load_models(config, vocabulary, saved)
@@ -88,22 +92,6 @@ class Run:
         self.ending = Ending(config, self.start)
         self.waiting = []  # (step, metrics) that no one has looked at yet
         self.log = Log(config, self.start)  # from here on files are written
-
-    @staticmethod
-    def pick_devices(config):
-        """-> the policy's and the reference's device; writes the dtype into `config`."""
-        setting = "reference_device" if config.reference_device else "device"
-        reference_device = pick_device(config.reference_device or config.device, setting)
-        device = pick_device(config.device)  # last: it becomes CUDA's current device
-        config.dtype = pick_dtype(config.dtype, device)
-        join(device)
-        return device, reference_device
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.log.__exit__(*error)
 
     def look(self, step):
         """A few held-out inputs, as text, before and now."""

@@ -149,7 +149,9 @@ def load_models(config, vocabulary, saved=None):
     latents do not fit.
     """
     check_not_overwritten(config)
-    reference, judge = load_frozen(config, vocabulary)
+    untouched = config.reference_checkpoint or config.generator_checkpoint
+    reference = load_model(untouched, "generator", vocabulary).requires_grad_(False)
+    judge = load_model(config.judge_checkpoint, "judge", vocabulary).requires_grad_(False)
     if saved:
         path = Path(config.out_dir) / LATEST
         generator = build(saved, "generator", vocabulary, path)
@@ -197,14 +199,6 @@ def check_latent(config, generator, reference):
             f"group_size={config.group_size} is no multiple of the {K} values of the generator's"
             f" latent; group_size takes {K}, {2 * K}, {3 * K}, ..."
         )
-
-
-def load_frozen(config, vocabulary):
-    """-> reference, judge: what does not change during a run."""
-    reference_file = config.reference_checkpoint or config.generator_checkpoint
-    reference = load_model(reference_file, "generator", vocabulary)
-    judge = load_model(config.judge_checkpoint, "judge", vocabulary)
-    return reference.requires_grad_(False), judge.requires_grad_(False)
 
 
 def can_compile():
