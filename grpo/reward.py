@@ -12,8 +12,8 @@ of completions (B,G,T), masked (B,T), mask (B,T) bool: True at the blanks; `deco
 (...,T) tokens into a flat list of strings. A judge is such a function too.
 """
 
-import importlib.util
 import math
+import runpy
 from functools import partial
 from pathlib import Path
 
@@ -125,17 +125,15 @@ def load_function(name):
     """ "my_rewards.py:no_double_space" -> the function. ValueError if there is none."""
     path, _, function = name.rpartition(":")
     try:
-        spec = importlib.util.spec_from_file_location("reward", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        values = runpy.run_path(path)
     except (Exception, SystemExit) as error:  # whatever the user's code may raise
         raise ValueError(f"reward {name}: {path} does not run: {told(error)}; mend it") from None
-    if not callable(getattr(module, function, None)):
+    if not callable(values.get(function)):
         raise ValueError(
             f"reward {name}: {path} has no function {function!r};"
             f" write def {function}(completions, masked, mask, decode) there"
         )
-    return getattr(module, function)
+    return values[function]
 
 
 class Rewards:

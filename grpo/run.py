@@ -13,7 +13,7 @@ from grpo.evaluate import Evaluation, word_figures
 from grpo.kernel import choose
 from grpo.optimizer import Optimizer
 from grpo.plumbing.checkpoint import LATEST, load_model, restore_training, save_training
-from grpo.plumbing.config import FIELDS, FREE_ON_RESUME
+from grpo.plumbing.config import FREE_ON_RESUME, Config
 from grpo.plumbing.distributed import gather, is_first, join
 from grpo.plumbing.log import Clock, Log, read_metrics
 from grpo.plumbing.setup import (
@@ -38,9 +38,7 @@ from grpo.table import usual
 def is_default_experiment(config):
     """Does it differ from the defaults in nothing that its figures depend on, but the seed?"""
     free = FREE_ON_RESUME - {"max_iters", "eval_inputs"} | {"seed", "dtype", "log_interval"}
-    return all(
-        getattr(config, name) == field.default for name, field in FIELDS.items() if name not in free
-    )
+    return config == Config(**{name: getattr(config, name) for name in free})
 
 
 class Run:
@@ -63,16 +61,17 @@ class Run:
         config.kernel = choose(config.kernel, device, len(vocabulary), config.group_size)
         config.compile = pick_compile(config, device, state)
         self.config = config
-        self.start = state["iteration"] if state else 0
-        if state:
-            check_inputs(config, self.inputs, state.get("inputs", {}))
+        state = state or {}
+        self.start = state.get("iteration", 0)
+        check_inputs(config, self.inputs, state.get("inputs", {}))
         judge = forward(judge.to(device), device, config)
         self.evaluation = Evaluation(config, judge, self.data, held_out, device)
         self.rewards = self.evaluation.rewards
 
         # The models, and what they are called as: autocast, compiled, wherever they live.
-        saved_reference = state.get("reference") if state else None
-        self.reference_model = make_reference(untouched, config.reference_mode, saved_reference)
+        self.reference_model = make_reference(
+            untouched, config.reference_mode, state.get("reference")
+        )
         self.policy = as_policy(self.generator.to(device), device, config)
         self.reference = as_policy(
             self.reference_model.to(reference_device), reference_device, config

@@ -119,11 +119,13 @@ def claim(config, start):
         lock(out)
         for stale in out.glob("*.[jp]*.*.tmp"):  # of a write that a kill cut short
             stale.unlink()
-        write(out / "config.json.next.tmp", settings)
         earlier = None
         if not start and (out / LATEST).exists():
+            write(out / "config.json.next.tmp", settings)
             earlier = put_aside(out)
-        os.replace(out / "config.json.next.tmp", out / "config.json")
+            os.replace(out / "config.json.next.tmp", out / "config.json")
+        else:
+            write(out / "config.json", settings)
         (out / "evaluation.json").unlink(missing_ok=True)  # of fewer steps
     except OSError as error:
         raise ValueError(

@@ -31,8 +31,7 @@ def pick_device(name, setting="device"):
 
     Under torchrun every process has its own GPU.
     """
-    there = ["cpu"]
-    there += [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     if name == "auto":
         name = own if len(there) > 1 else "cpu"
