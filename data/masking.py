@@ -107,11 +107,8 @@ def make_mask(is_space, masking, ratio, words, rng):
     """
     B, T = is_space.shape
     names = rng.choice(list(masking), p=list(masking.values()), size=B)
-    ratio = np.broadcast_to(ratio, B)
-    words = np.broadcast_to(words, B)
-    mask = np.empty((B, T), dtype=bool)
-    for i, name in enumerate(names):
-        mask[i] = MASKINGS[name](is_space[i], ratio[i], words[i], rng)
+    rows = zip(names, is_space, np.broadcast_to(ratio, B), np.broadcast_to(words, B))
+    mask = np.stack([MASKINGS[name](*row, rng) for name, *row in rows])  # (B,T)
     empty = np.flatnonzero(~mask.any(axis=1))
     mask[empty, rng.integers(T, size=len(empty))] = True
     return mask

@@ -66,16 +66,13 @@ def mean_over_run(scores, mask):
 def valid_words(lexicon, completions, masked, mask, decode, cut=True):
     """The share of an input's hidden words whose fill is a word of the lexicon: -> (B,G)."""
     B, G, _ = completions.shape
-    texts = decode(completions)
-    flags = mask.cpu().numpy()
-    shares = torch.zeros(B, G)
-    for b in range(B):
-        for g in range(G):
-            text = texts[b * G + g]
-            spans = words.filled_words(text, flags[b], cut)
-            valid = sum(words.is_valid(text, start, end, lexicon) for start, end in spans)
-            shares[b, g] = valid / max(len(spans), 1)
-    return shares
+    flags = mask.repeat_interleave(G, dim=0).cpu().numpy()  # (B·G,T)
+    shares = []
+    for text, blanks in zip(decode(completions), flags):
+        spans = words.filled_words(text, blanks, cut)
+        valid = sum(words.is_valid(text, start, end, lexicon) for start, end in spans)
+        shares.append(valid / max(len(spans), 1))
+    return torch.tensor(shares).view(B, G)
 
 
 def parse_reward(text):

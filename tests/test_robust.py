@@ -526,6 +526,19 @@ def test_a_mistake_is_told_whatever_the_environment_holds(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("process 1: train_grpo.py: --grup_size=8: there is")
 
 
+@pytest.mark.parametrize(
+    "text, mask, shown",
+    [
+        ("the cat", "0000000", "the cat"),
+        ("the cat", "1110010", "[the] c[a]t"),
+        ("the cat", "0001111", "the[ cat]"),
+        ("the cat", "1111111", "[the cat]"),
+    ],
+)
+def test_runs_of_blanks_stand_in_brackets(text, mask, shown):
+    assert log.highlight(text, [flag == "1" for flag in mask]) == shown
+
+
 def test_a_closed_stdout_is_no_mistake(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     train_grpo.main(["--help"])
