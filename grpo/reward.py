@@ -38,14 +38,13 @@ def judge_scores(judge, completions):
     counting them would wait for the device.
     """
     rows = completions.flatten(0, 1)  # (B·G,T)
-    if rows.device.type != "cpu":
-        logits = torch.cat([judge(part) for part in rows.split(CUDA_ROWS)])  # (B·G,T)
-        return logits.float().sigmoid().view(completions.shape)
-
-    different, which = rows.unique(dim=0, return_inverse=True)  # (D,T), (B·G,)
-    size = min(CPU_ROWS, len(rows))
-    padded = F.pad(different, (0, 0, 0, -len(different) % size))  # (multiple of size,T)
-    logits = torch.cat([judge(part) for part in padded.split(size)])  # (multiple of size,T)
+    size = CUDA_ROWS
+    which = slice(None)  # each row is its own
+    if rows.device.type == "cpu":
+        size = min(CPU_ROWS, len(rows))
+        rows, which = rows.unique(dim=0, return_inverse=True)  # (D,T), (B·G,)
+        rows = F.pad(rows, (0, 0, 0, -len(rows) % size))  # (multiple of size,T)
+    logits = torch.cat([judge(part) for part in rows.split(size)])  # as rows
     return logits.float().sigmoid()[which].view(completions.shape)
 
 
