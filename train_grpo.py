@@ -11,6 +11,10 @@ g = G completions each; with a coin of K sides (config/coin.py) R = B·K rows ha
 Where this departs from the paper, and why: grpo/README.md.
 """
 
+import grpo  # noqa: F401 (first: it answers Ctrl-C while the others are imported)
+
+# isort: split
+
 import sys
 
 import torch
@@ -112,7 +116,7 @@ def main(arguments):
             print(help_text(config))
             return
         run = Run(config)  # every mistake is found before the start
-    with run.ending, run:
+    with run.ending, run.log:
         train(run)
 
 

@@ -11,6 +11,8 @@ Letters: B inputs, T characters. Each way maps (T,) bool, is it a space?, to a (
 `rng` is a numpy Generator and owns the randomness.
 """
 
+from functools import partial
+
 import numpy as np
 
 
@@ -44,14 +46,6 @@ def word_mask(is_space, ratio, words, rng, longest=np.inf):
     return mask
 
 
-def short_mask(is_space, ratio, words, rng):
-    """Hide `words` whole words of up to four letters.
-
-    Enough to clash, and few enough ways to agree that a policy finds them in minutes.
-    """
-    return word_mask(is_space, ratio, words, rng, longest=4)
-
-
 def sticky_mask(is_space, ratio, words, rng):
     """Hide runs of mean length 4: a two-state Markov chain.
 
@@ -74,7 +68,8 @@ MASKINGS = {
     "random": random_mask,
     "span": span_mask,
     "word": word_mask,
-    "short": short_mask,
+    # Enough letters to clash, and few enough ways to agree that a policy finds them in minutes.
+    "short": partial(word_mask, longest=4),
     "sticky": sticky_mask,
 }
 
@@ -112,11 +107,8 @@ def make_mask(is_space, masking, ratio, words, rng):
     """
     B, T = is_space.shape
     names = rng.choice(list(masking), p=list(masking.values()), size=B)
-    ratio = np.broadcast_to(ratio, B)
-    words = np.broadcast_to(words, B)
-    mask = np.empty((B, T), dtype=bool)
-    for i, name in enumerate(names):
-        mask[i] = MASKINGS[name](is_space[i], ratio[i], words[i], rng)
+    rows = zip(names, is_space, np.broadcast_to(ratio, B), np.broadcast_to(words, B))
+    mask = np.stack([MASKINGS[name](*row, rng) for name, *row in rows])  # (B,T)
     empty = np.flatnonzero(~mask.any(axis=1))
     mask[empty, rng.integers(T, size=len(empty))] = True
     return mask

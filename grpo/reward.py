@@ -12,8 +12,8 @@ of completions (B,G,T), masked (B,T), mask (B,T) bool: True at the blanks; `deco
 (...,T) tokens into a flat list of strings. A judge is such a function too.
 """
 
-import importlib.util
 import math
+import runpy
 from functools import partial
 from pathlib import Path
 
@@ -38,14 +38,13 @@ def judge_scores(judge, completions):
     counting them would wait for the device.
     """
     rows = completions.flatten(0, 1)  # (B·G,T)
-    if rows.device.type != "cpu":
-        logits = torch.cat([judge(part) for part in rows.split(CUDA_ROWS)])  # (B·G,T)
-        return logits.float().sigmoid().view(completions.shape)
-
-    different, which = rows.unique(dim=0, return_inverse=True)  # (D,T), (B·G,)
-    size = min(CPU_ROWS, len(rows))
-    padded = F.pad(different, (0, 0, 0, -len(different) % size))  # (multiple of size,T)
-    logits = torch.cat([judge(part) for part in padded.split(size)])  # (multiple of size,T)
+    size = CUDA_ROWS
+    which = slice(None)  # each row is its own
+    if rows.device.type == "cpu":
+        size = min(CPU_ROWS, len(rows))
+        rows, which = rows.unique(dim=0, return_inverse=True)  # (D,T), (B·G,)
+        rows = F.pad(rows, (0, 0, 0, -len(rows) % size))  # (multiple of size,T)
+    logits = torch.cat([judge(part) for part in rows.split(size)])  # as rows
     return logits.float().sigmoid()[which].view(completions.shape)
 
 
@@ -66,16 +65,13 @@ def mean_over_run(scores, mask):
 def valid_words(lexicon, completions, masked, mask, decode, cut=True):
     """The share of an input's hidden words whose fill is a word of the lexicon: -> (B,G)."""
     B, G, _ = completions.shape
-    texts = decode(completions)
-    flags = mask.cpu().numpy()
-    shares = torch.zeros(B, G)
-    for b in range(B):
-        for g in range(G):
-            text = texts[b * G + g]
-            spans = words.filled_words(text, flags[b], cut)
-            valid = sum(words.is_valid(text, start, end, lexicon) for start, end in spans)
-            shares[b, g] = valid / max(len(spans), 1)
-    return shares
+    flags = mask.repeat_interleave(G, dim=0).cpu().numpy()  # (B·G,T)
+    shares = []
+    for text, blanks in zip(decode(completions), flags):
+        spans = words.filled_words(text, blanks, cut)
+        valid = sum(words.is_valid(text, start, end, lexicon) for start, end in spans)
+        shares.append(valid / max(len(spans), 1))
+    return torch.tensor(shares).view(B, G)
 
 
 def parse_reward(text):
@@ -125,17 +121,15 @@ def load_function(name):
     """ "my_rewards.py:no_double_space" -> the function. ValueError if there is none."""
     path, _, function = name.rpartition(":")
     try:
-        spec = importlib.util.spec_from_file_location("reward", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        values = runpy.run_path(path)
     except (Exception, SystemExit) as error:  # whatever the user's code may raise
         raise ValueError(f"reward {name}: {path} does not run: {told(error)}; mend it") from None
-    if not callable(getattr(module, function, None)):
+    if not callable(values.get(function)):
         raise ValueError(
             f"reward {name}: {path} has no function {function!r};"
             f" write def {function}(completions, masked, mask, decode) there"
         )
-    return getattr(module, function)
+    return values[function]
 
 
 class Rewards:
@@ -146,6 +140,8 @@ class Rewards:
         parts = parse_reward(config.reward)
         self.names = [short_name(name) for name in parts]
         self.weights = list(parts.values())
+        # (R,) the most that two completions of one group have differed in each part.
+        self.spans = torch.zeros(len(parts), device=device)
         self.judges = {}
         self.functions = {}
         for name in parts:
@@ -200,6 +196,7 @@ class Rewards:
         """
         credits = 0
         parts = []
+        spans = []
         for name, weight in zip(self.names, self.weights):
             values = self.score(name, completions, masked, mask)  # (B,G) or (B,G,T)
             whole = mean_over_input(values, masked) if values.dim() == 3 else values  # (B,G)
@@ -208,6 +205,8 @@ class Rewards:
                 own = mean_over_run(values, mask)  # (B,G,T)
             credits = credits + weight * own
             parts.append(whole)
+            spans.append((values.amax(dim=1) - values.amin(dim=1)).max())
+        self.spans = self.spans.maximum(torch.stack(spans))  # waits for nothing
         if credit == "run":
             credits = credits.expand(completions.shape)  # (B,G,T)
         return credits, torch.stack(parts, dim=-1)

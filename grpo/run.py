@@ -1,17 +1,19 @@
 """A run: what the settings become (data, models, optimizer, files), and what follows each step."""
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from grpo.advantage import INDISTINCT
 from grpo.compare import curves
 from grpo.evaluate import Evaluation, word_figures
 from grpo.kernel import choose
 from grpo.optimizer import Optimizer
 from grpo.plumbing.checkpoint import LATEST, load_model, restore_training, save_training
-from grpo.plumbing.config import FIELDS, FREE_ON_RESUME
+from grpo.plumbing.config import FREE_ON_RESUME, Config
 from grpo.plumbing.distributed import gather, is_first, join
 from grpo.plumbing.log import Clock, Log, read_metrics
 from grpo.plumbing.setup import (
@@ -36,9 +38,7 @@ from grpo.table import usual
 def is_default_experiment(config):
     """Does it differ from the defaults in nothing that its figures depend on, but the seed?"""
     free = FREE_ON_RESUME - {"max_iters", "eval_inputs"} | {"seed", "dtype", "log_interval"}
-    return all(
-        getattr(config, name) == field.default for name, field in FIELDS.items() if name not in free
-    )
+    return config == Config(**{name: getattr(config, name) for name in free})
 
 
 class Run:
@@ -48,25 +48,30 @@ class Run:
         saved = None
         if config.init_from == "resume":
             config, saved = resume(config)
-        parse_reward(config.reward)  # noticed before a dataset is made
-        device, reference_device = self.pick_devices(config)
+        parts = parse_reward(config.reward)  # noticed before a dataset is made
+        setting = "reference_device" if config.reference_device else "device"
+        reference_device = pick_device(config.reference_device or config.device, setting)
+        device = pick_device(config.device)  # last: it becomes CUDA's current device
+        config.dtype = pick_dtype(config.dtype, device)
+        join(device)
         self.data, held_out = load_data(config.dataset, config.block_size, config.prompts_file)
         vocabulary = self.data.vocabulary
         self.generator, untouched, judge, state = load_models(config, vocabulary, saved)
-        self.inputs = digests(config)
+        self.inputs = digests(config, [name for name in parts if name.endswith(".pt")])
         config.kernel = choose(config.kernel, device, len(vocabulary), config.group_size)
         config.compile = pick_compile(config, device, state)
         self.config = config
-        self.start = state["iteration"] if state else 0
-        if state:
-            check_inputs(config, self.inputs, state.get("inputs", {}))
+        state = state or {}
+        self.start = state.get("iteration", 0)
+        check_inputs(config, self.inputs, state.get("inputs", {}))
         judge = forward(judge.to(device), device, config)
         self.evaluation = Evaluation(config, judge, self.data, held_out, device)
         self.rewards = self.evaluation.rewards
 
         # The models, and what they are called as: autocast, compiled, wherever they live.
-        saved_reference = state.get("reference") if state else None
-        self.reference_model = make_reference(untouched, config.reference_mode, saved_reference)
+        self.reference_model = make_reference(
+            untouched, config.reference_mode, state.get("reference")
+        )
         self.policy = as_policy(self.generator.to(device), device, config)
         self.reference = as_policy(
             self.reference_model.to(reference_device), reference_device, config
@@ -87,22 +92,6 @@ class Run:
         self.waiting = []  # (step, metrics) that no one has looked at yet
         self.log = Log(config, self.start)  # from here on files are written
 
-    @staticmethod
-    def pick_devices(config):
-        """-> the policy's and the reference's device; writes the dtype into `config`."""
-        setting = "reference_device" if config.reference_device else "device"
-        reference_device = pick_device(config.reference_device or config.device, setting)
-        device = pick_device(config.device)  # last: it becomes CUDA's current device
-        config.dtype = pick_dtype(config.dtype, device)
-        join(device)
-        return device, reference_device
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.log.__exit__(*error)
-
     def look(self, step):
         """A few held-out inputs, as text, before and now."""
         self.log.say(self.evaluation.peek(self.policy, self.before, step))
@@ -118,6 +107,7 @@ class Run:
         self.waiting.append((step, metrics))
         if log_now or save_now:
             numbers = fetch(self.waiting)  # waits for the device; raises if one is not finite
+            self.check_policy(step, numbers)
         if log_now:
             numbers["valid_words"] = self.share_of_valid_words(inputs, rollout)
             numbers["lr"] = self.optimizer.adamw.param_groups[0]["lr"]
@@ -137,7 +127,34 @@ class Run:
         if stop:
             self.ending.stop(stop, f" after step {step}")
         if last or done % config.eval_interval == 0:
+            self.check_rewards(done)
             self.look(done)
+
+    def check_policy(self, step, numbers):
+        """Says so where the reference holds the fills for less likely than blind draws.
+
+        That is, -Σ p log r = KL + entropy above log V, in nats a blank: no such policy is sane.
+        """
+        likeliness = numbers["mean_kl"] + numbers["entropy"]
+        blind = math.log(len(self.data.vocabulary) - 1)
+        if likeliness > blind:
+            self.log.warn(
+                "policy",
+                f"step {step}: the reference finds these fills less likely than characters drawn"
+                f" blindly ({likeliness:.2f} nats a blank, blindly {blind:.2f}): the policy is"
+                " ruined; begin anew with a lower learning_rate, or with a higher kl_beta",
+            )
+
+    def check_rewards(self, steps):
+        """Says so where a part of the reward has never told two completions of a group apart."""
+        spans = gather(self.rewards.spans[None]).amax(dim=0)  # (R,)
+        for name, span in zip(self.rewards.names, spans.tolist()):
+            if span <= INDISTINCT:
+                self.log.warn(
+                    name,
+                    f"reward {name} was the same for all completions of every group in {steps}"
+                    " steps: it teaches nothing",
+                )
 
     def share_of_valid_words(self, inputs, rollout):
         """Of the step's own inputs, on all processes."""

@@ -16,6 +16,10 @@ of all inputs, N runs of adjacent blanks. Losses and report take the models as f
 on the CPU, wherever the weights live.
 """
 
+import grpo  # noqa: F401 (first: it answers Ctrl-C while the others are imported)
+
+# isort: split
+
 import argparse
 import math
 import sys
@@ -33,6 +37,7 @@ from grpo.plumbing.config import Config, Parser, exit_on_mistake
 from grpo.plumbing.setup import forward, load_data, pick_device
 from grpo.plumbing.stop import Signals
 from grpo.sampling import sample_completions
+from model.muon import Muon
 from model.transformer import Generator, Judge, TransformerConfig
 
 MASKING = "word:0.5,random:0.25,span:0.1,sticky:0.15"
@@ -67,13 +72,13 @@ def run_log_likelihoods(logits, tokens, mask):
     """
     logits = logits.unflatten(0, (len(mask), -1)).transpose(1, 2)  # (B,T,K,V)
     log_q = logits[mask].float().log_softmax(dim=-1)  # (M,K,V)
-    K = log_q.shape[1]
-    hidden = tokens[mask][:, None, None].expand(-1, K, 1)  # (M,K,1)
-    log_q = log_q.gather(-1, hidden).squeeze(-1)  # (M,K)
+    hidden = tokens[mask][:, None, None]  # (M,1,1)
+    log_q = log_q.take_along_dim(hidden, dim=-1).squeeze(-1)  # (M,K)
     before = F.pad(mask, (1, 0))[:, :-1]  # (B,T) is there a blank just before?
     begins = (mask & ~before)[mask]  # (M,) does a run begin here?
     run = begins.long().cumsum(dim=0) - 1  # (M,) the run's number
-    return log_q.new_zeros(begins.sum(), K).index_add(0, run, log_q)  # (N,K)
+    none = log_q.new_zeros(begins.sum(), log_q.shape[1])  # (N,K)
+    return none.index_add(0, run, log_q)  # (N,K)
 
 
 def mixture_loss(log_q, mask):
@@ -211,15 +216,11 @@ def judge_loss(judge, generator, dataset, words, size, block_size, seed):
 
 
 def make_optimizers(model, learning_rate):
-    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for the rest."""
-    matrices = []
-    rest = []
-    for name, p in model.named_parameters():
-        in_block = name.startswith("trunk.blocks.") and p.dim() == 2
-        (matrices if in_block else rest).append(p)
-    muon = torch.optim.Muon(
-        matrices, lr=learning_rate, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
+    """Muon for the matrices of the blocks, AdamW for the rest."""
+    matrices = [p for p in model.trunk.blocks.parameters() if p.dim() == 2]
+    taken = set(matrices)
+    rest = [p for p in model.parameters() if p not in taken]
+    muon = Muon(matrices, lr=learning_rate, weight_decay=0.05)
     adamw = torch.optim.AdamW(rest, lr=learning_rate / 4, betas=(0.9, 0.98), weight_decay=0.05)
     return muon, adamw
 
@@ -248,7 +249,6 @@ def fit(name, model, loss_fn, steps, learning_rate, args):
         start = state["step"]
         for part, saved in zip(parts, state["parts"]):
             part.load_state_dict(saved)
-    average = 0.0
     bar = tqdm(total=steps, initial=start, desc=name, dynamic_ncols=True, mininterval=1)
     with bar, Signals() as signals:
         for step in range(start, steps):
@@ -260,8 +260,7 @@ def fit(name, model, loss_fn, steps, learning_rate, args):
                     group["lr"] = optimizer.defaults["lr"] * schedule(step, steps)
                 optimizer.step()
             model.zero_grad()
-            average += (loss.item() - average) / min(step - start + 1, 100)
-            bar.set_postfix(loss=f"{average:.4f}", refresh=False)
+            bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
             bar.update()
             done = step + 1
             stop = signals.requested()
@@ -422,9 +421,13 @@ def pretrain(args, device, train, val):
     judge = Judge(replace(shape, n_layer=args.judge_layers or args.n_layer, n_latent=1))
     generator.to(device)
     judge.to(device)
-    config = Config(dtype=args.dtype, compile="false")
-    generate = forward(generator, device, config)
-    score = forward(judge, device, config)
+
+    def as_functions(dtype):
+        """The two models, of tokens."""
+        config = Config(dtype=dtype, compile="false")
+        return [forward(model, device, config) for model in (generator, judge)]
+
+    generate, score = as_functions(args.dtype)
 
     def loss_of_generator(step):
         return generator_loss(generate, train, args, (args.seed, 0, step))
@@ -442,25 +445,20 @@ def pretrain(args, device, train, val):
         judge.head.bias -= DOUBT
     write(out / "judge.pt", model_file(judge, vocabulary, torch.float16))
 
-    exact = Config(dtype="float32", compile="false")
-    generate = forward(generator, device, exact)
-    score = forward(judge, device, exact)
-    report(generate, score, val, words, args.block_size)
+    report(*as_functions("float32"), val, words, args.block_size)
 
 
-DEFAULTS = {  # default, about
-    "generator_steps": (11000, "steps"),
-    "judge_steps": (2400, "steps"),
-    "batch_size": (64, "inputs per step"),
-    "block_size": (64, "characters per input"),
-    "n_layer": (6, "layers of the generator"),
-    "judge_layers": (0, "layers of the judge, 0: as many, at most n_layer"),
-    "n_embd": (128, "width, a multiple of 32"),
-    "n_latent": (1, "values of the latent that all blanks of a completion see"),
-    "seed": (1, "of weights, inputs and draws"),
+NUMBERS = {  # default, least, about
+    "generator_steps": (11000, 1, "steps"),
+    "judge_steps": (2400, 1, "steps"),
+    "batch_size": (64, 2, "inputs per step"),
+    "block_size": (64, 5, "characters per input"),
+    "n_layer": (6, 1, "layers of the generator"),
+    "judge_layers": (0, 0, "layers of the judge, 0: as many, at most n_layer"),
+    "n_embd": (128, 32, "width, a multiple of 32"),
+    "n_latent": (1, 1, "values of the latent that all blanks of a completion see"),
+    "seed": (1, 0, "of weights, inputs and draws"),
 }
-# The least values other than 1.
-LEAST = {"batch_size": 2, "block_size": 5, "judge_layers": 0, "n_embd": 32, "seed": 0}
 
 
 def make_parser():
@@ -473,7 +471,7 @@ def make_parser():
     add("--out_dir", default="out-pretrain", help="generator.pt and judge.pt are written here")
     add("--masking", default=MASKING, help="what is hidden from the generator")
     add("--start", default="", help="a generator's file to begin from; none: random weights")
-    for name, (default, about) in DEFAULTS.items():
+    for name, (default, _, about) in NUMBERS.items():
         add(f"--{name}", type=int, default=default, help=about)
     add(
         "--dtype",
@@ -489,9 +487,8 @@ def make_parser():
 def check(args):
     """Raises ValueError for numbers that no model can have, or nothing to resume from."""
     parse_masking(args.masking)
-    for name, (_, about) in DEFAULTS.items():
+    for name, (_, least, about) in NUMBERS.items():
         value = getattr(args, name)
-        least = LEAST.get(name, 1)
         if value < least or name == "n_embd" and value % 32:
             raise ValueError(
                 f"--{name}={value} is not allowed; {name} ({about}) takes a whole number of"

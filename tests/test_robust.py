@@ -23,7 +23,7 @@ import grpo.run
 import train_grpo
 from grpo.evaluate import Evaluation
 from grpo.plumbing import log, setup
-from grpo.plumbing.checkpoint import read
+from grpo.plumbing.checkpoint import read, write
 from grpo.plumbing.config import Config, exit_on_mistake
 from grpo.plumbing.stop import Ending, RewardFailed, Stopped
 from tests.conftest import command_line, figures, run, same
@@ -527,6 +527,19 @@ def test_a_mistake_is_told_whatever_the_environment_holds(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("process 1: train_grpo.py: --grup_size=8: there is")
 
 
+@pytest.mark.parametrize(
+    "text, mask, shown",
+    [
+        ("the cat", "0000000", "the cat"),
+        ("the cat", "1110010", "[the] c[a]t"),
+        ("the cat", "0001111", "the[ cat]"),
+        ("the cat", "1111111", "[the cat]"),
+    ],
+)
+def test_runs_of_blanks_stand_in_brackets(text, mask, shown):
+    assert log.highlight(text, [flag == "1" for flag in mask]) == shown
+
+
 def test_a_closed_stdout_is_no_mistake(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     train_grpo.main(["--help"])
@@ -536,6 +549,103 @@ def test_head_ends_it_quietly():
     command = f"{sys.executable} train_grpo.py --help | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode in (0, 141) and done.stderr == "" and done.stdout.startswith("usage")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "train_grpo.py",
+        "-m grpo.evaluate",
+        "-m grpo.fill",
+        "-m grpo.compare",
+        "-m grpo.bench",
+        "-m grpo.toy",
+        "-m grpo.group",
+        "-m model.pretrain",
+    ],
+)
+def test_ctrl_c_while_it_imports_is_one_line(tmp_path, program):
+    """It comes while torch is imported, which takes seconds."""
+    (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    done = subprocess.run(
+        [sys.executable, *program.split()],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == "stopped\n" and done.stdout == ""
+    assert done.returncode == -signal.SIGINT  # which a shell calls 130
+
+
+def warnings_of(flags, capsys, **changes):
+    """What a run says on stderr, without the bar."""
+    run(flags, **changes)
+    lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    return [line for line in lines if line.startswith("train_grpo.py: ")]
+
+
+@pytest.mark.parametrize("learning_rate", [1, 1e-6])
+def test_a_ruined_policy_is_noticed(flags, world, tmp_path, capsys, learning_rate):
+    """Once, by what its fills are to the reference; a sane learning rate is not spoken of."""
+    content = read(world / "generator.pt")
+    content["weights"]["head.weight"] *= 50  # a generator that prefers something
+    write(tmp_path / "sure.pt", content)
+    said = warnings_of(
+        flags,
+        capsys,
+        generator_checkpoint=tmp_path / "sure.pt",
+        learning_rate=learning_rate,
+        top_p=1.0,
+        max_iters=6,
+    )
+    assert len(said) == (learning_rate == 1)
+    for line in said:
+        assert "the reference finds these fills less likely than characters drawn blindly" in line
+        assert "begin anew with a lower learning_rate" in line
+
+
+CONSTANT = """
+def constant(completions, masked, mask, decode):
+    return [[len(text) for text in decode(group)] for group in completions]
+
+def by_input(completions, masked, mask, decode):
+    return [[i] * len(group) for i, group in enumerate(completions)]
+
+def sometimes(completions, masked, mask, decode):
+    calls.append(1)
+    if len(calls) == 3:
+        return completions.float().mean(dim=-1)
+    return constant(completions, masked, mask, decode)
+
+calls = []
+"""
+
+
+def test_a_reward_that_tells_nothing_apart_is_named_once(flags, tmp_path, capsys):
+    """By its part's name, at the first look; one that does so in some step is none of these."""
+    (tmp_path / "r.py").write_text(CONSTANT)
+    parts = [f"{tmp_path}/r.py:{name}" for name in ("constant", "by_input", "sometimes")]
+    reward = ",".join(["judge", *parts])
+    said = warnings_of(flags, capsys, reward=reward, eval_interval=3, learning_rate=1e-4)
+    for name, line in zip(("constant", "by_input"), said, strict=True):
+        assert f"reward {name} was the same for all completions of every group in 3 steps" in line
+
+
+def test_another_judge_of_the_reward_is_noticed_on_resume(flags, world, tmp_path, capsys):
+    judge = tmp_path / "strict.pt"
+    shutil.copy(world / "judge.pt", judge)
+    run(flags, reward=f"judge:0.5,{judge}:0.5", max_iters=2, lr_decay_iters=4)
+    content = read(judge)
+    content["weights"]["head.bias"] += 1
+    write(judge, content)
+    with pytest.raises(SystemExit) as stop:
+        train_grpo.main(["--init_from=resume", f"--out_dir={flags['out_dir']}", "--max_iters=4"])
+    assert stop.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"resume: reward {judge} is not the file that the run in {flags['out_dir']}" in line
+    assert "put that back, or begin a new out_dir" in line
+    shutil.copy(world / "judge.pt", judge)
+    train_grpo.main(["--init_from=resume", f"--out_dir={flags['out_dir']}", "--max_iters=4"])
 
 
 def test_two_runs_do_not_share_a_folder(server, flags, capsys):

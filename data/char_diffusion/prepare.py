@@ -100,6 +100,14 @@ def is_validation(paragraph):
     return hashlib.sha256(normalise(paragraph, "text8").encode()).digest()[0] < 26
 
 
+def sync(folder):
+    """A new name is on the disk when its folder is. Windows cannot sync one."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
 def write_all(folder, files):
     """Replace files of a folder by {name: bytes}. Each is on the disk before one is replaced.
 
@@ -116,10 +124,7 @@ def write_all(folder, files):
         (folder / last).unlink(missing_ok=True)
         for name in files:
             os.replace(Path(temporary) / name, folder / name)
-    if os.name == "posix":  # the new names are on the disk when their folder is
-        handle = os.open(folder, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+    sync(folder)
 
 
 def prepare(out_dir, input_file=None, alphabet="text8"):

@@ -15,10 +15,11 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows has no such lock, and cannot sync a folder
+except ImportError:  # Windows has no such lock
     fcntl = None
 import torch
 
+from data.char_diffusion.prepare import sync
 from data.dataset import is_vocabulary
 from grpo.plumbing.distributed import is_first, world
 from model.transformer import Generator, Judge, TransformerConfig
@@ -53,14 +54,6 @@ def lock(folder):
 def unlock(folder):
     handle = HELD.pop(os.path.realpath(folder), None)
     if handle is not None:
-        os.close(handle)
-
-
-def sync(folder):
-    """A new name is on the disk when its folder is."""
-    if fcntl:
-        handle = os.open(folder, os.O_RDONLY)
-        os.fsync(handle)
         os.close(handle)
 
 

@@ -23,7 +23,7 @@ from grpo.plumbing.stop import told
 LARGEST = 2**31 - 1  # of whole numbers: no machine has more of anything that is counted here
 
 
-def setting(default, about, low=None, high=math.inf, choices=None):
+def setting(default, about, low=-math.inf, high=math.inf, choices=None):
     """A field with its help text and its allowed values: a list, or, of numbers, a closed range."""
     if type(default) is int:
         high = min(high, LARGEST)
@@ -33,7 +33,7 @@ def setting(default, about, low=None, high=math.inf, choices=None):
 
 @dataclass
 class Config:
-    given = frozenset()  # names of the settings that a file or a flag set
+    given = frozenset()  # what a flag set, or a file to other than its default
 
     # what is read and written
     out_dir: str = setting(
@@ -248,7 +248,7 @@ def allowed(name):
     if rule["choices"]:
         return f"one of {', '.join(rule['choices'])}"
     kind = KINDS[FIELDS[name].type]
-    if rule["low"] is None:
+    if rule["low"] == -math.inf:
         return kind
     if rule["high"] == LARGEST:
         return f"{kind} of {rule['low']} or more, below 2**31"
@@ -263,8 +263,6 @@ def is_allowed(value, rule):
         return value in rule["choices"]
     if isinstance(value, str):
         return "\0" not in value  # no file has such a name
-    if rule["low"] is None:
-        return True
     return rule["low"] <= value <= rule["high"] and value != math.inf  # False for NaN
 
 
@@ -330,7 +328,6 @@ def load_config(arguments):
     Raises ValueError, with one line, for any mistake.
     """
     config = Config()
-    insisted = set()
     for argument in arguments:
         source = argument
         if argument.startswith("--"):
@@ -346,19 +343,18 @@ def load_config(arguments):
             typed = convert(name, value, source)
             setattr(config, name, typed)
             if source == "command line" or typed != FIELDS[name].default:
-                insisted.add(name)  # a file that repeats a default insists on nothing
-        config.given |= assignments.keys()
-    give_way(config, insisted)
+                config.given |= {name}  # a file that repeats a default asks for nothing
+    give_way(config)
     if config.init_from == "pretrained":
         check_together(config)
     return config
 
 
-def give_way(config, insisted):
+def give_way(config):
     """Defaults that do not suit what was set, and that nobody set, become what suits it."""
-    if "warmup_iters" not in insisted:
+    if "warmup_iters" not in config.given:
         config.warmup_iters = min(config.warmup_iters, config.lr_decay_iters or config.max_iters)
-    if "num_iterations" not in insisted and config.importance_sampling_level == "none":
+    if "num_iterations" not in config.given and config.importance_sampling_level == "none":
         config.num_iterations = NEUTRAL["num_iterations"]
 
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -154,6 +154,7 @@ class Log(AbstractContextManager):
 
     def __init__(self, config, start):
         self.config = config
+        self.warned = set()
         self.first = is_first()  # of several processes one is heard
         path = Path(config.out_dir) / "metrics.jsonl"
         kept = []
@@ -226,6 +227,12 @@ class Log(AbstractContextManager):
         if self.first:
             tqdm.write(text)
 
+    def warn(self, about, line):
+        """On stderr, once about each thing."""
+        if self.first and about not in self.warned:
+            tqdm.write(f"train_grpo.py: {line}", file=sys.stderr)
+        self.warned.add(about)
+
     def evaluation(self):
         """What `Evaluation.finish` wrote, to wandb too: the run's summary, and a table."""
         out = Path(self.config.out_dir)
@@ -256,7 +263,10 @@ def highlight(text, mask):
     """Blanks in colour on a terminal, in [brackets] elsewhere: T characters, mask (T,) -> str."""
     on, off = ("\033[1;32m", "\033[0m") if colours() else ("[", "]")
     shown = ""
-    for blank, run in groupby(zip(mask, text), key=lambda pair: pair[0]):
-        characters = "".join(character for _, character in run)
-        shown += on + characters + off if blank else characters
-    return shown
+    in_blanks = False
+    for blank, character in zip(mask, text):
+        if blank != in_blanks:
+            shown += on if blank else off
+        shown += character
+        in_blanks = blank
+    return shown + off if in_blanks else shown

@@ -31,8 +31,7 @@ def pick_device(name, setting="device"):
 
     Under torchrun every process has its own GPU.
     """
-    there = ["cpu"]
-    there += [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     if name == "auto":
         name = own if len(there) > 1 else "cpu"
@@ -115,11 +114,15 @@ def resume(config):
     return config, saved
 
 
-def digests(config):
-    """What the run reads, by setting: sha256 of each file."""
+def digests(config, judges=()):
+    """What the run reads, by setting: sha256 of each file; `judges` are those that `reward` names.
+
+    A reward's FILE.py is left out: it may have been mended.
+    """
     folder = Path("data") / config.dataset
     files = {f"dataset/{name}": folder / name for name in ("meta.json", "train.bin", "val.bin")}
     files |= {name: getattr(config, name) for name in PATHS if getattr(config, name)}
+    files |= {f"reward {file}": file for file in judges}
     found = {}
     for name, path in files.items():
         with open(path, "rb") as file:
@@ -145,7 +148,9 @@ def load_models(config, vocabulary, saved=None):
     latents do not fit.
     """
     check_not_overwritten(config)
-    reference, judge = load_frozen(config, vocabulary)
+    untouched = config.reference_checkpoint or config.generator_checkpoint
+    reference = load_model(untouched, "generator", vocabulary).requires_grad_(False)
+    judge = load_model(config.judge_checkpoint, "judge", vocabulary).requires_grad_(False)
     if saved:
         path = Path(config.out_dir) / LATEST
         generator = build(saved, "generator", vocabulary, path)
@@ -193,14 +198,6 @@ def check_latent(config, generator, reference):
             f"group_size={config.group_size} is no multiple of the {K} values of the generator's"
             f" latent; group_size takes {K}, {2 * K}, {3 * K}, ..."
         )
-
-
-def load_frozen(config, vocabulary):
-    """-> reference, judge: what does not change during a run."""
-    reference_file = config.reference_checkpoint or config.generator_checkpoint
-    reference = load_model(reference_file, "generator", vocabulary)
-    judge = load_model(config.judge_checkpoint, "judge", vocabulary)
-    return reference.requires_grad_(False), judge.requires_grad_(False)
 
 
 def can_compile():

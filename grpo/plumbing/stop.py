@@ -36,7 +36,7 @@ class RewardFailed(ValueError):
     """A reward function raised, or returned what is no reward."""
 
 
-OWN = ("<run_path>", "reward")  # what a config file and a reward's file are called as modules
+OWN = "<run_path>"  # what runpy calls a file of the user's: settings, or a reward
 
 
 def told(error):
@@ -44,7 +44,7 @@ def told(error):
     line = f"{type(error).__name__}: {error}".splitlines()[0]
     place = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
-        if frame.f_globals["__name__"] in OWN:
+        if frame.f_globals["__name__"] == OWN:
             place = f" ({frame.f_code.co_filename}, line {number})"
     return line + place
 
