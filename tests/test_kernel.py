@@ -779,6 +779,42 @@ def test_damaged_cache_is_rebuilt(tmp_path, monkeypatch):
     assert kernel.cached(b"key", lambda: b"cubin") == b"cubin"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="no owners, no modes")
+@pytest.mark.parametrize("umask", [0o022, 0o002])
+def test_a_cubin_that_others_may_have_written_is_refused(tmp_path, monkeypatch, umask):
+    """Another user's file or folder, or one that others may write to: it is built again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "grpo"
+    before = os.umask(umask)
+    try:
+        kernel.cached(b"key", lambda: b"cubin")
+    finally:
+        os.umask(before)
+    (file,) = folder.iterdir()
+    assert kernel.cached(b"key", pytest.fail) == b"cubin"
+    for path, mode in (file, 0o620), (file, 0o602), (folder, 0o770), (folder, 0o703):
+        path.chmod(mode)
+        assert kernel.cached(b"key", lambda: b"mine") == b"mine"
+        assert kernel.cached(b"key", pytest.fail) == b"mine"  # now nobody else may
+    planted = file.read_bytes()
+    for theirs in file, folder:
+        file.write_bytes(planted)
+        with mock.patch.object(Path, "stat", stat_as_of_another_user(theirs)):
+            assert kernel.cached(b"key", lambda: b"again") == b"again"
+
+
+def stat_as_of_another_user(theirs):
+    stat = Path.stat
+
+    def stat_of(path, **options):
+        found = stat(path, **options)
+        if path != theirs:
+            return found
+        return os.stat_result([*found[:4], found.st_uid + 1, *found[5:]])
+
+    return stat_of
+
+
 def test_choose(monkeypatch):
     assert kernel.choose("auto", "cpu") == kernel.choose("torch", "cuda") == "torch"
     with pytest.raises(
