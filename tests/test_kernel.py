@@ -648,6 +648,53 @@ def test_a_planted_divergence_is_caught(tmp_path, monkeypatch, old, new, message
         kernel.stats(*inputs(2, 9, 4, 28), 0.8)
 
 
+RACES = r"""
+template <class... P>
+bool run(void (*kernel)(P...), std::type_identity_t<P>... values) {
+    void* arguments[] = {(void*)&values...};
+    return launch(kernel, 3, THREADS, arguments);
+}
+int main() {    // B, T, G, V: 8, 9, 6, 28
+    static float zeros[4096], gradient[4096];
+    static long long tokens[4096], draws[4096];
+    static bool all[4096], kept[4096];
+    for (int i = 0; i < 4096; i++) tokens[i] = i % 28, all[i] = true;
+    return !run(sample_completions<float, 4, 8>, zeros, tokens, all, zeros, draws, kept,
+                8, 9, 6, 28, 1.0, 5, 0.9, 0.1)
+        || !run(stats_backward<float, 4, 8>, zeros, zeros, zeros, zeros, zeros, tokens, all, all,
+                zeros, zeros, zeros, gradient, 8, 9, 6, 28, 1.0);
+}"""
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("", ""),
+        (
+            "__syncwarp();\n    if (!p.there) return;\n\n    // A uniform",
+            "if (!p.there) return;\n\n    // A uniform",
+        ),
+        ("column / 4 % LANES == p.lane", "column % LANES == p.lane"),
+    ],
+)
+def test_lanes_do_not_race(tmp_path, old, new):
+    """What a lane reads of another one's writes a __syncwarp has ordered, or a fault is planted."""
+    if not shutil.which("g++"):
+        pytest.skip("no g++")
+    source = kernel.SOURCE.read_text()
+    assert old in source
+    header = Path(__file__).with_name("fiber.h")
+    program = f'#include "{header}"\n{source.replace(old, new, 1)}\n{RACES}'
+    (tmp_path / "races.cc").write_text(program)
+    command = ["g++", "-std=c++20", "-O1", "-w", "-fsanitize=thread", "races.cc", "-o", "races"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    ran = subprocess.run([tmp_path / "races"], capture_output=True, text=True)
+    if "FATAL: ThreadSanitizer" in ran.stderr:
+        pytest.skip(ran.stderr.splitlines()[0])
+    assert ("data race" in ran.stderr) == bool(new), ran.stderr
+    assert ran.returncode == (66 if new else 0)
+
+
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
 def test_nvcc_keeps_everything_in_registers(tmp_path):
     table = ", ".join(f"(void*){name}" for name in kernel.NAMES)
