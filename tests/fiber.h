@@ -167,14 +167,16 @@ UNSEEN static bool run_warp() {
     }
 }
 
-// Like cuLaunchKernel: `arguments` points at each argument's value in turn.
+// Like cuLaunchKernel: `arguments` points at each argument's value in turn. Only the blocks from
+// `first` on run.
 template <class... P>
-UNSEEN bool launch(void (*kernel)(P...), unsigned blocks, unsigned threads, void** arguments) {
+UNSEEN bool launch(void (*kernel)(P...), unsigned blocks, unsigned threads, void** arguments,
+                   unsigned first = 0) {
     static char stacks[WARP][STACK];
     main_thread = __tsan_get_current_fiber();
     auto call = [&]<size_t... I>(std::index_sequence<I...>) { kernel(*(P*)arguments[I]...); };
     body = [&] { call(std::index_sequence_for<P...>{}); };
-    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+    for (blockIdx.x = first; blockIdx.x < blocks; blockIdx.x++)
         for (unsigned warp = 0; warp < threads / WARP; warp++) {
             threadIdx.x = warp * WARP;
             for (int l = 0; l < WARP; l++) {
