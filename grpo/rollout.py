@@ -28,7 +28,7 @@ class Inputs:
     mask: torch.Tensor  # (B,T) bool, True at a blank
     masked: torch.Tensor  # (B,T) the text, its blanks replaced by the mask token
     uniforms: torch.Tensor  # (B,G,T) float32 in [0,1): each decides one draw
-    orders: torch.Tensor  # (E,B) the order in which each of E passes takes its mini-batches
+    orders: torch.Tensor  # (E,B) in which each of E passes takes the inputs, in mini-batches
 
     def rows(self, n_latent):
         """-> masked (R,T), mask (R,T), uniforms (R,g,T)."""

@@ -16,7 +16,7 @@ from grpo.compare import new_figure
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config, Parser, exit_on_mistake
 from grpo.plumbing.log import Clock
-from grpo.rollout import Inputs, draw_orders, draw_uniforms
+from grpo.rollout import Inputs, draw_uniforms
 from train_grpo import grpo_step
 
 VOCABULARY = "aefhlp_"
@@ -83,8 +83,7 @@ def train(n_latent, seed, steps=150, **settings):
     mask = masked == VOCABULARY.index("_")  # (1,T)
     for step in range(steps):
         uniforms = draw_uniforms(1, config.group_size, len(TEXT), (seed, step))  # (1,G,T)
-        orders = draw_orders(config.num_iterations, 1, (seed, step))  # (E,1)
-        inputs = Inputs(masked, mask, masked, uniforms, orders)
+        inputs = Inputs(masked, mask, masked, uniforms, orders=None)  # no mini-batches
         grpo_step(policy, reference, rewards, optimizer, inputs, config, clock)
     return word_probabilities(policy)
 
