@@ -75,7 +75,7 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config, clock):
     rollout = Rollout(
         inputs.masked, mask, completions, kept, ref_logits, old.logp, credits, advantages, learning
     )
-    for batch in rollout.updates(config, inputs.seed):  # num_iterations passes, or mini-batches
+    for batch in rollout.updates(config, inputs.orders):  # num_iterations passes, or mini-batches
         micro_batches = batch.split(config.batch_size)  # pieces that fit in memory: losses add up
         totals = count(batch.mask, len(micro_batches))  # of this whole update
         for micro in micro_batches:

@@ -104,20 +104,32 @@ def compile_kernel(flags):
     return b"\n".join([*symbols, cubin])
 
 
+def is_private(path):
+    """Is it this user's own, and may nobody else write to it?"""
+    if os.name == "nt":  # which has neither such owners nor such modes
+        return True
+    found = path.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
 def cached(key, build):
     """build(), remembered in a file named by the hash of `key`.
 
-    A damaged file is built again, a read-only folder does no harm.
+    What is damaged, or another user may have written, is built again: it would run on the GPU. A
+    read-only folder does no harm.
     """
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = Path(folder, "grpo", hashlib.sha256(key).hexdigest() + ".cubin")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "grpo")
+    path = folder / (hashlib.sha256(key).hexdigest() + ".cubin")
     with contextlib.suppress(OSError):
         content = path.read_bytes()
-        if hashlib.sha256(content[32:]).digest() == content[:32]:
+        whole = hashlib.sha256(content[32:]).digest() == content[:32]
+        if whole and is_private(path) and is_private(folder):
             return content[32:]
     built = build()
     with contextlib.suppress(OSError):
         write(path, hashlib.sha256(built).digest() + built)
+        path.chmod(0o600)
+        folder.chmod(0o700)
     return built
 
 

@@ -28,7 +28,7 @@ class Inputs:
     mask: torch.Tensor  # (B,T) bool, True at a blank
     masked: torch.Tensor  # (B,T) the text, its blanks replaced by the mask token
     uniforms: torch.Tensor  # (B,G,T) float32 in [0,1): each decides one draw
-    seed: tuple  # (seed, step), for whatever else the step draws
+    orders: torch.Tensor  # (E,B) in which each of E passes takes the inputs, in mini-batches
 
     def rows(self, n_latent):
         """-> masked (R,T), mask (R,T), uniforms (R,g,T)."""
@@ -65,15 +65,13 @@ class Rollout:
         """Batches of `size` inputs, in order."""
         return [self.take(slice(i, i + size)) for i in range(0, len(self.masked), size)]
 
-    def updates(self, config, seed):
+    def updates(self, config, orders):
         """A batch for each optimizer step: num_iterations passes, whole or in shuffled parts."""
-        for epoch in range(config.num_iterations):
-            if not config.minibatch_size:
+        for i in range(config.num_iterations):
+            if config.minibatch_size:
+                yield from self.take(orders[i]).split(config.minibatch_size)
+            else:
                 yield self
-                continue
-            order = np.random.default_rng((*seed, epoch)).permutation(len(self.masked))
-            order = torch.from_numpy(order).to(self.mask.device, non_blocking=True)
-            yield from self.take(order).split(config.minibatch_size)
 
 
 def operations(config, n_latent):
@@ -114,6 +112,12 @@ def draw_uniforms(inputs, group_size, length, seed):
     return torch.from_numpy(rng.random((inputs, group_size, length), dtype=np.float32))
 
 
+def draw_orders(passes, inputs, seed):
+    """(passes,inputs): all inputs in a random order for each pass, functions of `seed` alone."""
+    orders = [np.random.default_rng((*seed, i)).permutation(inputs) for i in range(passes)]
+    return torch.from_numpy(np.stack(orders))
+
+
 def draw_inputs(dataset, config, step, to_device):
     """This process's share of a step's inputs: the whole step's are drawn, from the seed."""
     size = config.batch_size * config.gradient_accumulation_steps * world()[0]
@@ -126,7 +130,8 @@ def draw_inputs(dataset, config, step, to_device):
     tokens = to_device(share(tokens))
     mask = to_device(share(mask))
     masked = tokens.masked_fill(mask, dataset.mask_id)  # (B,T)
-    return Inputs(tokens, mask, masked, to_device(share(uniforms)), seed)
+    orders = to_device(draw_orders(config.num_iterations, len(tokens), seed))  # (E,B)
+    return Inputs(tokens, mask, masked, to_device(share(uniforms)), orders)
 
 
 def probability_of_equal_fills(logits, kept, inputs, temperature):

@@ -68,10 +68,8 @@ def stats_forward(logits, ref_logits, completions, kept, mask, temperature):
 
     y = where_blank(completions, mask)
     y = y.transpose(1, 2)  # (B,T,G) the draws at each position
-    logp = log_q.gather(-1, y)  # (B,T,G)
-    logp = logp.transpose(1, 2)  # (B,G,T)
-    ref_logp = log_q_ref.gather(-1, y)  # (B,T,G)
-    ref_logp = ref_logp.transpose(1, 2)  # (B,G,T)
+    logp = log_q.gather(-1, y).transpose(1, 2)  # (B,G,T)
+    ref_logp = log_q_ref.gather(-1, y).transpose(1, 2)  # (B,G,T)
 
     p = log_p.exp()  # (B,T,V)
     kl = expectation(p, log_p - log_r).squeeze(-1)  # (B,T)  Σ p (log p − log r)
@@ -107,10 +105,10 @@ class StatsFunction(torch.autograd.Function):
     """`stats_forward`, differentiable in `logits` alone, by `stats_backward`."""
 
     @staticmethod
-    def forward(ctx, logits, ref_logits, completions, kept, mask, temperature):
-        ctx.save_for_backward(logits, ref_logits, completions, kept, mask)
-        ctx.temperature = temperature
-        result = stats_forward(logits, ref_logits, completions, kept, mask, temperature)
+    def forward(ctx, *inputs):
+        *tensors, ctx.temperature = inputs
+        ctx.save_for_backward(*tensors)
+        result = stats_forward(*inputs)
         ctx.mark_non_differentiable(result.ref_logp)
         return tuple(result)
 

@@ -83,7 +83,7 @@ def train(n_latent, seed, steps=150, **settings):
     mask = masked == VOCABULARY.index("_")  # (1,T)
     for step in range(steps):
         uniforms = draw_uniforms(1, config.group_size, len(TEXT), (seed, step))  # (1,G,T)
-        inputs = Inputs(masked, mask, masked, uniforms, (seed, step))
+        inputs = Inputs(masked, mask, masked, uniforms, orders=None)  # no mini-batches
         grpo_step(policy, reference, rewards, optimizer, inputs, config, clock)
     return word_probabilities(policy)
 

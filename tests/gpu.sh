@@ -25,6 +25,12 @@ import torch
 import torch.nn.functional as F
 
 from grpo import kernel, sampling, stats
+from grpo.optimizer import Optimizer
+from grpo.plumbing.config import Config
+from grpo.reward import Rewards
+from grpo.rollout import Inputs, draw_orders
+from model.transformer import Generator, Judge, TransformerConfig
+from train_grpo import grpo_step
 
 DEVICE = torch.device("cuda", 0)
 
@@ -105,6 +111,64 @@ def graph():
     captured.replay()
     assert all(map(torch.equal, outputs, step()))
     print("a graph's replay agrees")
+
+
+def small_step(device):
+    """-> a step of GRPO, always on the same inputs, and all the weights that it moves."""
+    torch.manual_seed(0)
+    config = Config(batch_size=16, group_size=16, minibatch_size=8, kl_target=0.0)
+    shape = TransformerConfig(vocab_size=28, block_size=64, n_layer=4, n_head=4, n_embd=128)
+    with device:
+        generator, reference, judge = Generator(shape), Generator(shape), Judge(shape)
+        for model in generator, reference, judge:
+            torch.nn.init.normal_(model.head.weight, std=0.1)
+        tokens = torch.randint(27, (16, 64))  # (B,T)
+        mask = torch.rand(16, 64) < 0.2  # (B,T)
+        uniforms = torch.rand(16, 16, 64)  # (B,G,T)
+    orders = draw_orders(2, 16, (0, 0)).to(device)  # (E,B)
+    inputs = Inputs(tokens, mask, tokens.masked_fill(mask, 27), uniforms, orders)
+    rewards = Rewards(judge, config, "".join(map(chr, range(65, 93))), set(), device)
+    optimizer = Optimizer(generator, config)
+    for group in optimizer.adamw.param_groups:  # a graph reads the learning rate from memory
+        group.update(lr=torch.tensor(1e-4, device=device), capturable=True)
+
+    class NoClock:
+        def mark(self, phase):
+            pass
+
+    models = generator, reference, rewards, optimizer
+    config.kernel = kernel.choose("auto", device)
+
+    def weights():
+        return torch.cat([p.detach().flatten() for p in generator.parameters()])
+
+    return lambda: grpo_step(*models, inputs, config, NoClock())[1], weights
+
+
+def step():
+    """Six steps of GRPO, against three and as many replays of one CUDA graph of a whole step."""
+    eager, want = small_step(DEVICE)
+    start = want()
+    for _ in range(6):
+        wanted = eager()
+    captured_step, have = small_step(DEVICE)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            captured_step()
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        found = captured_step()
+    for _ in range(3):
+        captured.replay()
+    for name in wanted:  # attention's gradient has no fixed order of its sums
+        torch.testing.assert_close(found[name], wanted[name], rtol=5e-2, atol=2e-2, msg=name)
+    assert (have() - want()).norm() < 0.1 * (want() - start).norm()
+    print("a step's replay agrees")
+    print(f"eager    {microseconds(eager, 50):8.1f} us a step")
+    print(f"captured {microseconds(captured.replay, 50):8.1f} us a step")
 
 
 def microseconds(f, calls=300):
@@ -199,6 +263,7 @@ check="python3 $OUT/check.py"
 
 part 40 where python3 "$OUT/where.py"
 part 70 check $check shapes graph large
+part 40 capture $check step
 part 80 tests python3 -m pytest -q -p no:cacheprovider --tb=short \
     tests/test_kernel.py tests/test_device.py -k "cuda and not bindings"
 PYTORCH_NO_CUDA_MEMORY_CACHING=1 part 80 memcheck \

@@ -17,7 +17,7 @@ from grpo.plumbing.config import Config
 from grpo.plumbing.log import Clock
 from grpo.plumbing.setup import forward
 from grpo.reward import Rewards
-from grpo.rollout import Inputs, draw_uniforms
+from grpo.rollout import Inputs, draw_orders, draw_uniforms
 from grpo.stats import log_softmax
 from model.transformer import Generator, Judge, TransformerConfig
 from tests.conftest import PLAIN, command_line
@@ -84,7 +84,8 @@ def step(settings, tokens, mask, judge=some_judge, V=6, K=1):
     optimizer = Optimizer(generator, config)
     optimizer.adamw = torch.optim.SGD(generator.parameters(), lr=1.0, fused=True)
     uniforms = draw_uniforms(len(tokens), config.group_size, tokens.shape[1], (1,))
-    inputs = Inputs(tokens, mask, tokens.masked_fill(mask, V - 1), uniforms, (1, 0))
+    orders = draw_orders(config.num_iterations, len(tokens), (1, 0))
+    inputs = Inputs(tokens, mask, tokens.masked_fill(mask, V - 1), uniforms, orders)
     before = weights_of(generator)
     rollout, metrics = train_grpo.grpo_step(
         forward(generator, CPU, config),

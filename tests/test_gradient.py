@@ -385,7 +385,7 @@ def test_equal_fills_are_foretold(K, G):
         equal = (same | ~blank).all(dim=1)  # (N,)
         want = (chance * equal).sum()
         masked = torch.zeros(1, T, dtype=torch.long)
-        inputs = Inputs(masked, blank, masked, torch.zeros(1, G, T), (0, 0))
+        inputs = Inputs(masked, blank, masked, torch.zeros(1, G, T), orders=None)
         have = probability_of_equal_fills(logits, kept, inputs, TEMPERATURE)
         assert 0 < want < 1
         torch.testing.assert_close(have, want[None])

@@ -648,6 +648,89 @@ def test_a_planted_divergence_is_caught(tmp_path, monkeypatch, old, new, message
         kernel.stats(*inputs(2, 9, 4, 28), 0.8)
 
 
+MEMORY = r"""
+#include <stdint.h>
+#include <stdlib.h>
+const int V = 8, G = 8, ROWS = 3 * 32;    // of three blocks, the last one not quite full; T = 1
+float z[ROWS * V], r[ROWS * V], u[ROWS * G];
+long long masked[ROWS];
+bool mask[ROWS];
+struct Outputs {
+    long long draws[ROWS * G];
+    bool kept[ROWS * V];
+    float logp[ROWS * G], ref_logp[ROWS * G], kl[ROWS], entropy[ROWS], norms[ROWS * 5];
+    float gradient[ROWS * V];
+} near, far;
+
+template <class... P>
+void run(long long skip, void (*kernel)(P...), std::type_identity_t<P>... values) {
+    void* arguments[] = {(void*)&values...};
+    if (!launch(kernel, (skip + ROWS) / 32, THREADS, arguments, skip / 32)) exit(1);
+}
+
+void all(Outputs& o, long long skip) {    // as the rows from number `skip` on
+    auto V_ = [=](auto* x) { return (decltype(x))((uintptr_t)x - skip * V * sizeof *x); };
+    auto G_ = [=](auto* x) { return (decltype(x))((uintptr_t)x - skip * G * sizeof *x); };
+    auto N_ = [=](auto* x) { return (decltype(x))((uintptr_t)x - skip * 5 * sizeof *x); };
+    auto I_ = [=](auto* x) { return (decltype(x))((uintptr_t)x - skip * sizeof *x); };
+    const int B = skip + ROWS - 5;
+    run(skip, sample_completions<float, 4, 8>, V_(z), I_(masked), I_(mask), G_(u), G_(o.draws),
+        V_(o.kept), B, 1, G, V, 1.0, 6, 0.95, 0.01);
+    run(skip, stats_forward<float, 4, 8>, V_(z), V_(r), G_(o.draws), V_(o.kept), I_(mask),
+        G_(o.logp), G_(o.ref_logp), I_(o.kl), I_(o.entropy), N_(o.norms), B, 1, G, V, 1.0);
+    run(skip, stats_backward<float, 4, 8>, G_(o.logp), I_(o.kl), I_(o.entropy), V_(z), V_(r),
+        G_(o.draws), V_(o.kept), I_(mask), I_(o.kl), I_(o.entropy), N_(o.norms), V_(o.gradient),
+        B, 1, G, V, 1.0);
+}
+
+int main() {
+    for (float& x : z) x = 4.f * rand() / RAND_MAX;
+    for (float& x : r) x = 4.f * rand() / RAND_MAX;
+    for (float& x : u) x = rand() % 1000 / 1000.f;
+    for (bool& x : mask) x = rand() % 4;
+    all(near, 0);
+    all(far, ((1LL << 32) / 5 / 32 + 1) * 32);    // where even `norms` has passed 2^32 numbers
+    return memcmp(&near, &far, sizeof near) ? 2 : 0;
+}"""
+
+
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        ("", "", ""),
+        (
+            "__syncwarp();\n    if (!p.there) return;\n\n    //",
+            "if (!p.there) return;\n\n    //",
+            "data race",
+        ),
+        ("column / 4 % LANES == p.lane", "column % LANES == p.lane", "data race"),
+        ("p.logits = (long long)p.row * V", "p.logits = p.row * V", "SEGV"),
+        ("p.draws = (long long)(p.row / T)", "p.draws = (p.row / T)", "SEGV"),
+        ("norms + (long long)p.row * 5", "norms + p.row * 5", "SEGV"),
+    ],
+)
+def test_lanes_do_not_race_and_offsets_are_long(tmp_path, old, new, said):
+    """What a lane reads of another one's writes a __syncwarp has ordered, and rows beyond 2^32
+    numbers are found; where a fault is planted, the thread sanitizer says so."""
+    if not shutil.which("g++"):
+        pytest.skip("no g++")
+    sanitizer = subprocess.check_output(["g++", "-print-file-name=libtsan.so"], text=True)
+    if not Path(sanitizer.strip()).exists():
+        pytest.skip("no thread sanitizer")
+    source = kernel.SOURCE.read_text()
+    assert old in source
+    header = Path(__file__).with_name("fiber.h")
+    program = f'#include "{header}"\n{source.replace(old, new, 1)}\n{MEMORY}'
+    (tmp_path / "memory.cc").write_text(program)
+    command = ["g++", "-std=c++20", "-O1", "-w", "-fsanitize=thread", "memory.cc", "-o", "memory"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    ran = subprocess.run([tmp_path / "memory"], capture_output=True, text=True)
+    if "FATAL: ThreadSanitizer" in ran.stderr:
+        pytest.skip(ran.stderr.splitlines()[0])
+    assert said in ran.stderr
+    assert ran.returncode == (66 if said else 0), ran.stderr
+
+
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
 def test_nvcc_keeps_everything_in_registers(tmp_path):
     table = ", ".join(f"(void*){name}" for name in kernel.NAMES)
@@ -777,6 +860,42 @@ def test_damaged_cache_is_rebuilt(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # not a folder: nothing can be kept
     assert kernel.cached(b"key", lambda: b"cubin") == b"cubin"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no owners, no modes")
+@pytest.mark.parametrize("umask", [0o022, 0o002])
+def test_a_cubin_that_others_may_have_written_is_refused(tmp_path, monkeypatch, umask):
+    """Another user's file or folder, or one that others may write to: it is built again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "grpo"
+    before = os.umask(umask)
+    try:
+        kernel.cached(b"key", lambda: b"cubin")
+    finally:
+        os.umask(before)
+    (file,) = folder.iterdir()
+    assert kernel.cached(b"key", pytest.fail) == b"cubin"
+    for path, mode in (file, 0o620), (file, 0o602), (folder, 0o770), (folder, 0o703):
+        path.chmod(mode)
+        assert kernel.cached(b"key", lambda: b"mine") == b"mine"
+        assert kernel.cached(b"key", pytest.fail) == b"mine"  # now nobody else may
+    planted = file.read_bytes()
+    for theirs in file, folder:
+        file.write_bytes(planted)
+        with mock.patch.object(Path, "stat", stat_as_of_another_user(theirs)):
+            assert kernel.cached(b"key", lambda: b"again") == b"again"
+
+
+def stat_as_of_another_user(theirs):
+    stat = Path.stat
+
+    def stat_of(path, **options):
+        found = stat(path, **options)
+        if path != theirs:
+            return found
+        return os.stat_result([*found[:4], found.st_uid + 1, *found[5:]])
+
+    return stat_of
 
 
 def test_choose(monkeypatch):

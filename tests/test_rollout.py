@@ -15,6 +15,7 @@ from grpo.rollout import (
     Rollout,
     as_policy,
     draw_inputs,
+    draw_orders,
     draw_uniforms,
     in_batches,
     operations,
@@ -30,7 +31,9 @@ def make_inputs():
     tokens = torch.randint(V - 1, (B, T), generator=torch.Generator().manual_seed(0))
     mask = torch.rand(B, T, generator=torch.Generator().manual_seed(1)) < 0.5
     uniforms = draw_uniforms(B, G, T, (2,))
-    return Inputs(tokens, mask, tokens.masked_fill(mask, V - 1), uniforms, (1, 0))
+    return Inputs(
+        tokens, mask, tokens.masked_fill(mask, V - 1), uniforms, draw_orders(1, B, (1, 0))
+    )
 
 
 def make_rollout(K):
@@ -78,20 +81,23 @@ def test_a_part_has_all_rows_of_its_inputs(K):
 @pytest.mark.parametrize("K", [1, 2])
 def test_updates_take_every_input_once_in_each_pass(K):
     rollout = make_rollout(K)
-    whole = list(rollout.updates(Config(num_iterations=3, minibatch_size=0), (1, 0)))
+    whole = list(rollout.updates(Config(num_iterations=3, minibatch_size=0), None))
     assert [inputs_of(batch) for batch in whole] == [list(range(B))] * 3
 
     config = Config(num_iterations=2, minibatch_size=2)
-    batches = [inputs_of(batch) for batch in rollout.updates(config, (1, 0))]
+
+    def batches_of(seed):
+        orders = draw_orders(2, B, seed)
+        return [inputs_of(batch) for batch in rollout.updates(config, orders)]
+
+    batches = batches_of((1, 0))
     assert [len(batch) for batch in batches] == [2] * 6
     first = sum(batches[:3], [])
     second = sum(batches[3:], [])
     assert sorted(first) == sorted(second) == list(range(B))
     assert first != second  # each pass has an order of its own,
-    again = [inputs_of(batch) for batch in rollout.updates(config, (1, 0))]
-    assert batches == again  # which the seed decides,
-    other = [inputs_of(batch) for batch in rollout.updates(config, (1, 1))]
-    assert batches != other  # and the step
+    assert batches == batches_of((1, 0))  # which the seed decides,
+    assert batches != batches_of((1, 1))  # and the step
 
 
 @pytest.mark.parametrize("K", [1, 2, 4])
@@ -127,7 +133,6 @@ def test_processes_share_the_inputs_of_a_step(world, monkeypatch, K):
     rows = zip(*(share.rows(K) for share in shares))
     for of_shares, of_whole in zip(rows, whole.rows(K)):
         assert torch.equal(torch.cat(of_shares), of_whole)
-    assert all(share.seed == whole.seed for share in shares)
 
 
 def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
@@ -138,8 +143,10 @@ def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
     other = draw_inputs(data, config, 4, torch.Tensor.clone)
     assert torch.equal(once.tokens, again.tokens)
     assert torch.equal(once.uniforms, again.uniforms)
+    assert torch.equal(once.orders, again.orders)
     assert not torch.equal(once.tokens, other.tokens)
     assert not torch.equal(once.uniforms, other.uniforms)
+    assert not torch.equal(once.orders, other.orders)
     assert once.masked[once.mask].eq(data.mask_id).all()
     assert torch.equal(once.masked[~once.mask], once.tokens[~once.mask])
 

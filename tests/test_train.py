@@ -23,7 +23,7 @@ from grpo.plumbing.checkpoint import model_file, read, write
 from grpo.plumbing.config import Config
 from grpo.plumbing.log import Clock
 from grpo.reward import Rewards
-from grpo.rollout import Inputs, draw_uniforms
+from grpo.rollout import Inputs, draw_orders, draw_uniforms
 from model.transformer import Generator, Judge, TransformerConfig
 from tests.conftest import PLAIN, command_line, same
 
@@ -59,7 +59,9 @@ def some_inputs(B, G):
     tokens = torch.randint(5, (B, 8), generator=torch.Generator().manual_seed(1))
     mask = torch.rand(B, 8, generator=torch.Generator().manual_seed(2)) < 0.5
     mask[:, 0] = True
-    return Inputs(tokens, mask, tokens.masked_fill(mask, 5), draw_uniforms(B, G, 8, (0,)), (1, 0))
+    uniforms = draw_uniforms(B, G, 8, (0,))
+    orders = draw_orders(4, B, (1, 0))
+    return Inputs(tokens, mask, tokens.masked_fill(mask, 5), uniforms, orders)
 
 
 def one_step(config, generator, B=4, G=None, policy=None, judge=rule):
@@ -232,7 +234,8 @@ def learn(seed, steps, K=1, **changes):
         g = torch.Generator().manual_seed(1000 * seed + step)
         tokens = torch.randint(5, (8, 8), generator=g)
         uniforms = draw_uniforms(8, 8, 8, (seed, step))
-        inputs = Inputs(tokens, mask, tokens.masked_fill(mask, 5), uniforms, (seed, step))
+        orders = draw_orders(config.num_iterations, 8, (seed, step))
+        inputs = Inputs(tokens, mask, tokens.masked_fill(mask, 5), uniforms, orders)
         _, figures = train_grpo.grpo_step(
             generator, reference, rewards, optimizer, inputs, config, clock
         )
