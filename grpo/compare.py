@@ -3,6 +3,7 @@
     python -m grpo.compare out-a out-b ...
     python -m grpo.compare out-a out-b --plot=curves.png       # the curves as a picture
     python -m grpo.compare out-a out-b --passes=passes.png     # valid words against forward passes
+    python -m grpo.compare out-a out-b --frontier=frontier.png # valid words against variety
 
 Pictures need matplotlib, nothing else does.
 """
@@ -44,6 +45,15 @@ class Run:
     def figures(self):
         """After GRPO, one step, sampled."""
         return {"gap_closed": self.table.get("gap_closed")} | self.table.get("after_sample", {})
+
+    def finished(self, name):
+        """What evaluation.json has under `name`; ValueError if it has not."""
+        if name not in self.table:
+            raise ValueError(
+                f"{self.folder} has no {name} in an evaluation.json of its last step; finish the"
+                f" run, or evaluate it anew: python -m grpo.evaluate {self.folder}"
+            )
+        return self.table[name]
 
     def held_out(self):
         """Equal for runs with the same held-out inputs."""
@@ -194,12 +204,8 @@ def plot_passes(file, runs):
     axes = figure.subplots()
     drawn = []
     for run in runs:
-        if not run.table:
-            raise ValueError(
-                f"{run.folder} has no evaluation.json of its last step; finish the run"
-            )
         points = []  # (row, marker, size, title)
-        before = run.table["before_sample"]
+        before = run.finished("before_sample")
         if before not in drawn:  # runs from one generator, on the same inputs, share it
             drawn.append(before)
             reference = [run.table[name] for name in SEVERAL_PASSES if name in run.table]
@@ -230,6 +236,31 @@ def plot_passes(file, runs):
     figure.savefig(file, transparent=True, dpi=150)
 
 
+def plot_frontier(file, runs):
+    """Valid words against variety: the runs of each K as a line, and what they began with."""
+    figure = new_figure("frontier", file, (8, 5))
+    axes = figure.subplots()
+    lines = {}  # title: {point's name: its row}
+    for run in runs:
+        K = run.finished("n_latent")
+        by_temperature = run.finished("before_at_temperatures")
+        title = f"before, K = {K}, by temperature"
+        lines[title] = {f"{row['temperature']}": row for row in by_temperature}
+        after = lines.setdefault(f"after GRPO, K = {K}", {})
+        after[run.folder] = run.table["after_sample"]
+    for title, rows in lines.items():
+        across = [row["different_valid_words"] for row in rows.values()]
+        up = [row["valid_words"] for row in rows.values()]
+        axes.plot(across, up, marker="o", label=title)
+        for name, *at in zip(rows, across, up):
+            axes.annotate(name, at, **LABEL)
+    axes.set_xlabel("different valid words in 16 fills of a hidden word")
+    axes.set_ylabel("valid words")
+    in_grey(axes)
+    axes.legend(labelcolor=GREY, framealpha=0)
+    figure.savefig(file, transparent=True, dpi=150)
+
+
 LABEL = {"xytext": (9, -4), "textcoords": "offset points", "color": GREY}
 
 
@@ -249,6 +280,12 @@ def main(argv=None):
         metavar="FILE.png",
         help="draw valid words against forward passes, variety as colour; needs matplotlib",
     )
+    parser.add_argument(
+        "--frontier",
+        metavar="FILE.png",
+        help="draw valid words against different ones in 16 fills, runs of one K joined in the"
+        " order given, and what they began with at temperatures from 0.2 to 1; needs matplotlib",
+    )
     with exit_on_mistake("compare"):
         args = parser.parse_args(argv)
         runs = [load(folder) for folder in args.folders]
@@ -256,6 +293,8 @@ def main(argv=None):
             plot(args.plot, runs)
         if args.passes:
             plot_passes(args.passes, runs)
+        if args.frontier:
+            plot_frontier(args.frontier, runs)
     print(side_by_side(runs))
     if any(run.held_out() != runs[0].held_out() for run in runs):
         print("the held-out inputs differ between these runs: do not compare their figures")

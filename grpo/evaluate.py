@@ -39,6 +39,7 @@ SAMPLES = 16  # fills per input where fills are sampled
 EVALUATION_SEED = 2**31  # no run's own seed: every run is evaluated on the same inputs
 PEEK = 64  # inputs of a look in passing
 PASSES = {f"reference_steps_{passes}": passes for passes in (2, 3, 4, 6)}
+TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # at which the generator as the run began is drawn from
 
 
 class Evaluation:
@@ -95,11 +96,12 @@ class Evaluation:
                 said[name] = whole  # (N,n)
         return said
 
-    def sample(self, logits, masked, mask):
+    def sample(self, logits, masked, mask, **changes):
         """SAMPLES fills of each input, always from the same uniforms: (N·K,T,V) -> (N,n,T)."""
         uniforms = self.uniforms[: len(masked)]  # (N,n,T)
         z_uniforms = self.z_uniforms[: len(masked)]  # (N,n)
-        return draw(logits, masked, mask, uniforms, z_uniforms, options(self.config))  # (N,n,T)
+        how = options(self.config) | changes
+        return draw(logits, masked, mask, uniforms, z_uniforms, how)  # (N,n,T)
 
     def measure(self, fills, forward_passes, scores=None):
         """All figures of fills (N,n,T); the judge's `scores` of them (N,n,T) may be known."""
@@ -154,20 +156,29 @@ class Evaluation:
         }
         return {name: value.item() for name, value in figures.items()}
 
-    @torch.no_grad()
-    def one_step(self, policy, name, ref_log_p=None):
-        """The rows NAME_sample, NAME_argmax, NAME_best_of_16, from one forward pass.
+    def at_temperatures(self, logits):
+        """What a lower temperature trades: one step's words, valid and different, at each."""
+        rows = []
+        for temperature in TEMPERATURES:
+            fills = self.sample(logits, self.masked, self.mask, temperature=temperature)  # (N,n,T)
+            words = word_figures(self.tokens, self.mask, fills, self.vocabulary, self.words)
+            traded = {name: words[name] for name in ("valid_words", "different_valid_words")}
+            rows.append({"temperature": temperature} | traded)
+        return rows
 
-        -> rows, log_p (N·K,T,V), the samples (N,n,T) and what each reward says of them {: (N,n)}.
+    def one_step(self, name, logits, ref_logits):
+        """The rows NAME_sample, NAME_argmax, NAME_best_of_16, from one forward pass's logits.
+
+        -> rows, the samples (N,n,T) and what each reward says of them {: (N,n)}.
         Best of 16: the judge reads the samples as they are, and each run of blanks takes the fill
         that it likes best there; one forward pass, and 16 of the judge's.
         """
-        logits = in_batches(policy, self.masked, AT_ONCE)  # (N·K,T,V)
         log_p = log_softmax(logits, self.config.temperature)  # (N·K,T,V)
+        ref_log_p = log_softmax(ref_logits, self.config.temperature)  # (N·K,T,V)
         fills = self.sample(logits, self.masked, self.mask)  # (N,n,T)
         scores = judge_scores(self.judge, fills)  # (N,n,T)
         sampled = self.measure(fills, 1, scores)
-        sampled |= self.exact_figures(log_p, log_p if ref_log_p is None else ref_log_p)
+        sampled |= self.exact_figures(log_p, ref_log_p)
         said = self.own_rewards(fills, self.masked, self.mask)
         for part, values in said.items():
             sampled[f"reward_{part}"] = values.mean().item()
@@ -178,10 +189,11 @@ class Evaluation:
             f"{name}_argmax": self.measure(argmax, 1),
             f"{name}_best_of_16": self.measure(best, 1) | {"judge_passes": SAMPLES},
         }
-        return rows, log_p, fills, {"judge": scores.mean(dim=-1)} | said
+        return rows, fills, {"judge": scores.mean(dim=-1)} | said
 
-    def in_passes(self, policy, log_p, passes, surest=False):
-        """The row of a generator that fills in several passes, of which log_p (N·K,T,V) is one."""
+    def in_passes(self, policy, logits, passes, surest=False):
+        """The row of a generator that fills in several passes; the first gave logits (N·K,T,V)."""
+        log_p = log_softmax(logits, self.config.temperature)  # (N·K,T,V)
         log_m = log_marginal(log_p, len(self.mask))  # (N,T,V)
         fills = fill_in_passes(
             policy, log_m, self.masked, self.mask, passes, self.config, surest
@@ -189,7 +201,8 @@ class Evaluation:
         used = self.mask.sum(dim=1).clamp(max=passes).float().mean().item()
         return self.measure(fills, used)
 
-    def price(self, policy, log_p):
+    def price(self, policy, logits):
+        log_p = log_softmax(logits, self.config.temperature)  # (N·K,T,V)
         return price_of_independence(
             policy,
             log_p,
@@ -200,52 +213,61 @@ class Evaluation:
             self.config.temperature,
         )
 
+    @torch.no_grad()
     def table(self, policy, before):
         """Every row, of `policy` and of the generator as the run began -> rows, completions."""
         policy = self.watched(policy)
         before = self.watched(before)
-        steps = len(ROWS) - 2 * 2 + 2  # one step makes three rows; the price is asked twice
+        # One step makes three rows; beside them are the temperatures, and the price, asked twice.
+        steps = len(ROWS) - 2 * 2 + 3
         disable = None if is_first() else True  # None: where stderr is no terminal
         with tqdm(total=steps, leave=False, dynamic_ncols=True, disable=disable) as self.bar:
             self.begin("the original text")
             rows = {"original": self.measure(self.tokens[:, None], 0)}
             self.begin("before, one step")
-            of_before, ref_log_p, *_ = self.one_step(before, "before")
+            ref_logits = in_batches(before, self.masked, AT_ONCE)  # (N·K,T,V)
+            of_before, *_ = self.one_step("before", ref_logits, ref_logits)
             rows |= of_before
+            self.begin("before, at other temperatures")
+            temperatures = self.at_temperatures(ref_logits)
             self.begin("after, one step")
-            of_after, log_p, fills, said = self.one_step(policy, "after", ref_log_p)
+            logits = in_batches(policy, self.masked, AT_ONCE)  # (N·K,T,V)
+            of_after, fills, said = self.one_step("after", logits, ref_logits)
             rows |= of_after
             for name, passes in PASSES.items():
                 self.begin(ROWS[name])
-                rows[name] = self.in_passes(before, ref_log_p, passes)
+                rows[name] = self.in_passes(before, ref_logits, passes)
             T = self.mask.shape[1]
             self.begin(ROWS["reference_sequential_random"])
-            rows["reference_sequential_random"] = self.in_passes(before, ref_log_p, T)
+            rows["reference_sequential_random"] = self.in_passes(before, ref_logits, T)
             self.begin(ROWS["reference_sequential_confident"])
-            surest_first = self.in_passes(before, ref_log_p, T, surest=True)
+            surest_first = self.in_passes(before, ref_logits, T, surest=True)
             rows["reference_sequential_confident"] = surest_first
             self.begin("the price of independence")
-            prices = {"before": self.price(before, ref_log_p)}
+            prices = {"before": self.price(before, ref_logits)}
             self.begin("the price of independence")
-            prices["after"] = self.price(policy, log_p)
+            prices["after"] = self.price(policy, logits)
             if self.config.prompts_file:
                 fills, said = self.of_prompts(policy)
-        return rows | self.beside(rows, prices, log_p), self.completions(fills, said)
+        beside = {
+            "before_at_temperatures": temperatures,
+            "price_of_independence": prices,
+            "n_latent": len(logits) // len(self.mask),
+        }
+        return rows | beside | self.about(rows), self.completions(fills, said)
 
     def begin(self, name):
         """The next step of the table, on its bar."""
         self.bar.update()
         self.bar.set_description(f"table: {name}")
 
-    def beside(self, rows, prices, log_p):
-        """What stands beside the rows in evaluation.json."""
+    def about(self, rows):
+        """What stands beside the rows in evaluation.json, of the run and its held-out inputs."""
         config = self.config
         inputs = torch.stack([self.tokens, self.mask.long()]).cpu().numpy()  # (2,N,T)
         digest = hashlib.sha256(inputs.tobytes()).hexdigest()
         return {
             "gap_closed": gap_closed(rows),
-            "price_of_independence": prices,
-            "n_latent": len(log_p) // len(self.mask),
             "masking": config.masking,
             "inputs": len(self.masked),
             "temperature": config.temperature,
