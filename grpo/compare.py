@@ -71,7 +71,7 @@ def load(folder):
         finished = metrics[-1]["iteration"] + 1 == settings["max_iters"]
         file = folder_path / "evaluation.json"
         table = json.loads(file.read_text()) if finished and file.exists() else {}
-        return Run(folder, settings, metrics, dict(table))
+        return Run(folder, settings, metrics, {} | table)  # TypeError if it is no object
     except (OSError, ValueError, IndexError, KeyError, TypeError):
         raise ValueError(
             f"{folder} holds no run, or none that has begun;"

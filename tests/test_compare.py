@@ -283,6 +283,8 @@ def test_a_picture_where_matplotlib_is_installed(runs, capsys):
         (["a", "--plot=x.png"], "plot=x.png: matplotlib is not installed; pip install matplotlib"),
         (["a", "--passes=x.png"], "passes=x.png: matplotlib is not installed; pip install"),
         (["a", "--frontier=x.png"], "frontier=x.png: matplotlib is not installed; pip install"),
+        (["a", "list"], "list holds no run"),
+        (["a", "number"], "number holds no run"),
     ],
 )
 def test_mistakes_exit_2_with_one_line(arguments, told, runs, monkeypatch, capsys):
@@ -291,6 +293,9 @@ def test_mistakes_exit_2_with_one_line(arguments, told, runs, monkeypatch, capsy
         (runs / folder).mkdir()
         (runs / folder / "config.json").write_text((runs / "a" / "config.json").read_text())
         (runs / folder / "metrics.jsonl").write_text(text + "\n" * bool(text))
+    for folder, text in ("list", "[]"), ("number", "1"):  # for evaluation.json
+        shutil.copytree(runs / "a", runs / folder)
+        (runs / folder / "evaluation.json").write_text(text)
     with pytest.raises(SystemExit) as stopped:
         compare.main(arguments)
     shown = capsys.readouterr()
