@@ -75,12 +75,13 @@ def plot(file, texts, mask, push):
     largest = shown.abs().max().item()
     size = (2 + 0.4 * len(blanks), 1 + 0.3 * len(texts))
     figure = new_figure("plot", file, size)
-    figure.set_facecolor("white")
     axes = figure.subplots()
     image = axes.imshow(shown, cmap="RdYlGn", vmin=-largest, vmax=largest, aspect="auto")
     for row, text in enumerate(texts):
         for column, t in enumerate(blanks.tolist()):
-            axes.text(column, row, text[t], ha="center", va="center", family="monospace")
+            axes.text(
+                column, row, text[t], ha="center", va="center", color="black", family="monospace"
+            )
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_ylabel("the fills of one input")

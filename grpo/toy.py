@@ -112,7 +112,6 @@ CASES = {  # title: arguments of `train`
 def plot(file, results):
     """The four fills as a 2 x 2 table of probabilities, one for each case."""
     figure = new_figure("plot", file, (9, 3))
-    figure.set_facecolor("white")
     for axes, (title, found) in zip(figure.subplots(1, len(results)), results.items()):
         table = [[found["help"], found["helf"]], [found["halp"], found["half"]]]
         axes.imshow(table, vmin=0, vmax=1, cmap="Blues")
