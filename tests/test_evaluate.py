@@ -423,6 +423,6 @@ def test_a_bar_names_each_step_and_moves_within_it(settings, monkeypatch):
         if terminal.isatty():
             # When it begins, in the second pass (two blanks are hidden), and as it is judged.
             assert shown.count("table: before, in 6 passes") >= 3
-            assert "12/12" in shown and "table: the price of independence" in shown
+            assert "11/11" in shown and "table: the price of independence" in shown
         else:
             assert shown == ""
