@@ -162,13 +162,11 @@ class Evaluation:
         return {name: value.item() for name, value in figures.items()}
 
     def at_temperatures(self, logits):
-        """What a lower temperature trades: one step's words, valid and different, at each."""
+        """What a lower temperature trades: the words of one step's fills at each."""
         rows = []
         for temperature in TEMPERATURES:
             fills = self.sample(logits, self.masked, self.mask, temperature=temperature)  # (N,n,T)
-            words = self.count_words(fills)
-            traded = {name: words[name] for name in ("valid_words", "different_valid_words")}
-            rows.append({"temperature": temperature} | traded)
+            rows.append({"temperature": temperature} | self.count_words(fills))
         return rows
 
     def one_step(self, name, logits, ref_logits):

@@ -29,15 +29,14 @@ def first_step(config):
     config.kernel = "torch"
     config.num_iterations = 1
     train, _ = load_data(config.dataset, config.block_size, config.prompts_file)
-    generator, reference, judge, _ = load_models(config, train.vocabulary)
+    *generators, judge, _ = load_models(config, train.vocabulary)
+    policies = [as_policy(generator.to(device), device, config) for generator in generators]
     judge = forward(judge.to(device), device, config)
     words = lexicon(train.decode(train.tokens))
-    policy = as_policy(generator.to(device), device, config)
-    reference = as_policy(reference.to(device), device, config)
     rewards = Rewards(judge, config, train.vocabulary, words, device)
-    optimizer = Optimizer(generator, config)
+    optimizer = Optimizer(generators[0], config)
     inputs = draw_inputs(train, config, 0, lambda x: x.to(device))
-    rollout, _ = grpo_step(policy, reference, rewards, optimizer, inputs, config, Clock(device))
+    rollout, _ = grpo_step(*policies, rewards, optimizer, inputs, config, Clock(device))
     return train.vocabulary, rollout
 
 

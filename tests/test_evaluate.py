@@ -246,6 +246,7 @@ def test_what_a_lower_temperature_trades(finished):
     result = result_of(out)
     rows = result["before_at_temperatures"]
     assert [row["temperature"] for row in rows] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert {"valid_words", "different_valid_words"} <= rows[3].keys()
     assert rows[3].items() <= (result["before_sample"] | {"temperature": 0.8}).items()
 
 
