@@ -57,6 +57,7 @@ from grpo.reward import Rewards, judge_scores
 from grpo.rollout import as_policy, draw_inputs
 from grpo.sampling import sample_completions
 from grpo.stats import stats
+from grpo.words import lexicon
 from train_grpo import grpo_step
 
 USUAL = {
@@ -124,19 +125,22 @@ def repeat(policy, group_size):
 
 
 class Turn:
-    """One turn of train_grpo.py's loop -> its milliseconds; `figures` tells of the last one."""
+    """One turn of train_grpo.py's loop, without a run -> its milliseconds.
 
-    def __init__(self, device, variant="shared", **changes):
-        config = load_config(flags(USUAL | changes | VARIANTS[variant]))
-        self.data, _ = setup.load_data(config.dataset, config.block_size)
+    `figures`, `rollout` and `completions` tell of the last one.
+    """
+
+    def __init__(self, config, device, variant="shared"):
+        self.data, _ = setup.load_data(config.dataset, config.block_size, config.prompts_file)
         vocabulary = self.data.vocabulary
+        words = lexicon(self.data.decode(self.data.tokens))
         config.kernel = kernel.choose(config.kernel, device, len(vocabulary), config.group_size)
         *generators, judge, _ = setup.load_models(config, vocabulary)
         policies = [as_policy(generator.to(device), device, config) for generator in generators]
         if variant == "repeated":
             policies = [repeat(policy, config.group_size) for policy in policies]
         self.judge = setup.forward(judge.to(device), device, config)
-        rewards = Rewards(self.judge, config, vocabulary, (), device)
+        rewards = Rewards(self.judge, config, vocabulary, words, device)
         if variant == "plain_judge":
             rewards.judges = {}
             rewards.functions["judge"] = self.judge_all
@@ -154,10 +158,14 @@ class Turn:
         self.clock.start()
         inputs = draw_inputs(self.data, self.config, 0, self.to_device)
         self.clock.mark("data")
-        rollout, _ = grpo_step(*self.models, inputs, self.config, self.clock)
+        self.rollout, _ = grpo_step(*self.models, inputs, self.config, self.clock)
         self.figures = self.clock.read()
-        self.completions = rollout.completions.reshape(inputs.uniforms.shape)  # (B,G,T)
+        self.completions = self.rollout.completions.reshape(inputs.uniforms.shape)  # (B,G,T)
         return self.figures["step_ms"]
+
+
+def usual_turn(device, variant="shared", **changes):
+    return Turn(load_config(flags(USUAL | changes | VARIANTS[variant])), device, variant)
 
 
 def kept_memory(turn):
@@ -180,7 +188,7 @@ def bench_step(args, device):
         turns = {}
         for name in VARIANTS:
             if name != "compiled" or setup.can_compile():
-                turns[name] = Turn(device, name, group_size=G)
+                turns[name] = usual_turn(device, name, group_size=G)
         shared = turns["shared"]
         shared()  # makes the completions
         scores = judge_scores(shared.judge, shared.completions)  # (B,G,T)
@@ -281,7 +289,7 @@ def main(argv=None):
         device = setup.pick_device(args.device)
         if args.json:
             write(args.json, b"{}")  # what cannot be written is noticed now
-        Turn(device)  # finds what is missing before anything is timed
+        usual_turn(device)  # finds what is missing before anything is timed
         result = {"device": args.device, "threads": torch.get_num_threads()}
     print(result)
     for part in args.only:

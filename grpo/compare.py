@@ -180,14 +180,15 @@ def draw_curves(figure, runs):
     """Draw the curves, a band where runs differ in their seed alone."""
     for axes, name in zip(figure.subplots(2, 3).flat, CURVES):
         for group in groups(runs):
-            series = [{x["iteration"]: x.get(name, np.nan) for x in run.metrics} for run in group]
-            steps = sorted(set.intersection(*map(set, series)))
-            values = np.array([[each[step] for step in steps] for each in series], dtype=float)
+            steps = [line["iteration"] for line in group[0].metrics]
+            series = [[line.get(name, np.nan) for line in run.metrics] for run in group]
+            values = np.array([*zip(*series)])  # (steps, runs), as many steps as all have
+            steps = steps[: len(values)]
             label = ", ".join(run.folder for run in group)
-            (line,) = axes.plot(steps, values.mean(axis=0), label=label)
+            (line,) = axes.plot(steps, values.mean(axis=1), label=label)
             if len(group) > 1:
-                low = values.min(axis=0)
-                high = values.max(axis=0)
+                low = values.min(axis=1)
+                high = values.max(axis=1)
                 axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.25)
         axes.set_title(name)
     axes.legend()

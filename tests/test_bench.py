@@ -101,7 +101,7 @@ def test_what_is_compared_makes_the_same_update(tiny, monkeypatch, changes, vari
     monkeypatch.setattr(bench, "Optimizer", SGD)
     updated = []
     for name in ("shared", variant):
-        turn = bench.Turn(CPU, name, **changes)
+        turn = bench.usual_turn(CPU, name, **changes)
         start = [p.detach().clone() for p in turn.models[3].parameters]
         turn()
         moved = [p.detach() - old for p, old in zip(turn.models[3].parameters, start)]
@@ -111,7 +111,7 @@ def test_what_is_compared_makes_the_same_update(tiny, monkeypatch, changes, vari
 
 
 def test_a_turn_changes_no_weight_and_repeats_itself(tiny):
-    turn = bench.Turn(CPU)
+    turn = bench.usual_turn(CPU)
     before = copy.deepcopy([p.detach() for p in turn.models[3].parameters])
     turn()
     first = turn.completions
@@ -121,7 +121,7 @@ def test_a_turn_changes_no_weight_and_repeats_itself(tiny):
 
 
 def test_the_plain_judge_reads_every_completion_in_one_batch(tiny):
-    turn = bench.Turn(CPU, "plain_judge", group_size=16)
+    turn = bench.usual_turn(CPU, "plain_judge", group_size=16)
     judge = turn.judge
     rows = []
 
@@ -155,7 +155,7 @@ def test_flops_of_a_step_are_those_that_are_needed(tiny, monkeypatch, variant):
         return tuple(loaded)
 
     monkeypatch.setattr(bench.setup, "load_models", load)
-    turn = bench.Turn(CPU, variant, group_size=8)
+    turn = bench.usual_turn(CPU, variant, group_size=8)
     generator, reference, judge, _ = loaded
     with FlopCounterMode(display=False) as counter:
         turn()
@@ -173,7 +173,7 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_inputs_and_not_with_t
     """But for a few numbers a draw: log-probabilities, ratios, losses."""
 
     def kept(**sizes):
-        return bench.kept_memory(bench.Turn(CPU, **sizes)) * 2**20
+        return bench.kept_memory(bench.usual_turn(CPU, **sizes)) * 2**20
 
     assert kept(batch_size=32) > 1.5 * kept(batch_size=16)
     two, four, eight = (kept(batch_size=16, group_size=G) for G in (2, 4, 8))
