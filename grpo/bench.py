@@ -232,12 +232,11 @@ def bench_operations(args, device, T=64):
         if kernel.choose("auto", device, V, G) == "cuda":
             variants["fused"] = (kernel.sample_completions, kernel.stats)
         operations = {"sample": {}, "stats": {}, "stats+grad": {}}
+        timed = partial(milliseconds, device)
         for name, (draw, compute) in variants.items():
-            operations["sample"][name] = partial(milliseconds, device, draw, *draw_from)
-            operations["stats"][name] = partial(milliseconds, device, compute, *inputs)
-            operations["stats+grad"][name] = partial(
-                milliseconds, device, with_gradient, compute, *inputs
-            )
+            operations["sample"][name] = partial(timed, draw, *draw_from)
+            operations["stats"][name] = partial(timed, compute, *inputs)
+            operations["stats+grad"][name] = partial(timed, with_gradient, compute, *inputs)
         for operation, measures in operations.items():
             for row in compare(measures, args.rounds, "eager"):
                 yield {"operation": operation, "dtype": dtype, "V": V, "G": G} | row

@@ -94,8 +94,7 @@ def side_by_side(runs):
     first = runs[0].settings
     differing = []
     for name in first:
-        same = all(run.settings.get(name) == first[name] for run in runs)
-        if name != "out_dir" and not same:
+        if name != "out_dir" and any(run.settings.get(name) != first[name] for run in runs):
             differing.append(name)
     parts = {
         "settings that differ": (differing, [run.settings for run in runs]),
@@ -144,9 +143,10 @@ def curves(metrics):
         values = {
             run: [line[name] for line in rows if name in line] for run, rows in metrics.items()
         }
-        values = {run: numbers for run, numbers in values.items() if numbers}
-        every = [number for numbers in values.values() for number in numbers]
+        every = sum(values.values(), [])
         for run, numbers in values.items():
+            if not numbers:
+                continue
             drawn = line_of_eighths(numbers, min(every), max(every))
             ends = f"{numbers[0]:8.3f} {drawn} {numbers[-1]:.3f}"
             lines.append(f"{name:20s}  {run.ljust(width)}{ends}")
@@ -171,8 +171,8 @@ def groups(runs):
     """Runs that differ in their seed alone, together: lists of runs."""
     together = {}
     for run in runs:
-        shared = {k: v for k, v in run.settings.items() if k not in ("seed", "out_dir")}
-        together.setdefault(json.dumps(shared, sort_keys=True), []).append(run)
+        shared = json.dumps(run.settings | {"seed": 0, "out_dir": ""}, sort_keys=True)
+        together.setdefault(shared, []).append(run)
     return list(together.values())
 
 

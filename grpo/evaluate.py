@@ -66,8 +66,7 @@ class Evaluation:
         self.mask = mask.to(device)
         self.masked = self.tokens.masked_fill(self.mask, train.mask_id)  # (N,T)
         self.uniforms = draw_uniforms(N, SAMPLES, T, (seed, 1)).to(device)  # (N,n,T)
-        z_uniforms = draw_uniforms(N, SAMPLES, 1, (seed, 2)).to(device)  # (N,n,1)
-        self.z_uniforms = z_uniforms.squeeze(2)  # (N,n)
+        self.z_uniforms = draw_uniforms(N, SAMPLES, 1, (seed, 2)).squeeze(2).to(device)  # (N,n)
         # What peeks and completions.jsonl show; the table is of held-out text in any case, since
         # nobody knows what the blanks of a prompt should hold.
         self.shown = (self.tokens, self.masked, self.mask)
@@ -143,17 +142,22 @@ class Evaluation:
         mean exponential is the pass@1 that endless untruncated sampling would find.
         """
         N = len(self.mask)
-        rows_mask = self.mask.repeat_interleave(len(log_p) // N, dim=0)  # (N·K,T)
-        p = log_p.exp()  # (N·K,T,V)
-        entropy = where_blank(-expectation(p, log_p).squeeze(-1), rows_mask)  # (N·K,T)
-        kl = where_blank(expectation(p, log_p - ref_log_p).squeeze(-1), rows_mask)  # (N·K,T)
+        K = len(log_p) // N
+
+        def at_blanks(log_p, values):
+            """Σ_v p(v) values(v), 0 wherever there is no blank: (N·K,T,V) -> (N·K,T)."""
+            mask = self.mask.repeat_interleave(len(log_p) // N, dim=0)  # (N·K,T)
+            return where_blank(expectation(log_p.exp(), values).squeeze(-1), mask)
+
+        entropy = at_blanks(log_p, -log_p)  # (N·K,T)
+        kl = at_blanks(log_p, log_p - ref_log_p)  # (N·K,T)
         log_m = log_marginal(log_p, N)  # (N,T,V)
-        of_marginal = -expectation(log_m.exp(), log_m).squeeze(-1)  # (N,T)
-        of_marginal = where_blank(of_marginal, self.mask)  # (N,T)
+        of_marginal = at_blanks(log_m, -log_m)  # (N,T)
+        blanks = self.mask.sum()
         original = log_prob(log_p, self.tokens[:, None], self.mask)  # (N,1)
         figures = {
-            "entropy": entropy.sum() / rows_mask.sum(),
-            "entropy_marginal": of_marginal.sum() / self.mask.sum(),
+            "entropy": entropy.sum() / (K * blanks),
+            "entropy_marginal": of_marginal.sum() / blanks,
             "sequence_entropy": entropy.sum(dim=1).mean(),
             "sequence_kl": kl.sum(dim=1).mean(),
             "original_log_prob": original.mean(),
