@@ -3,11 +3,10 @@
 Letters: N inputs, M of them, K values of the latent, n fills of each, T characters, V vocabulary.
 """
 
-from itertools import groupby
-
 import torch
 
 from grpo.mixture import log_marginal, log_mean
+from grpo.reward import mean_over_run
 from grpo.rollout import in_batches
 from grpo.sampling import integer_weights, options, sample_completions
 from grpo.stats import log_softmax
@@ -17,10 +16,10 @@ AT_ONCE = 32  # inputs of one forward pass: a CPU's cache holds their activation
 
 
 @torch.no_grad()
-def fill_in_passes(policy, log_m, masked, mask, passes, config, surest=False):
+def fill_in_passes(policy, logits, masked, mask, passes, config, surest=False):
     """Fill in at most `passes` forward passes, from the mixture's marginals: (N,T) -> (N,1,T).
 
-    log_m (N,T,V) is what the first pass says of the masked inputs.
+    logits (N·K,T,V) are what the first pass says of the masked inputs.
 
     Each pass draws all blanks that are still open, in parallel, keeps an equal share of them,
     chosen at random, and leaves the rest to the next pass. With as many passes as blanks that is
@@ -34,18 +33,18 @@ def fill_in_passes(policy, log_m, masked, mask, passes, config, surest=False):
         now = filled[rows]  # (M,T)
         still = left[rows]  # (M,T)
         if passes_left < passes:
-            log_p = log_softmax(in_batches(policy, now, AT_ONCE), config.temperature)  # (M·K,T,V)
-            log_m = log_marginal(log_p, len(rows))  # (M,T,V)
-        logits = config.temperature * log_m  # (M,T,V)
+            logits = in_batches(policy, now, AT_ONCE)  # (M·K,T,V)
+        log_p = log_softmax(logits, config.temperature)  # (M·K,T,V)
+        marginal = config.temperature * log_marginal(log_p, len(rows))  # (M,T,V) as logits
         if surest:
-            weights = integer_weights(logits, config.temperature)  # (M,T,V)
+            weights = integer_weights(marginal, config.temperature)  # (M,T,V)
             choice = weights.argmax(dim=-1)  # (M,T)
             preference = weights.amax(dim=-1) / weights.sum(dim=-1)  # (M,T)
         else:
             uniforms = torch.rand(*now.shape, 2, generator=rng).to(now.device)  # (M,T,2)
             drawing, preference = uniforms.unbind(dim=-1)  # (M,T), (M,T)
             draws, _ = sample_completions(
-                logits, now, still, drawing[:, None], **options(config)
+                marginal, now, still, drawing[:, None], **options(config)
             )  # (M,1,T)
             choice = draws[:, 0]  # (M,T)
         share = (still.sum(dim=1, keepdim=True) / passes_left).ceil()  # (M,1)
@@ -59,44 +58,34 @@ def fill_in_passes(policy, log_m, masked, mask, passes, config, surest=False):
     return filled[:, None]  # (N,1,T)
 
 
-def runs(flags):
-    """(start, end) of each run of blanks in a list of bools."""
-    spans = []
-    end = 0
-    for blank, run in groupby(flags):
-        start = end
-        end += len(list(run))
-        if blank:
-            spans.append((start, end))
-    return spans
-
-
 def best_by_run(fills, scores, mask):
-    """Each run of blanks as in the fill that the judge likes best there: (N,n,T) -> (N,1,T).
+    """Of n fills, each run of blanks as the judge likes it best there: -> (N,1,T).
 
-    scores (N,n,T): the judge read the n fills as they are.
+    fills (N,n,T), the judge's scores of them (N,n,T), mask (N,T)
     """
-    best = fills[:, 0].clone()  # (N,T)
-    for i, flags in enumerate(mask.tolist()):
-        for start, end in runs(flags):
-            winner = scores[i, :, start:end].mean(dim=1).argmax()
-            best[i, start:end] = fills[i, winner, start:end]
-    return best[:, None]  # (N,1,T)
+    liked = mean_over_run(scores.double(), mask)  # (N,n,T) the same all over a run
+    best = liked.argmax(dim=1, keepdim=True)  # (N,1,T)
+    return fills.take_along_dim(best, dim=1)  # (N,1,T)
 
 
 @torch.no_grad()
-def price_of_independence(policy, log_p, tokens, masked, mask, vocabulary, temperature):
+def price_of_independence(policy, logits, tokens, masked, mask, vocabulary, temperature):
     """log P(original word) blank by blank − in parallel, in nats; its mean over hidden words.
 
     Blank by blank: left to right, each blank sees the ones before it, Σ_t log m(y_t | y_<t), with
     m the mixture's marginal; other words stay hidden. In parallel: log 1/K Σ_z Π_t q_z,t(y_t), over
-    the blanks of the word. log_p (N·K,T,V) is of the masked inputs. None where no word is hidden.
+    the blanks of the word. logits (N·K,T,V) are of the masked inputs. None where no word is hidden.
     """
     N = len(tokens)
+    log_p = log_softmax(logits, temperature)  # (N·K,T,V)
     log_m = log_marginal(log_p, N)  # (N,T,V)
     of_each_z = log_p.unflatten(0, (N, -1))  # (N,K,T,V)
     flags = mask.cpu().numpy()
-    parallel, first, prefixes, blanks, originals = [], [], [], [], []
+    parallel = []
+    first = []
+    prefixes = []
+    blanks = []
+    originals = []
     for i, text in enumerate(decode(tokens, vocabulary)):
         for start, end in hidden_words(text, flags[i]):
             at = start + mask[i, start:end].nonzero().squeeze(1)  # (L,)

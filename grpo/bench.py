@@ -16,7 +16,7 @@ step        One turn of train_grpo.py's loop in the default experiment (config/g
               shared       grpo_step: each input once through generator and reference
               plain_judge  all B·G completions are judged, in one batch, on a CPU too
               repeated     the usual way: each input G times through generator and reference
-              latent       with a latent of 8 values: the shipped head, eight times
+              latent       with the shipped coin: a latent of 8 values
               inputs_64    with B = 64 instead of 16; over_shared of 4 is in proportion
               group_64     with G = 64
               length_16    with T = 16 instead of 64
@@ -28,7 +28,6 @@ step        One turn of train_grpo.py's loop in the default experiment (config/g
             mean and the largest. The milliseconds of the phases, and distinct, the different
             completions ÷ all, are the last round's. kept_MiB: what the backward pass needs kept,
             weights included.
-            kernels: what ran on the GPU in one step, copies included; busy_ms: their time.
 operations  `sample_completions`, `stats`, and `stats` with its gradient: eager, compiled, and fused
             on CUDA; every row a blank.
 startup     Seconds from the command `python train_grpo.py` to its first line of metrics.jsonl, not
@@ -43,13 +42,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from grpo import kernel
 from grpo.optimizer import Optimizer
@@ -61,7 +57,7 @@ from grpo.reward import Rewards, judge_scores
 from grpo.rollout import as_policy, draw_inputs
 from grpo.sampling import sample_completions
 from grpo.stats import stats
-from model.transformer import Generator
+from grpo.words import lexicon
 from train_grpo import grpo_step
 
 USUAL = {
@@ -70,12 +66,12 @@ USUAL = {
     "learning_rate": 0,
     "dtype": "float32",
 }
-VARIANTS = {  # of the step: what each sets; three do more, see `Turn`
+VARIANTS = {  # of the step: what each sets; two do more, see `Turn`
     "shared": {},
     "again": {},
     "plain_judge": {},
     "repeated": {},
-    "latent": {},
+    "latent": {"generator_checkpoint": "model/pretrained/generator_coin.pt"},
     "inputs_64": {"batch_size": 64},
     "group_64": {"group_size": 64},
     "length_16": {"block_size": 16},
@@ -118,14 +114,6 @@ def flags(settings):
     return [f"--{name}={value}" for name, value in settings.items()]
 
 
-def widen(generator, K=8):
-    """The same generator with K values of the latent, which do not differ yet."""
-    wide = Generator(replace(generator.trunk.config, n_latent=K))
-    head = generator.head.weight.repeat(K, 1)  # (K·(V-1),C)
-    wide.load_state_dict(generator.state_dict() | {"head.weight": head})
-    return wide
-
-
 def repeat(policy, group_size):
     """The same logits, from `group_size` copies of each input."""
 
@@ -137,22 +125,24 @@ def repeat(policy, group_size):
 
 
 class Turn:
-    """One turn of train_grpo.py's loop -> its milliseconds; `figures` tells of the last one."""
+    """One turn of train_grpo.py's loop, without a run -> its milliseconds.
 
-    def __init__(self, device, variant="shared", **changes):
-        config = load_config(flags(USUAL | changes))
-        self.data, _ = setup.load_data(config.dataset, config.block_size)
+    `figures`, `rollout` and `completions` tell of the last one.
+    """
+
+    def __init__(self, config, device, variant="shared"):
+        self.data, _ = setup.load_data(config.dataset, config.block_size, config.prompts_file)
         vocabulary = self.data.vocabulary
+        words = lexicon(self.data.decode(self.data.tokens))
         config.kernel = kernel.choose(config.kernel, device, len(vocabulary), config.group_size)
         *generators, judge, _ = setup.load_models(config, vocabulary)
-        if variant == "latent":
-            generators = [widen(generator) for generator in generators]
         policies = [as_policy(generator.to(device), device, config) for generator in generators]
         if variant == "repeated":
             policies = [repeat(policy, config.group_size) for policy in policies]
         self.judge = setup.forward(judge.to(device), device, config)
-        rewards = Rewards(self.judge, config, vocabulary, (), device)
+        rewards = Rewards(self.judge, config, vocabulary, words, device)
         if variant == "plain_judge":
+            rewards.judges = {}
             rewards.functions["judge"] = self.judge_all
         self.models = (*policies, rewards, Optimizer(generators[0], config))
         self.config = config
@@ -168,21 +158,14 @@ class Turn:
         self.clock.start()
         inputs = draw_inputs(self.data, self.config, 0, self.to_device)
         self.clock.mark("data")
-        rollout, _ = grpo_step(*self.models, inputs, self.config, self.clock)
+        self.rollout, _ = grpo_step(*self.models, inputs, self.config, self.clock)
         self.figures = self.clock.read()
-        self.completions = rollout.completions.reshape(inputs.uniforms.shape)  # (B,G,T)
+        self.completions = self.rollout.completions.reshape(inputs.uniforms.shape)  # (B,G,T)
         return self.figures["step_ms"]
 
 
-def gpu_work(turn):
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        turn()
-    took = [
-        event.time_range.elapsed_us() / 1000
-        for event in profiled.events()
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
-    ]
-    return {"kernels": len(took), "busy_ms": sum(took)}
+def usual_turn(device, variant="shared", **changes):
+    return Turn(load_config(flags(USUAL | changes | VARIANTS[variant])), device, variant)
 
 
 def kept_memory(turn):
@@ -203,9 +186,9 @@ def bench_step(args, device):
     for G in args.G:
         torch.compiler.reset()
         turns = {}
-        for name, changes in VARIANTS.items():
+        for name in VARIANTS:
             if name != "compiled" or setup.can_compile():
-                turns[name] = Turn(device, name, **{"group_size": G} | changes)
+                turns[name] = usual_turn(device, name, group_size=G)
         shared = turns["shared"]
         shared()  # makes the completions
         scores = judge_scores(shared.judge, shared.completions)  # (B,G,T)
@@ -220,8 +203,6 @@ def bench_step(args, device):
                 row |= turn.figures | {"kept_MiB": kept_memory(turn)}
                 fills = turn.completions.flatten(0, 1)  # (B·G,T)
                 row["distinct"] = len(fills.unique(dim=0)) / len(fills)
-                if device.type == "cuda":
-                    row |= gpu_work(turn)
             yield {"G": G} | row
 
 
@@ -251,12 +232,11 @@ def bench_operations(args, device, T=64):
         if kernel.choose("auto", device, V, G) == "cuda":
             variants["fused"] = (kernel.sample_completions, kernel.stats)
         operations = {"sample": {}, "stats": {}, "stats+grad": {}}
+        timed = partial(milliseconds, device)
         for name, (draw, compute) in variants.items():
-            operations["sample"][name] = partial(milliseconds, device, draw, *draw_from)
-            operations["stats"][name] = partial(milliseconds, device, compute, *inputs)
-            operations["stats+grad"][name] = partial(
-                milliseconds, device, with_gradient, compute, *inputs
-            )
+            operations["sample"][name] = partial(timed, draw, *draw_from)
+            operations["stats"][name] = partial(timed, compute, *inputs)
+            operations["stats+grad"][name] = partial(timed, with_gradient, compute, *inputs)
         for operation, measures in operations.items():
             for row in compare(measures, args.rounds, "eager"):
                 yield {"operation": operation, "dtype": dtype, "V": V, "G": G} | row
@@ -308,7 +288,7 @@ def main(argv=None):
         device = setup.pick_device(args.device)
         if args.json:
             write(args.json, b"{}")  # what cannot be written is noticed now
-        Turn(device)  # finds what is missing before anything is timed
+        usual_turn(device)  # finds what is missing before anything is timed
         result = {"device": args.device, "threads": torch.get_num_threads()}
     print(result)
     for part in args.only:

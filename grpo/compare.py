@@ -3,6 +3,7 @@
     python -m grpo.compare out-a out-b ...
     python -m grpo.compare out-a out-b --plot=curves.png       # the curves as a picture
     python -m grpo.compare out-a out-b --passes=passes.png     # valid words against forward passes
+    python -m grpo.compare out-a out-b --frontier=frontier.png # valid words against variety
 
 Pictures need matplotlib, nothing else does.
 """
@@ -23,13 +24,21 @@ EIGHTHS = "▁▂▃▄▅▆▇█"
 ASCII = "_.-:=+*#"  # where the terminal has no eighths
 WIDTH = 40  # characters of a curve
 GREY = "#808890"  # readable on light ground and on dark
+STYLE = {
+    "text.color": GREY,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "legend.framealpha": 0,
+    "savefig.transparent": True,
+}
+LABEL = {"xytext": (9, -4), "textcoords": "offset points"}
 SEVERAL_PASSES = [
     "before_sample",
     *(name for name in ROWS if name.startswith("reference_steps")),
     "reference_sequential_random",
 ]
-# What decides which held-out inputs a run is evaluated on.
-HELD_OUT = ("dataset", "block_size", "masking", "mask_ratio", "hidden_words", "eval_inputs")
 
 
 @dataclass
@@ -45,9 +54,14 @@ class Run:
         """After GRPO, one step, sampled."""
         return {"gap_closed": self.table.get("gap_closed")} | self.table.get("after_sample", {})
 
-    def held_out(self):
-        """Equal for runs with the same held-out inputs."""
-        return [self.settings.get(name) for name in HELD_OUT], self.table.get("held_out")
+    def finished(self, name):
+        """What evaluation.json has under `name`; ValueError if it has not."""
+        if name not in self.table:
+            raise ValueError(
+                f"{self.folder} has no {name} in an evaluation.json of its last step; finish the"
+                f" run, or evaluate it anew: python -m grpo.evaluate {self.folder}"
+            )
+        return self.table[name]
 
 
 def load(folder):
@@ -61,7 +75,7 @@ def load(folder):
         finished = metrics[-1]["iteration"] + 1 == settings["max_iters"]
         file = folder_path / "evaluation.json"
         table = json.loads(file.read_text()) if finished and file.exists() else {}
-        return Run(folder, settings, metrics, dict(table))
+        return Run(folder, settings, metrics, {} | table)  # TypeError if it is no object
     except (OSError, ValueError, IndexError, KeyError, TypeError):
         raise ValueError(
             f"{folder} holds no run, or none that has begun;"
@@ -80,8 +94,7 @@ def side_by_side(runs):
     first = runs[0].settings
     differing = []
     for name in first:
-        same = all(run.settings.get(name) == first[name] for run in runs)
-        if name != "out_dir" and not same:
+        if name != "out_dir" and any(run.settings.get(name) != first[name] for run in runs):
             differing.append(name)
     parts = {
         "settings that differ": (differing, [run.settings for run in runs]),
@@ -130,9 +143,10 @@ def curves(metrics):
         values = {
             run: [line[name] for line in rows if name in line] for run, rows in metrics.items()
         }
-        values = {run: numbers for run, numbers in values.items() if numbers}
-        every = [number for numbers in values.values() for number in numbers]
+        every = sum(values.values(), [])
         for run, numbers in values.items():
+            if not numbers:
+                continue
             drawn = line_of_eighths(numbers, min(every), max(every))
             ends = f"{numbers[0]:8.3f} {drawn} {numbers[-1]:.3f}"
             lines.append(f"{name:20s}  {run.ljust(width)}{ends}")
@@ -140,97 +154,106 @@ def curves(metrics):
 
 
 def new_figure(flag, file, size):
-    """A matplotlib figure, with all text in grey. ValueError without matplotlib."""
+    """A matplotlib figure, for light ground and for dark. ValueError without matplotlib."""
     try:
+        from matplotlib import rcParams
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError(
             f"{flag}={file}: matplotlib is not installed;"
             f" pip install matplotlib, or leave out --{flag}"
         ) from None
+    rcParams.update(STYLE)
     return Figure(figsize=size, layout="constrained")
-
-
-def in_grey(axes):
-    axes.tick_params(colors=GREY)
-    for side in axes.spines.values():
-        side.set_color(GREY)
-    for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
-        text.set_color(GREY)
 
 
 def groups(runs):
     """Runs that differ in their seed alone, together: lists of runs."""
     together = {}
     for run in runs:
-        shared = {k: v for k, v in run.settings.items() if k not in ("seed", "out_dir")}
-        together.setdefault(json.dumps(shared, sort_keys=True), []).append(run)
+        shared = json.dumps(run.settings | {"seed": 0, "out_dir": ""}, sort_keys=True)
+        together.setdefault(shared, []).append(run)
     return list(together.values())
 
 
-def plot(file, runs):
-    """A panel for each curve; in it a line for each run, or a band for runs of several seeds."""
-    figure = new_figure("plot", file, (12, 6))
+def draw_curves(figure, runs):
+    """Draw the curves, a band where runs differ in their seed alone."""
     for axes, name in zip(figure.subplots(2, 3).flat, CURVES):
         for group in groups(runs):
-            series = [{x["iteration"]: x.get(name, np.nan) for x in run.metrics} for run in group]
-            steps = sorted(set.intersection(*map(set, series)))
-            values = np.array([[each[step] for step in steps] for each in series], dtype=float)
+            steps = [line["iteration"] for line in group[0].metrics]
+            series = [[line.get(name, np.nan) for line in run.metrics] for run in group]
+            values = np.array([*zip(*series)])  # (steps, runs), as many steps as all have
+            steps = steps[: len(values)]
             label = ", ".join(run.folder for run in group)
-            (line,) = axes.plot(steps, values.mean(axis=0), label=label)
+            (line,) = axes.plot(steps, values.mean(axis=1), label=label)
             if len(group) > 1:
-                low = values.min(axis=0)
-                high = values.max(axis=0)
+                low = values.min(axis=1)
+                high = values.max(axis=1)
                 axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.25)
         axes.set_title(name)
-        in_grey(axes)
-    axes.legend(labelcolor=GREY, framealpha=0)
-    figure.savefig(file, transparent=True)
+    axes.legend()
 
 
-def plot_passes(file, runs):
-    """Valid words against forward passes, variety as colour: how many passes is one step worth?"""
-    figure = new_figure("passes", file, (8, 5))
+def origins(runs):
+    """{generator's file: a run that began with it}: what came before GRPO is drawn once."""
+    return {run.settings["generator_checkpoint"]: run for run in runs}
+
+
+def draw_passes(figure, runs):
+    """Draw valid words against forward passes, variety as colour: what is one step worth?"""
     axes = figure.subplots()
-    drawn = []
+    points = []  # (title, marker, row)
+    for file, run in origins(runs).items():
+        rows = [run.finished(name) for name in SEVERAL_PASSES]
+        passes = [row["forward_passes"] for row in rows]
+        valid = [row["valid_words"] for row in rows]
+        axes.plot(passes, valid, zorder=1, label=f"{file} before GRPO")
+        points += [("", "o", row) for row in rows]
+        title = f"{Path(file).stem}, the judge's best of 16"
+        points.append((title, "D", run.finished("before_best_of_16")))
     for run in runs:
-        if not run.table:
-            raise ValueError(
-                f"{run.folder} has no evaluation.json of its last step; finish the run"
-            )
-        points = []  # (row, marker, size, title)
-        before = run.table["before_sample"]
-        if before not in drawn:  # runs from one generator, on the same inputs, share it
-            drawn.append(before)
-            reference = [run.table[name] for name in SEVERAL_PASSES if name in run.table]
-            best = run.table.get("before_best_of_16")
-            points += [(row, "o", 60, "") for row in reference]
-            if best:
-                points.append((best, "D", 60, f"{run.folder} before: best of 16 by the judge"))
-            passes = [row["forward_passes"] for row in reference]
-            valid = [row["valid_words"] for row in reference]
-            axes.plot(passes, valid, color=GREY, linewidth=1, zorder=1)
-            axes.annotate(f"{run.folder} before", (passes[0], valid[0]), **LABEL)
-        points.append((run.table["after_sample"], "*", 220, f"{run.folder} after GRPO"))
-        for row, marker, size, title in points:
-            at = (row["forward_passes"], row["valid_words"])
-            variety = row["distinct_words"]
-            colours = axes.scatter(
-                *at, c=variety, marker=marker, s=size, edgecolors=GREY, vmin=0, vmax=0.8
-            )
-            axes.annotate(title, at, **LABEL)
+        points.append((f"{run.folder} after GRPO", "*", run.finished("after_sample")))
+    for title, marker, row in points:
+        at = (row["forward_passes"], row["valid_words"])
+        variety = row["distinct_words"]
+        colours = axes.scatter(
+            *at, c=variety, marker=marker, s=120, edgecolors=GREY, vmin=0, vmax=0.8
+        )
+        axes.annotate(title, at, **LABEL)
+    axes.legend()
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 2, 3, 4, 6, 8], labels=["1", "2", "3", "4", "6", "8"])
     axes.set_xlabel("forward passes")
     axes.set_ylabel("valid words")
-    in_grey(axes)
-    bar = figure.colorbar(colours)
-    bar.set_label("variety: distinct words", color=GREY)
-    in_grey(bar.ax)
-    figure.savefig(file, transparent=True, dpi=150)
+    figure.colorbar(colours, label="variety: distinct words")
 
 
-LABEL = {"xytext": (9, -4), "textcoords": "offset points", "color": GREY}
+def draw_frontier(figure, runs):
+    """Draw valid words against different ones in 16 fills, runs of one K joined in their order."""
+    lines = {}  # title: {point's name: its row}
+    for file, run in origins(runs).items():
+        rows = run.finished("before_at_temperatures")
+        lines[f"{file} at temperatures"] = {str(row["temperature"]): row for row in rows}
+    for run in runs:
+        after = lines.setdefault(f"after GRPO, K = {run.finished('n_latent')}", {})
+        after[run.folder] = run.finished("after_sample")
+    axes = figure.subplots()
+    for title, rows in lines.items():
+        across = [row["different_valid_words"] for row in rows.values()]
+        up = [row["valid_words"] for row in rows.values()]
+        axes.plot(across, up, marker="o", label=title)
+        for name, *at in zip(rows, across, up):
+            axes.annotate(name, at, **LABEL)
+    axes.set_xlabel("different valid words in 16 fills of a hidden word")
+    axes.set_ylabel("valid words")
+    axes.legend()
+
+
+PICTURES = {  # flag: who draws it, and its size
+    "plot": (draw_curves, (12, 6)),
+    "passes": (draw_passes, (8, 5)),
+    "frontier": (draw_frontier, (8, 5)),
+}
 
 
 def main(argv=None):
@@ -239,25 +262,20 @@ def main(argv=None):
         description="Print the settings in which runs differ, their last figures, their curves.",
     )
     parser.add_argument("folders", nargs="+", metavar="out_dir", help="a run's folder")
-    parser.add_argument(
-        "--plot",
-        metavar="FILE.png",
-        help="draw the curves, a band where runs differ in their seed alone; needs matplotlib",
-    )
-    parser.add_argument(
-        "--passes",
-        metavar="FILE.png",
-        help="draw valid words against forward passes, variety as colour; needs matplotlib",
-    )
+    for flag, (draw, _) in PICTURES.items():
+        about = f"{draw.__doc__} Needs matplotlib."
+        parser.add_argument(f"--{flag}", metavar="FILE.png", help=about)
     with exit_on_mistake("compare"):
-        args = parser.parse_args(argv)
-        runs = [load(folder) for folder in args.folders]
-        if args.plot:
-            plot(args.plot, runs)
-        if args.passes:
-            plot_passes(args.passes, runs)
+        args = vars(parser.parse_args(argv))
+        runs = [load(folder) for folder in args["folders"]]
+        for flag, (draw, size) in PICTURES.items():
+            file = args[flag]
+            if file:
+                figure = new_figure(flag, file, size)
+                draw(figure, runs)
+                figure.savefig(file, dpi=1000 / size[0])  # 1000 pixels wide
     print(side_by_side(runs))
-    if any(run.held_out() != runs[0].held_out() for run in runs):
+    if len({run.table["held_out"] for run in runs if "held_out" in run.table}) > 1:
         print("the held-out inputs differ between these runs: do not compare their figures")
     print(curves({run.folder: run.metrics for run in runs}))
 

@@ -9,9 +9,9 @@ figures, so the row to beat is the *argmax* of the untouched generator; and the 
 16 of its fills, which is what GRPO's reward can do without any training.
 """
 
-import functools
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,11 +22,11 @@ from grpo.baselines import AT_ONCE, best_by_run, fill_in_passes, price_of_indepe
 from grpo.figures import pass_at_k, word_figures
 from grpo.fill import find
 from grpo.mixture import draw, likeliest, log_marginal, log_prob
-from grpo.plumbing.checkpoint import LATEST, load_model, read_training, write
+from grpo.plumbing.checkpoint import LATEST, read, training_state, write
 from grpo.plumbing.config import Parser, convert, exit_on_mistake, from_saved
 from grpo.plumbing.distributed import is_first
 from grpo.plumbing.log import highlight
-from grpo.plumbing.setup import forward, load_data, pick_device
+from grpo.plumbing.setup import forward, load_data, load_models, pick_device
 from grpo.referee import ngram, ngram_bits
 from grpo.reward import Rewards, judge_scores, mean_over_input, parse_reward
 from grpo.rollout import as_policy, draw_uniforms, in_batches
@@ -38,7 +38,12 @@ from grpo.words import decode, lexicon
 SAMPLES = 16  # fills per input where fills are sampled
 EVALUATION_SEED = 2**31  # no run's own seed: every run is evaluated on the same inputs
 PEEK = 64  # inputs of a look in passing
-PASSES = {f"reference_steps_{passes}": passes for passes in (2, 3, 4, 6)}
+BLANK_BY_BLANK = 1 << 20  # passes: more than an input has blanks
+PASSES = {f"reference_steps_{passes}": passes for passes in (2, 3, 4, 6)} | {
+    "reference_sequential_random": BLANK_BY_BLANK,
+    "reference_sequential_confident": BLANK_BY_BLANK,
+}
+TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # at which the generator as the run began is drawn from
 
 
 class Evaluation:
@@ -61,16 +66,13 @@ class Evaluation:
         self.mask = mask.to(device)
         self.masked = self.tokens.masked_fill(self.mask, train.mask_id)  # (N,T)
         self.uniforms = draw_uniforms(N, SAMPLES, T, (seed, 1)).to(device)  # (N,n,T)
-        z_uniforms = draw_uniforms(N, SAMPLES, 1, (seed, 2)).to(device)  # (N,n,1)
-        self.z_uniforms = z_uniforms.squeeze(2)  # (N,n)
+        self.z_uniforms = draw_uniforms(N, SAMPLES, 1, (seed, 2)).squeeze(2).to(device)  # (N,n)
         # What peeks and completions.jsonl show; the table is of held-out text in any case, since
         # nobody knows what the blanks of a prompt should hold.
-        self.shown = (self.masked, self.mask)
-        self.shown_texts = decode(self.tokens, self.vocabulary)
+        self.shown = (self.tokens, self.masked, self.mask)
         if config.prompts_file:
             prompts = train.prompts[:N].to(device)  # (P,T)
-            self.shown = (prompts, prompts == train.mask_id)
-            self.shown_texts = decode(prompts, self.vocabulary)
+            self.shown = (prompts, prompts, prompts == train.mask_id)
         self.rewards = Rewards(judge, config, self.vocabulary, self.words, device)
         # A mistake in them is found now, before anything is written.
         few = self.tokens[:2, None].repeat(1, 3, 1)  # (2,3,T)
@@ -95,11 +97,22 @@ class Evaluation:
                 said[name] = whole  # (N,n)
         return said
 
-    def sample(self, logits, masked, mask):
+    def sample(self, logits, masked, mask, **changes):
         """SAMPLES fills of each input, always from the same uniforms: (N·K,T,V) -> (N,n,T)."""
         uniforms = self.uniforms[: len(masked)]  # (N,n,T)
         z_uniforms = self.z_uniforms[: len(masked)]  # (N,n)
-        return draw(logits, masked, mask, uniforms, z_uniforms, options(self.config))  # (N,n,T)
+        how = options(self.config) | changes
+        return draw(logits, masked, mask, uniforms, z_uniforms, how)  # (N,n,T)
+
+    def count_words(self, fills):
+        """Fills (N,n,T) of all the inputs, or of the first ones -> {name: number}."""
+        tokens = self.tokens[: len(fills)]  # (N,T)
+        return word_figures(tokens, self.mask, fills, self.vocabulary, self.words)
+
+    def texts(self, tokens):
+        """(...,T) -> a flat list of strings, without the padding behind a short prompt."""
+        lengths = (tokens >= 0).sum(dim=-1).flatten().tolist()
+        return [text[:end] for text, end in zip(decode(tokens, self.vocabulary), lengths)]
 
     def measure(self, fills, forward_passes, scores=None):
         """All figures of fills (N,n,T); the judge's `scores` of them (N,n,T) may be known."""
@@ -107,25 +120,18 @@ class Evaluation:
             scores = judge_scores(self.judge, fills)  # (N,n,T)
         n = fills.shape[1]
         right = (fills == self.tokens[:, None]) | ~self.mask[:, None]  # (N,n,T)
-        words = word_figures(self.tokens, self.mask, fills, self.vocabulary, self.words)
         wrong_chars = (~right).sum().item() / (self.mask.sum().item() * n)
         probability = ngram(self.text, len(self.vocabulary) - 1)
-        texts = decode(fills, self.vocabulary)
-        figures = {
+        figures = self.count_words(fills) | {
             "judge": scores.mean(dim=-1).mean().item(),
-            "valid_words": words["valid_words"],
-            "exact_words": words["exact_words"],
-            "distinct_words": words["distinct_words"],
             "exact_chars": 1 - wrong_chars,
-            "ngram_bits": ngram_bits(probability, self.mask, texts),
+            "ngram_bits": ngram_bits(probability, self.mask, self.texts(fills)),
             "forward_passes": forward_passes,
         }
         if n == SAMPLES:
             solved = right.all(dim=-1).sum(dim=1).tolist()  # (N,)
             for k in (1, 2, 4, 8, 16):
                 figures[f"pass@{k}"] = pass_at_k(solved, n, k)
-            figures["different_valid_words"] = words["different_valid_words"]
-            figures["any_of_16"] = words["any_of_16"]
         return figures
 
     def exact_figures(self, log_p, ref_log_p):
@@ -136,17 +142,22 @@ class Evaluation:
         mean exponential is the pass@1 that endless untruncated sampling would find.
         """
         N = len(self.mask)
-        rows_mask = self.mask.repeat_interleave(len(log_p) // N, dim=0)  # (N·K,T)
-        p = log_p.exp()  # (N·K,T,V)
-        entropy = where_blank(-expectation(p, log_p).squeeze(-1), rows_mask)  # (N·K,T)
-        kl = where_blank(expectation(p, log_p - ref_log_p).squeeze(-1), rows_mask)  # (N·K,T)
+        K = len(log_p) // N
+
+        def at_blanks(log_p, values):
+            """Σ_v p(v) values(v), 0 wherever there is no blank: (N·K,T,V) -> (N·K,T)."""
+            mask = self.mask.repeat_interleave(len(log_p) // N, dim=0)  # (N·K,T)
+            return where_blank(expectation(log_p.exp(), values).squeeze(-1), mask)
+
+        entropy = at_blanks(log_p, -log_p)  # (N·K,T)
+        kl = at_blanks(log_p, log_p - ref_log_p)  # (N·K,T)
         log_m = log_marginal(log_p, N)  # (N,T,V)
-        of_marginal = -expectation(log_m.exp(), log_m).squeeze(-1)  # (N,T)
-        of_marginal = where_blank(of_marginal, self.mask)  # (N,T)
+        of_marginal = at_blanks(log_m, -log_m)  # (N,T)
+        blanks = self.mask.sum()
         original = log_prob(log_p, self.tokens[:, None], self.mask)  # (N,1)
         figures = {
-            "entropy": entropy.sum() / rows_mask.sum(),
-            "entropy_marginal": of_marginal.sum() / self.mask.sum(),
+            "entropy": entropy.sum() / (K * blanks),
+            "entropy_marginal": of_marginal.sum() / blanks,
             "sequence_entropy": entropy.sum(dim=1).mean(),
             "sequence_kl": kl.sum(dim=1).mean(),
             "original_log_prob": original.mean(),
@@ -154,20 +165,27 @@ class Evaluation:
         }
         return {name: value.item() for name, value in figures.items()}
 
-    @torch.no_grad()
-    def one_step(self, policy, name, ref_log_p=None):
-        """The rows NAME_sample, NAME_argmax, NAME_best_of_16, from one forward pass.
+    def at_temperatures(self, logits):
+        """What a lower temperature trades: the words of one step's fills at each."""
+        rows = []
+        for temperature in TEMPERATURES:
+            fills = self.sample(logits, self.masked, self.mask, temperature=temperature)  # (N,n,T)
+            rows.append({"temperature": temperature} | self.count_words(fills))
+        return rows
 
-        -> rows, log_p (N·K,T,V), the samples (N,n,T) and what each reward says of them {: (N,n)}.
+    def one_step(self, name, logits, ref_logits):
+        """The rows NAME_sample, NAME_argmax, NAME_best_of_16, from one forward pass's logits.
+
+        -> rows, the samples (N,n,T) and what each reward says of them {: (N,n)}.
         Best of 16: the judge reads the samples as they are, and each run of blanks takes the fill
         that it likes best there; one forward pass, and 16 of the judge's.
         """
-        logits = in_batches(policy, self.masked, AT_ONCE)  # (N·K,T,V)
         log_p = log_softmax(logits, self.config.temperature)  # (N·K,T,V)
+        ref_log_p = log_softmax(ref_logits, self.config.temperature)  # (N·K,T,V)
         fills = self.sample(logits, self.masked, self.mask)  # (N,n,T)
         scores = judge_scores(self.judge, fills)  # (N,n,T)
         sampled = self.measure(fills, 1, scores)
-        sampled |= self.exact_figures(log_p, log_p if ref_log_p is None else ref_log_p)
+        sampled |= self.exact_figures(log_p, ref_log_p)
         said = self.own_rewards(fills, self.masked, self.mask)
         for part, values in said.items():
             sampled[f"reward_{part}"] = values.mean().item()
@@ -178,74 +196,58 @@ class Evaluation:
             f"{name}_argmax": self.measure(argmax, 1),
             f"{name}_best_of_16": self.measure(best, 1) | {"judge_passes": SAMPLES},
         }
-        return rows, log_p, fills, {"judge": scores.mean(dim=-1)} | said
+        return rows, fills, {"judge": scores.mean(dim=-1)} | said
 
-    def in_passes(self, policy, log_p, passes, surest=False):
-        """The row of a generator that fills in several passes, of which log_p (N·K,T,V) is one."""
-        log_m = log_marginal(log_p, len(self.mask))  # (N,T,V)
-        fills = fill_in_passes(
-            policy, log_m, self.masked, self.mask, passes, self.config, surest
-        )  # (N,1,T)
-        used = self.mask.sum(dim=1).clamp(max=passes).float().mean().item()
-        return self.measure(fills, used)
-
-    def price(self, policy, log_p):
-        return price_of_independence(
-            policy,
-            log_p,
-            self.tokens,
-            self.masked,
-            self.mask,
-            self.vocabulary,
-            self.config.temperature,
-        )
-
+    @torch.no_grad()
     def table(self, policy, before):
         """Every row, of `policy` and of the generator as the run began -> rows, completions."""
-        policy = self.watched(policy)
-        before = self.watched(before)
-        steps = len(ROWS) - 2 * 2 + 2  # one step makes three rows; the price is asked twice
+        models = {"before": self.watched(before), "after": self.watched(policy)}
         disable = None if is_first() else True  # None: where stderr is no terminal
+        steps = 2 * len(models) + 1 + len(PASSES)
         with tqdm(total=steps, leave=False, dynamic_ncols=True, disable=disable) as self.bar:
-            self.begin("the original text")
             rows = {"original": self.measure(self.tokens[:, None], 0)}
-            self.begin("before, one step")
-            of_before, ref_log_p, *_ = self.one_step(before, "before")
-            rows |= of_before
-            self.begin("after, one step")
-            of_after, log_p, fills, said = self.one_step(policy, "after", ref_log_p)
-            rows |= of_after
+            logits = {}  # (N·K,T,V) each
+            prices = {}
+            for name, model in models.items():
+                self.begin(f"{name}, one step")
+                logits[name] = in_batches(model, self.masked, AT_ONCE)  # (N·K,T,V)
+                of_one_step, fills, said = self.one_step(name, logits[name], logits["before"])
+                rows |= of_one_step
+                self.begin("the price of independence")
+                prices[name] = price_of_independence(
+                    model,
+                    logits[name],
+                    self.tokens,
+                    self.masked,
+                    self.mask,
+                    self.vocabulary,
+                    self.config.temperature,
+                )
+            self.begin("before, at other temperatures")
+            temperatures = self.at_temperatures(logits["before"])
             for name, passes in PASSES.items():
                 self.begin(ROWS[name])
-                rows[name] = self.in_passes(before, ref_log_p, passes)
-            T = self.mask.shape[1]
-            self.begin(ROWS["reference_sequential_random"])
-            rows["reference_sequential_random"] = self.in_passes(before, ref_log_p, T)
-            self.begin(ROWS["reference_sequential_confident"])
-            surest_first = self.in_passes(before, ref_log_p, T, surest=True)
-            rows["reference_sequential_confident"] = surest_first
-            self.begin("the price of independence")
-            prices = {"before": self.price(before, ref_log_p)}
-            self.begin("the price of independence")
-            prices["after"] = self.price(policy, log_p)
+                filled = fill_in_passes(
+                    models["before"],
+                    logits["before"],
+                    self.masked,
+                    self.mask,
+                    passes,
+                    self.config,
+                    surest=name == "reference_sequential_confident",
+                )  # (N,1,T)
+                used = self.mask.sum(dim=1).clamp(max=passes).float().mean().item()
+                rows[name] = self.measure(filled, used)
             if self.config.prompts_file:
-                fills, said = self.of_prompts(policy)
-        return rows | self.beside(rows, prices, log_p), self.completions(fills, said)
-
-    def begin(self, name):
-        """The next step of the table, on its bar."""
-        self.bar.update()
-        self.bar.set_description(f"table: {name}")
-
-    def beside(self, rows, prices, log_p):
-        """What stands beside the rows in evaluation.json."""
+                fills, said = self.of_prompts(models["after"])
         config = self.config
         inputs = torch.stack([self.tokens, self.mask.long()]).cpu().numpy()  # (2,N,T)
         digest = hashlib.sha256(inputs.tobytes()).hexdigest()
-        return {
+        beside = {
             "gap_closed": gap_closed(rows),
+            "before_at_temperatures": temperatures,
             "price_of_independence": prices,
-            "n_latent": len(log_p) // len(self.mask),
+            "n_latent": len(logits["before"]) // len(self.mask),
             "masking": config.masking,
             "inputs": len(self.masked),
             "temperature": config.temperature,
@@ -253,11 +255,17 @@ class Evaluation:
             "eval_seed": self.seed,
             "held_out": digest[:12],  # equal for runs with the same held-out inputs
         }
+        return rows | beside, self.completions(fills, said)
+
+    def begin(self, name):
+        """The next step of the table, on its bar."""
+        self.bar.update()
+        self.bar.set_description(f"table: {name}")
 
     @torch.no_grad()
     def of_prompts(self, policy):
         """Samples of the user's own prompts, and what each reward says: (P,n,T), {name: (P,n)}."""
-        masked, mask = self.shown
+        _, masked, mask = self.shown
         fills = self.sample(in_batches(policy, masked, AT_ONCE), masked, mask)  # (P,n,T)
         scores = judge_scores(self.judge, fills)  # (P,n,T)
         said = {"judge": mean_over_input(scores, masked)}
@@ -265,15 +273,12 @@ class Evaluation:
 
     def completions(self, fills, said):
         """Every single fill with its rewards: fills (N,n,T), {name: (N,n)} -> a list of dicts."""
-        masked, _ = self.shown
-        inputs = decode(masked, self.vocabulary)
-        lengths = (masked >= 0).sum(dim=1).tolist()  # a prompt may be shorter than T
-        texts = decode(fills, self.vocabulary)
+        _, masked, _ = self.shown
+        inputs = self.texts(masked)
         said = {name: values.flatten().tolist() for name, values in said.items()}
         lines = []
-        for row, text in enumerate(texts):
-            i = row // fills.shape[1]
-            line = {"input": inputs[i][: lengths[i]], "completion": text[: lengths[i]]}
+        for row, text in enumerate(self.texts(fills)):
+            line = {"input": inputs[row // fills.shape[1]], "completion": text}
             lines.append(line | {name: round(values[row], 6) for name, values in said.items()})
         return lines
 
@@ -281,21 +286,20 @@ class Evaluation:
     @torch.compiler.set_stance("force_eager")  # shapes of their own are not worth compiling for
     def peek(self, policy, before, step):
         """A look in passing: valid words on the first inputs, and a few fills before and now."""
-        tokens, masked, mask = (x[:PEEK] for x in (self.tokens, self.masked, self.mask))  # (N,T)
-        few, blanks = (x[:5] for x in self.shown)  # (5,T), (5,T)
-        texts = {"text": self.shown_texts}
+        masked = self.masked[:PEEK]  # (N,T)
+        mask = self.mask[:PEEK]  # (N,T)
+        original, few, blanks = (x[:5] for x in self.shown)  # (5,T)
+        texts = {"text": self.texts(original)}
         valid = []
         for name, model in {"before": before, "now": policy}.items():
             fills = self.sample(model(masked), masked, mask)  # (N,n,T)
-            words = word_figures(tokens, mask, fills, self.vocabulary, self.words)
-            valid.append(f"{words['valid_words']:.2f} {name}")
+            valid.append(f"{self.count_words(fills)['valid_words']:.2f} {name}")
             fills = self.sample(model(few), few, blanks)  # (5,n,T)
-            texts[name] = decode(fills[:, 0], self.vocabulary)
+            texts[name] = self.texts(fills[:, 0])
         lines = [f"step {step}: valid words on held-out text {', '.join(valid)}"]
-        for i, length in enumerate((few >= 0).sum(dim=1).tolist()):
-            flags = blanks[i, :length].tolist()
+        for i, flags in enumerate(blanks.tolist()):
             for name, each in texts.items():
-                lines.append(f"  {name:7s}" + highlight(each[i][:length], flags))
+                lines.append(f"  {name:7s}" + highlight(each[i], flags))
         return "\n".join(lines)
 
     @torch.compiler.set_stance("force_eager")
@@ -315,22 +319,12 @@ class Evaluation:
         write(out / "evaluation.json", json.dumps(result, indent=1, allow_nan=False).encode())
 
 
-def saved_config(out_dir):
-    """The settings of the run in `out_dir`."""
-    file = Path(out_dir) / LATEST
-    config = from_saved(read_training(file)["config"], str(file))
-    config.out_dir = out_dir
-    config.compile = "false"
-    return config
-
-
 def allowed_reward(saved, given):
-    """-> the reward to evaluate with, and whether that is the saved one; says what it leaves out.
+    """The reward to evaluate with, {part: weight}; says what of the saved one it leaves out.
 
     A checkpoint may name files. Models, text and prompts are read as data; a reward's FILE.py is
     code, and runs only where the flag --reward names it again.
     """
-    saved = parse_reward(saved)
     parts = {name: weight for name, weight in saved.items() if ".py:" not in name}
     if given:
         parts = parse_reward(given)
@@ -339,8 +333,7 @@ def allowed_reward(saved, given):
             print(
                 f"left out: {name}, code that a checkpoint names; take it in with --reward={name}"
             )
-    reward = ",".join(f"{name}:{weight}" for name, weight in parts.items())
-    return reward or "judge", parts == saved
+    return parts or parse_reward("judge")
 
 
 def arguments(argv):
@@ -371,29 +364,33 @@ def arguments(argv):
 def main(argv=None):
     with exit_on_mistake("evaluate"):
         args = arguments(argv)
-        config = saved_config(args.out_dir)
-        own_inputs = config.eval_inputs
-        if args.eval_inputs is not None:
-            config.eval_inputs = convert("eval_inputs", args.eval_inputs, "command line")
-        config.reward, own_reward = allowed_reward(config.reward, args.reward)
-        its_own = own_reward and (config.eval_inputs, args.eval_seed) == (
-            own_inputs,
-            EVALUATION_SEED,
+        file = Path(args.out_dir) / LATEST
+        saved = read(file)
+        config = from_saved(training_state(saved, file)["config"], str(file))
+        inputs = convert("eval_inputs", args.eval_inputs or config.eval_inputs, "command line")
+        own_reward = parse_reward(config.reward)
+        reward = allowed_reward(own_reward, args.reward)
+        own = (config.eval_inputs, own_reward, EVALUATION_SEED)
+        its_own = (inputs, reward, args.eval_seed) == own
+        config = replace(
+            config,
+            out_dir=args.out_dir,
+            eval_inputs=inputs,
+            reward=",".join(f"{name}:{weight}" for name, weight in reward.items()),
+            generator_checkpoint=find(config.generator_checkpoint),
+            judge_checkpoint=find(config.judge_checkpoint),
+            reference_checkpoint="",  # before is what the run began with
+            reference_mode="static",
+            compile="false",
         )
         device = pick_device(args.device or config.device)
-        folder = find(Path("data") / config.dataset).resolve()
-        known = (folder / "meta.json").exists()
-        dataset = str(folder) if known else config.dataset
+        meta = find(Path("data") / config.dataset / "meta.json")
+        dataset = str(meta.parent.resolve()) if meta.exists() else config.dataset
         train, val = load_data(dataset, config.block_size, config.prompts_file)
-        load = functools.partial(load_model, vocabulary=train.vocabulary)
-        generator = load(Path(args.out_dir) / LATEST, "generator").to(device)
-        before = load(find(config.generator_checkpoint), "generator").to(device)
-        judge = load(find(config.judge_checkpoint), "judge").to(device)
-        for model in (generator, before, judge):
-            model.trunk.padded = bool(config.prompts_file)
-        judge = forward(judge, device, config)
+        *generators, judge, _ = load_models(config, train.vocabulary, saved)
+        policies = [as_policy(model.to(device), device, config) for model in generators]
+        judge = forward(judge.to(device), device, config)
         evaluation = Evaluation(config, judge, train, val, device, args.eval_seed)
-        policies = [as_policy(model, device, config) for model in (generator, before)]
         result, completions = evaluation.table(*policies)
         if its_own:
             evaluation.write(result, completions)

@@ -15,8 +15,8 @@ def word_figures(tokens, mask, fills, vocabulary, words, cut=True):
 
     valid_words, exact_words: shares, over all fills.
     distinct_words: different valid words among the first fills ÷ different hidden words.
-    different_valid_words: in the n fills of a hidden word; any_of_n: share of hidden words of which
-    at least one fill is exact. `cut` as in `hidden_words`.
+    With several fills, different_valid_words: in the n fills of a hidden word; any_of_n: share of
+    hidden words of which at least one fill is exact. `cut` as in `hidden_words`.
     """
     n = fills.shape[1]
     texts = decode(fills, vocabulary)
@@ -43,13 +43,14 @@ def word_figures(tokens, mask, fills, vocabulary, words, cut=True):
             found += right > 0
             different += len(seen)
     total = max(total, 1)  # without a hidden word all is 0
-    return {
+    figures = {
         "valid_words": valid / (total * n),
         "exact_words": exact / (total * n),
         "distinct_words": len(first_valid) / max(len(hidden), 1),
-        "different_valid_words": different / total,
-        f"any_of_{n}": found / total,
     }
+    if n > 1:
+        figures |= {"different_valid_words": different / total, f"any_of_{n}": found / total}
+    return figures
 
 
 def pass_at_k(solved, n, k):

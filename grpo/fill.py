@@ -103,8 +103,8 @@ def fill(generator, vocabulary, text, k=5, temperature=1.0, seed=1):
     log_prob = log_mean(given_z, dim=1)  # (n,)
     texts = decode(different, vocabulary)
     columns = (texts, log_prob.tolist(), given_z.argmax(dim=1).tolist(), counts.tolist())
-    order = log_prob.argsort(descending=True).tolist()
-    return [Fill(*(column[i] for column in columns)) for i in order]
+    fills = [Fill(*values) for values in zip(*columns)]
+    return sorted(fills, key=lambda one: one.log_prob, reverse=True)
 
 
 def as_power(log_prob):
@@ -147,25 +147,23 @@ def show(text, vocabulary, models, judge, k, temperature, seed):
         scores = judge_scores(judge, tokens[None, None])[0]  # (1,T)
         shown = shade(text, mask, relative(scores)[0].tolist())
         return [f"  no blank ({BLANK}) to fill; judge {scores.mean():.3f}  {shown}"]
-    fills = {
-        title: fill(model, vocabulary, text, k, temperature, seed)
-        for title, model in models.items()
-    }
-    texts = [one.text for each in fills.values() for one in each]
-    tokens = torch.stack([tokenise(each, vocabulary, longest) for each in texts])  # (n,T)
+    fills = []
+    for title, model in models.items():
+        of_model = fill(model, vocabulary, text, k, temperature, seed)
+        fills += [(title, one) for one in of_model]
+    tokens = torch.stack([tokenise(one.text, vocabulary, longest) for _, one in fills])  # (n,T)
     scores = judge_scores(judge, tokens[None])[0]  # (n,T)
-    rows = iter(zip(scores.mean(dim=1).tolist(), relative(scores).tolist()))
+    judged = scores.mean(dim=1).tolist()
     lines = []
-    for title, each in fills.items():
+    for (title, one), score, doubts in zip(fills, judged, relative(scores).tolist()):
         latent = models[title].n_latent > 1
-        lines += [title, "  probability  judge  drawn" + latent * "   z"]
-        for one in each:
-            score, doubts = next(rows)
-            z = f"  {one.z:2d}" if latent else ""
-            lines.append(
-                f"  {as_power(one.log_prob):>11}  {score:5.3f}  {one.drawn:>3}/{k}{z}"
-                f"  {shade(one.text, mask, doubts)}"
-            )
+        if title not in lines:
+            lines += [title, "  probability  judge  drawn" + latent * "   z"]
+        z = f"  {one.z:2d}" if latent else ""
+        lines.append(
+            f"  {as_power(one.log_prob):>11}  {score:5.3f}  {one.drawn:>3}/{k}{z}"
+            f"  {shade(one.text, mask, doubts)}"
+        )
     return lines
 
 

@@ -11,41 +11,26 @@ Letters: G completions of one input, T characters.
 
 import sys
 
+from grpo.bench import Turn
 from grpo.compare import new_figure
-from grpo.optimizer import Optimizer
 from grpo.plumbing.config import exit_on_mistake, load_config
-from grpo.plumbing.log import Clock, highlight
-from grpo.plumbing.setup import forward, load_data, load_models, pick_device, pick_dtype
-from grpo.reward import Rewards
-from grpo.rollout import as_policy, draw_inputs
-from grpo.words import decode, lexicon
-from train_grpo import grpo_step
+from grpo.plumbing.log import highlight
+from grpo.plumbing.setup import pick_device, pick_dtype
+from grpo.words import decode
 
 
-def first_step(config):
-    """-> the vocabulary and the rollout of the first step of a run, which is not kept."""
+def first_group(config):
+    """The first input of a run's first step: texts (G of them), mask (T,), pushes (G,T)."""
     device = pick_device(config.device)
     config.dtype = pick_dtype(config.dtype, device)
     config.kernel = "torch"
     config.num_iterations = 1
-    train, _ = load_data(config.dataset, config.block_size, config.prompts_file)
-    generator, reference, judge, _ = load_models(config, train.vocabulary)
-    judge = forward(judge.to(device), device, config)
-    words = lexicon(train.decode(train.tokens))
-    policy = as_policy(generator.to(device), device, config)
-    reference = as_policy(reference.to(device), device, config)
-    rewards = Rewards(judge, config, train.vocabulary, words, device)
-    optimizer = Optimizer(generator, config)
-    inputs = draw_inputs(train, config, 0, lambda x: x.to(device))
-    rollout, _ = grpo_step(policy, reference, rewards, optimizer, inputs, config, Clock(device))
-    return train.vocabulary, rollout
-
-
-def pushes(rollout, index):
-    """Of one input: completions (G,T), mask (T,), the push on each drawn character (G,T)."""
-    one = rollout.take(slice(index, index + 1))
+    turn = Turn(config, device)
+    turn()
+    one = turn.rollout.take([0])
     push = one.advantages * (1 - one.old_logp.exp()) * one.mask[:, None]  # (K,g,T)
-    return one.completions.flatten(0, 1), one.mask[0], push.flatten(0, 1)
+    texts = decode(one.completions, turn.data.vocabulary)
+    return texts, one.mask[0], push.flatten(0, 1)
 
 
 def sign(push, largest):
@@ -75,12 +60,13 @@ def plot(file, texts, mask, push):
     largest = shown.abs().max().item()
     size = (2 + 0.4 * len(blanks), 1 + 0.3 * len(texts))
     figure = new_figure("plot", file, size)
-    figure.set_facecolor("white")
     axes = figure.subplots()
     image = axes.imshow(shown, cmap="RdYlGn", vmin=-largest, vmax=largest, aspect="auto")
     for row, text in enumerate(texts):
         for column, t in enumerate(blanks.tolist()):
-            axes.text(column, row, text[t], ha="center", va="center", family="monospace")
+            axes.text(
+                column, row, text[t], ha="center", va="center", color="black", family="monospace"
+            )
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_ylabel("the fills of one input")
@@ -96,9 +82,7 @@ def main(arguments):
         return
     with exit_on_mistake("group"):
         config = load_config([argument for argument in arguments if argument not in plots])
-        vocabulary, rollout = first_step(config)
-        completions, mask, push = pushes(rollout, 0)
-        texts = decode(completions, vocabulary)
+        texts, mask, push = first_group(config)
         if plots:
             plot(plots[-1].removeprefix("--plot="), texts, mask, push)
     print(as_text(texts, mask, push))

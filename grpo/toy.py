@@ -8,21 +8,31 @@ second f or p. The policy here is a table of logits, trained by train_grpo.py's 
 Letters: T characters, V vocabulary, K values of the latent, G completions, B = 1 input.
 """
 
-from pathlib import Path
-
 import torch
 
 from grpo.compare import new_figure
+from grpo.mixture import log_prob
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config, Parser, exit_on_mistake
 from grpo.plumbing.log import Clock
 from grpo.rollout import Inputs, draw_uniforms
+from grpo.stats import log_softmax
+from grpo.words import decode
 from train_grpo import grpo_step
 
 VOCABULARY = "aefhlp_"
 TEXT = "h_l_"
-FILLS = ("ae", "fp")  # what each blank may be
 WORDS = {"help": 0.8, "half": 0.8, "helf": 0.1, "halp": 0.1}  # the judge likes both words equally
+
+
+def encode(texts):
+    """Texts -> (n,T)."""
+    return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
+
+
+FILLS = encode(WORDS)  # (4,T)
+MASKED = encode([TEXT])  # (1,T)
+MASK = MASKED == VOCABULARY.index("_")  # (1,T)
 
 
 class Table(torch.nn.Module):
@@ -30,13 +40,9 @@ class Table(torch.nn.Module):
 
     def __init__(self, n_latent):
         super().__init__()
-        logits = torch.full((n_latent, len(TEXT), len(VOCABULARY)), float("-inf"))
-        logits[..., 0] = 0  # where nothing is hidden, anything will do
-        blanks = [t for t, c in enumerate(TEXT) if c == "_"]
-        for t, letters in zip(blanks, FILLS):
-            logits[:, t] = float("-inf")
-            for letter in letters:
-                logits[:, t, VOCABULARY.index(letter)] = 0
+        T = len(TEXT)
+        logits = torch.full((n_latent, T, len(VOCABULARY)), float("-inf"))
+        logits[:, range(T), FILLS] = 0  # a or e, f or p
         self.logits = torch.nn.Parameter(logits)
 
     def forward(self, tokens):
@@ -49,10 +55,9 @@ class WordReward:
     names = ("words",)
 
     def __call__(self, completions, masked, mask, credit):
-        rewards = torch.zeros(completions.shape[:2])  # (B,G)
-        for g, fill in enumerate(completions[0].tolist()):
-            rewards[0, g] = WORDS["".join(VOCABULARY[c] for c in fill)]
-        return rewards[..., None], rewards[..., None]
+        worth = [WORDS[word] for word in decode(completions, VOCABULARY)]
+        rewards = torch.tensor(worth).view(1, -1, 1)  # (B,G,1)
+        return rewards, rewards
 
     def total(self, parts):
         return parts[..., 0]
@@ -79,32 +84,18 @@ def train(n_latent, seed, steps=150, **settings):
     optimizer = Optimizer(policy, config)
     rewards = WordReward()
     clock = Clock(torch.device("cpu"))
-    masked = torch.tensor([[VOCABULARY.index(c) for c in TEXT]])  # (1,T)
-    mask = masked == VOCABULARY.index("_")  # (1,T)
     for step in range(steps):
         uniforms = draw_uniforms(1, config.group_size, len(TEXT), (seed, step))  # (1,G,T)
-        inputs = Inputs(masked, mask, masked, uniforms, orders=None)  # no mini-batches
+        inputs = Inputs(MASKED, MASK, MASKED, uniforms, orders=None)  # no mini-batches
         grpo_step(policy, reference, rewards, optimizer, inputs, config, clock)
-    return word_probabilities(policy)
-
-
-@torch.no_grad()
-def word_probabilities(policy):
-    """P(word) = 1/K Σ_z q_z(first blank) q_z(second blank)."""
-    q = policy.logits.softmax(dim=-1)  # (K,T,V)
-    found = {}
-    for word in WORDS:
-        product = torch.ones(len(q))  # (K,)
-        for t, c in enumerate(word):
-            if TEXT[t] == "_":
-                product = product * q[:, t, VOCABULARY.index(c)]
-        found[word] = product.mean().item()
-    return found
+    log_p = log_softmax(policy.logits, config.temperature)  # (K,T,V)
+    p = log_prob(log_p, FILLS[None], MASK).exp()  # (1,4)
+    return dict(zip(WORDS, p[0].tolist()))
 
 
 CASES = {  # title: arguments of `train`
     "before": {"n_latent": 1, "steps": 0},
-    "committed: no latent": {"n_latent": 1},
+    "committed: no coin": {"n_latent": 1},
     "a coin: K = 2": {"n_latent": 2, "kl_of": "marginal"},
 }
 
@@ -112,18 +103,16 @@ CASES = {  # title: arguments of `train`
 def plot(file, results):
     """The four fills as a 2 x 2 table of probabilities, one for each case."""
     figure = new_figure("plot", file, (9, 3))
-    figure.set_facecolor("white")
     for axes, (title, found) in zip(figure.subplots(1, len(results)), results.items()):
         table = [[found["help"], found["helf"]], [found["halp"], found["half"]]]
         axes.imshow(table, vmin=0, vmax=1, cmap="Blues")
         axes.set_title(title)
         axes.set_xticks([0, 1], ["p", "f"])
         axes.set_yticks([0, 1], ["e", "a"])
-        for row, words in enumerate((("help", "helf"), ("halp", "half"))):
-            for column, word in enumerate(words):
-                shade = "white" if found[word] > 0.6 else "black"
-                label = f"{word}\n{found[word]:.2f}"
-                axes.text(column, row, label, ha="center", va="center", color=shade)
+        for word, p in found.items():
+            at = ("pf".index(word[3]), "ea".index(word[1]))
+            shade = "white" if p > 0.6 else "black"
+            axes.text(*at, f"{word}\n{p:.2f}", ha="center", va="center", color=shade)
     figure.savefig(file)
 
 
@@ -137,11 +126,10 @@ def main(argv=None):
         print(f"{'':22s}" + "".join(f"{word:>8s}" for word in WORDS))
         for title, arguments in CASES.items():
             results[title] = train(seed=args.seed, **arguments)
-            print(
-                f"{title:22s}" + "".join(f"{p:8.3f}" for p in results[title].values()), flush=True
-            )
+            numbers = "".join(f"{p:8.3f}" for p in results[title].values())
+            print(f"{title:22s}{numbers}", flush=True)
         if args.plot:
-            plot(Path(args.plot), results)
+            plot(args.plot, results)
 
 
 if __name__ == "__main__":

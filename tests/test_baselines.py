@@ -3,10 +3,8 @@ import math
 import pytest
 import torch
 
-from grpo.baselines import best_by_run, fill_in_passes, price_of_independence, runs
-from grpo.mixture import log_marginal
+from grpo.baselines import best_by_run, fill_in_passes, price_of_independence
 from grpo.plumbing.config import Config
-from grpo.stats import log_softmax
 
 VOCABULARY = " abcdefghijklmnopqrstuvwxyz_"
 BLANK = 27
@@ -18,9 +16,9 @@ def encode(*texts):
 
 def fill(policy, masked, passes, surest=False, seed=0):
     """`fill_in_passes`, whose first pass is made here."""
-    log_m = log_marginal(log_softmax(policy(masked), 1.0), len(masked))
+    logits = policy(masked)
     config = Config(temperature=1.0, top_p=1.0, seed=seed)
-    return fill_in_passes(policy, log_m, masked, masked == BLANK, passes, config, surest)
+    return fill_in_passes(policy, logits, masked, masked == BLANK, passes, config, surest)
 
 
 def copycat(calls):
@@ -100,11 +98,6 @@ def test_a_latent_is_filled_from_its_marginal():
         assert abs((fills == character).double().mean().item() - p) < 0.1
 
 
-def test_runs_of_blanks():
-    assert runs([True, True, False, True, False]) == [(0, 2), (3, 4)]
-    assert runs([False, True]) == [(1, 2)] and runs([False]) == []
-
-
 def test_best_of_n_takes_each_run_from_the_fill_that_the_judge_likes_best_there():
     masked = encode("the ___ _ on")
     fills = torch.stack([encode("the cat q on"), encode("the xyz a on"), encode("the dog b on")], 1)
@@ -146,8 +139,8 @@ def test_the_price_of_independence_by_hand(n_latent, want):
     mask = torch.tensor([[False, True, True, False]] * 2)
     masked = tokens.masked_fill(mask, BLANK)
     policy = joint(["ab", "ba"], n_latent)
-    log_p = log_softmax(policy(masked), 1.0)
-    price = price_of_independence(policy, log_p, tokens, masked, mask, VOCABULARY, 1.0)
+    logits = policy(masked)
+    price = price_of_independence(policy, logits, tokens, masked, mask, VOCABULARY, 1.0)
     assert price == pytest.approx(want, abs=1e-5)
 
 
@@ -161,10 +154,10 @@ def test_other_words_stay_hidden_while_one_is_filled():
     tokens = encode(" ab cd ")
     mask = tokens > 0
     masked = tokens.masked_fill(mask, BLANK)
-    log_p = log_softmax(policy(masked), 1.0)
+    logits = policy(masked)
     asked.clear()
-    price = price_of_independence(policy, log_p, tokens, masked, mask, VOCABULARY, 1.0)
-    assert sorted(asked) == [" __ c_ ", " a_ __ "]  # what the first blanks see is log_p
+    price = price_of_independence(policy, logits, tokens, masked, mask, VOCABULARY, 1.0)
+    assert sorted(asked) == [" __ c_ ", " a_ __ "]  # what the first blanks see is known
     assert price == pytest.approx(0, abs=1e-5)
 
 

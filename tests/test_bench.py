@@ -3,34 +3,42 @@ import itertools
 import json
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from grpo import bench
+from grpo.fill import load
+from grpo.plumbing.checkpoint import model_file, write
 from grpo.plumbing.config import load_config
 from grpo.reward import CPU_ROWS
+from model.transformer import Generator
 from tests.conftest import command_line
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def tiny(flags, monkeypatch):
+def tiny(flags, world, tmp_path, monkeypatch):
     """The bench measures the tiny models, and compiles nothing."""
+    generator, vocabulary = load(world / "generator.pt")
+    coin = Generator(replace(generator.trunk.config, n_latent=8))
+    write(tmp_path / "coin" / "coin.pt", model_file(coin, vocabulary))
     own = {"warmup_iters": 0, "kernel": "torch"}
     for name in ("learning_rate", "dtype", "num_iterations", "max_iters", "group_size"):
         del flags[name]
 
-    def load(arguments):
+    def load_tiny(arguments):
         return load_config([*command_line(flags, **own), *arguments])
 
-    monkeypatch.setattr(bench, "load_config", load)
+    monkeypatch.setattr(bench, "load_config", load_tiny)
     monkeypatch.setattr(bench, "USUAL", bench.USUAL | {"batch_size": 4, "group_size": 4})
     monkeypatch.setattr(torch, "compile", lambda f, **_: f)
-    sizes = {"inputs_64": {"batch_size": 8}, "length_16": {"block_size": 8}}
-    monkeypatch.setattr(bench, "VARIANTS", bench.VARIANTS | sizes)
+    variants = {"inputs_64": {"batch_size": 8}, "length_16": {"block_size": 8}}
+    variants["latent"] = {"generator_checkpoint": tmp_path / "coin" / "coin.pt"}
+    monkeypatch.setattr(bench, "VARIANTS", bench.VARIANTS | variants)
 
 
 def read(path):
@@ -93,7 +101,7 @@ def test_what_is_compared_makes_the_same_update(tiny, monkeypatch, changes, vari
     monkeypatch.setattr(bench, "Optimizer", SGD)
     updated = []
     for name in ("shared", variant):
-        turn = bench.Turn(CPU, name, **changes)
+        turn = bench.usual_turn(CPU, name, **changes)
         start = [p.detach().clone() for p in turn.models[3].parameters]
         turn()
         moved = [p.detach() - old for p, old in zip(turn.models[3].parameters, start)]
@@ -103,7 +111,7 @@ def test_what_is_compared_makes_the_same_update(tiny, monkeypatch, changes, vari
 
 
 def test_a_turn_changes_no_weight_and_repeats_itself(tiny):
-    turn = bench.Turn(CPU)
+    turn = bench.usual_turn(CPU)
     before = copy.deepcopy([p.detach() for p in turn.models[3].parameters])
     turn()
     first = turn.completions
@@ -112,15 +120,18 @@ def test_a_turn_changes_no_weight_and_repeats_itself(tiny):
     assert all(map(torch.equal, turn.models[3].parameters, before))
 
 
-def test_the_wider_generator_is_the_same_one_k_times(tiny):
-    turn = bench.Turn(CPU, "latent", group_size=16)
-    plain = bench.Turn(CPU, group_size=16)
-    tokens = torch.randint(5, (3, 16))
-    logits = turn.models[0](tokens).unflatten(0, (3, 8))  # (B,K,T,V)
-    torch.testing.assert_close(logits, plain.models[0](tokens)[:, None].expand_as(logits))
+def test_the_plain_judge_reads_every_completion_in_one_batch(tiny):
+    turn = bench.usual_turn(CPU, "plain_judge", group_size=16)
+    judge = turn.judge
+    rows = []
+
+    def counted(tokens):
+        rows.append(len(tokens))
+        return judge(tokens)
+
+    turn.judge = counted
     turn()
-    plain()
-    assert torch.equal(turn.completions, plain.completions)
+    assert rows == [4 * 16]
 
 
 def flops_of_a_pass(model):
@@ -144,7 +155,7 @@ def test_flops_of_a_step_are_those_that_are_needed(tiny, monkeypatch, variant):
         return tuple(loaded)
 
     monkeypatch.setattr(bench.setup, "load_models", load)
-    turn = bench.Turn(CPU, variant, group_size=8)
+    turn = bench.usual_turn(CPU, variant, group_size=8)
     generator, reference, judge, _ = loaded
     with FlopCounterMode(display=False) as counter:
         turn()
@@ -153,11 +164,8 @@ def test_flops_of_a_step_are_those_that_are_needed(tiny, monkeypatch, variant):
     different = len(turn.completions.flatten(0, 1).unique(dim=0))
     judged = math.ceil(different / batch) * batch  # whole batches
     times = {"shared": B, "repeated": B * G, "latent": B}[variant]
-    heads = 2 * generator.head.weight.numel()
-    of_generator = flops_of_a_pass(generator)
-    if variant == "latent":
-        of_generator += 7 * heads  # one trunk, eight heads
-    needed = T * (times * (4 + 1) * of_generator + judged * flops_of_a_pass(judge))
+    of_generators = times * (4 + 1) * flops_of_a_pass(generator)  # one trunk, K heads
+    needed = T * (of_generators + judged * flops_of_a_pass(judge))
     assert counter.get_total_flops() == pytest.approx(needed, rel=0.1)
 
 
@@ -165,7 +173,7 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_inputs_and_not_with_t
     """But for a few numbers a draw: log-probabilities, ratios, losses."""
 
     def kept(**sizes):
-        return bench.kept_memory(bench.Turn(CPU, **sizes)) * 2**20
+        return bench.kept_memory(bench.usual_turn(CPU, **sizes)) * 2**20
 
     assert kept(batch_size=32) > 1.5 * kept(batch_size=16)
     two, four, eight = (kept(batch_size=16, group_size=G) for G in (2, 4, 8))
@@ -199,7 +207,7 @@ def test_the_command_prints_and_writes_its_figures(tiny, tmp_path, capsys):
     mean, largest = steps["bfloat16"]["reward_off"]
     assert 0 < mean < largest < 0.01
     assert "over_judge_alone" in shown and "plain_judge" in shown and "stats+grad" in shown
-    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "coin"}
 
 
 def test_startup_is_that_of_the_trainer_itself(flags, monkeypatch):

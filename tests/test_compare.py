@@ -2,6 +2,7 @@ import json
 import shutil
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from conftest import command_line
@@ -9,16 +10,25 @@ from conftest import command_line
 import train_grpo
 from grpo import compare
 
+DIFFERENT = {"a": {}, "b": {"kl_beta": 0.5, "seed": 2, "log_interval": 2}}
+trained = {}  # what the two runs wrote: {path: bytes}, once for all tests of this file
+
 
 @pytest.fixture
 def runs(flags, tmp_path, monkeypatch, capsys):
     """Two finished runs, `a` and `b`, in the current folder."""
-    (tmp_path / "runs").mkdir()
-    monkeypatch.chdir(tmp_path / "runs")
-    for name, changes in {"a": {}, "b": {"kl_beta": 0.5, "seed": 2, "log_interval": 2}}.items():
-        train_grpo.main(command_line(flags, out_dir=name, **changes))
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    if not trained:
+        for name, changes in DIFFERENT.items():
+            train_grpo.main(command_line(flags, out_dir=name, **changes))
+            trained.update((path, path.read_bytes()) for path in Path(name).iterdir())
+    for path, content in trained.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
     capsys.readouterr()
-    return tmp_path / "runs"
+    return folder
 
 
 def printed(capsys, *arguments):
@@ -118,15 +128,11 @@ def test_curves_share_a_scale_and_may_lack_a_figure(monkeypatch):
 def test_different_held_out_inputs_are_said(runs, capsys):
     told = "the held-out inputs differ between these runs: do not compare their figures"
     assert told not in printed(capsys, "a", "b")[1]
-    for file, name, value in (
-        ("evaluation.json", "held_out", "another"),
-        ("config.json", "masking", "random"),
-    ):
-        path = runs / "b" / file
-        whole = path.read_text()
-        path.write_text(json.dumps(json.loads(whole) | {name: value}))
-        assert told in printed(capsys, "a", "b")[1]
-        path.write_text(whole)
+    path = runs / "b" / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"held_out": "another"}))
+    assert told in printed(capsys, "a", "b")[1]
+    path.unlink()  # no figures to compare
+    assert told not in printed(capsys, "a", "b")[1]
 
 
 class Axes:
@@ -134,10 +140,6 @@ class Axes:
 
     def __init__(self):
         self.lines, self.bands, self.points, self.notes = [], [], [], []
-        thing = types.SimpleNamespace(set_color=lambda color: None)
-        self.spines = {}
-        self.title = thing
-        self.xaxis = self.yaxis = types.SimpleNamespace(label=thing)
 
     def plot(self, x, y, label="", **_):
         self.lines.append(([*x], [*y], label))
@@ -158,7 +160,7 @@ class Axes:
     def ignore(self, *_, **__):
         pass
 
-    legend = tick_params = set_xscale = set_xticks = set_xlabel = set_ylabel = set_label = ignore
+    legend = set_xscale = set_xticks = set_xlabel = set_ylabel = ignore
 
 
 @pytest.fixture
@@ -174,15 +176,13 @@ def drawn(monkeypatch):
             self.axes = [Axes() for _ in range(rows * columns)]
             return types.SimpleNamespace(flat=self.axes) if rows > 1 else self.axes[0]
 
-        def colorbar(self, _):
-            bar = Axes()
-            bar.ax = Axes()
-            return bar
+        def colorbar(self, _, label):
+            pass
 
         def savefig(self, file, **_):
             files[file] = self.axes
 
-    monkeypatch.setitem(sys.modules, "matplotlib", types.ModuleType("matplotlib"))
+    monkeypatch.setitem(sys.modules, "matplotlib", types.SimpleNamespace(rcParams={}))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", types.SimpleNamespace(Figure=Figure))
     return files
 
@@ -232,11 +232,32 @@ def test_valid_words_against_forward_passes(runs, drawn, capsys):
     assert axes.lines[0][0] == sorted(axes.lines[0][0])
 
 
+def test_valid_words_against_variety(runs, drawn, capsys):
+    compare.main(["a", "b", "--frontier=frontier.png"])
+    (axes,) = drawn["frontier.png"]
+    tables = [json.loads((runs / name / "evaluation.json").read_text()) for name in "ab"]
+    columns = ("different_valid_words", "valid_words")
+    # Both runs began with one generator, on the same inputs: it is drawn once, at its temperatures.
+    by_temperature = tables[0]["before_at_temperatures"]
+    generator = json.loads((runs / "a" / "config.json").read_text())["generator_checkpoint"]
+    want = {
+        f"{generator} at temperatures": by_temperature,
+        "after GRPO, K = 1": [table["after_sample"] for table in tables],
+    }
+    for (x, y, label), (title, rows) in zip(axes.lines, want.items(), strict=True):
+        assert label == title
+        assert [*zip(x, y)] == [tuple(row[name] for name in columns) for row in rows]
+    noted = [text for text, _ in axes.notes]
+    assert noted == ["0.2", "0.4", "0.6", "0.8", "1.0", "a", "b"]
+    assert axes.notes[-1][1] == [tables[1]["after_sample"][name] for name in columns]
+
+
 def test_a_picture_where_matplotlib_is_installed(runs, capsys):
     pytest.importorskip("matplotlib")
-    compare.main(["a", "b", "--plot=curves.png", "--passes=passes.png"])
-    for name in ("curves.png", "passes.png"):
-        picture = (runs / name).read_bytes()
+    flags = ("plot", "passes", "frontier")
+    compare.main(["a", "b", *map("--{}={}.png".format, flags, flags)])
+    for name in flags:
+        picture = (runs / f"{name}.png").read_bytes()
         assert picture.startswith(b"\x89PNG") and len(picture) < 200_000
 
 
@@ -252,6 +273,9 @@ def test_a_picture_where_matplotlib_is_installed(runs, capsys):
         (["a", "broken"], "broken holds no run"),
         (["a", "--plot=x.png"], "plot=x.png: matplotlib is not installed; pip install matplotlib"),
         (["a", "--passes=x.png"], "passes=x.png: matplotlib is not installed; pip install"),
+        (["a", "--frontier=x.png"], "frontier=x.png: matplotlib is not installed; pip install"),
+        (["a", "list"], "list holds no run"),
+        (["a", "number"], "number holds no run"),
     ],
 )
 def test_mistakes_exit_2_with_one_line(arguments, told, runs, monkeypatch, capsys):
@@ -260,6 +284,9 @@ def test_mistakes_exit_2_with_one_line(arguments, told, runs, monkeypatch, capsy
         (runs / folder).mkdir()
         (runs / folder / "config.json").write_text((runs / "a" / "config.json").read_text())
         (runs / folder / "metrics.jsonl").write_text(text + "\n" * bool(text))
+    for folder, text in ("list", "[]"), ("number", "1"):  # for evaluation.json
+        shutil.copytree(runs / "a", runs / folder)
+        (runs / folder / "evaluation.json").write_text(text)
     with pytest.raises(SystemExit) as stopped:
         compare.main(arguments)
     shown = capsys.readouterr()
@@ -270,6 +297,19 @@ def test_mistakes_exit_2_with_one_line(arguments, told, runs, monkeypatch, capsy
         and shown.err.count("\n") == 1
     )
     assert not (runs / "x.png").exists()
+
+
+def test_a_table_without_its_temperatures_is_named(runs, drawn, capsys):
+    """Written by an older program."""
+    file = runs / "b" / "evaluation.json"
+    table = json.loads(file.read_text())
+    del table["before_at_temperatures"]
+    file.write_text(json.dumps(table))
+    with pytest.raises(SystemExit):
+        compare.main(["a", "b", "--frontier=x.png"])
+    told = capsys.readouterr().err
+    assert "b has no before_at_temperatures" in told and "python -m grpo.evaluate b" in told
+    assert not drawn and told.count("\n") == 1
 
 
 def test_help_exits_0():

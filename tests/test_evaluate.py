@@ -157,8 +157,8 @@ def test_exact_figures_by_enumeration(settings, n_latent):
     V = len(train.vocabulary)
     policy, rows = table_policy(n_latent, V, 0)
     reference, ref_rows = table_policy(n_latent, V, 1)
-    _, ref_log_p, *_ = evaluation.one_step(reference, "before")
-    figures = evaluation.one_step(policy, "after", ref_log_p)[0]["after_sample"]
+    logits, ref_logits = policy(evaluation.tokens), reference(evaluation.tokens)  # (N·K,T,V)
+    figures = evaluation.one_step("after", logits, ref_logits)[0]["after_sample"]
     p = (rows / 0.7).softmax(dim=-1)[..., :-1].double()
     r = (ref_rows / 0.7).softmax(dim=-1)[..., :-1].double()
     entropy = kl = log_prob = prob = of_marginal = 0.0
@@ -237,6 +237,17 @@ def test_every_row_and_what_stands_beside_them(finished, n_latent, capsys):
     }
     evaluate.main([str(out)])
     assert result_of(out) == result  # again, from the files alone
+
+
+def test_what_a_lower_temperature_trades(finished):
+    """At the run's own temperature the same as in its row."""
+    out = finished(temperature=0.8)
+    evaluate.main([str(out)])
+    result = result_of(out)
+    rows = result["before_at_temperatures"]
+    assert [row["temperature"] for row in rows] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert {"valid_words", "different_valid_words"} <= rows[3].keys()
+    assert rows[3].items() <= (result["before_sample"] | {"temperature": 0.8}).items()
 
 
 def test_best_of_16_pleases_the_judge_more_than_the_samples_it_is_made_of(finished):

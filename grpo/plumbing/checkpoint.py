@@ -334,8 +334,3 @@ def training_state(content, path):
     raise ValueError(
         f"checkpoint {path} was not written by train_grpo.py; name the out_dir of a run"
     )
-
-
-def read_training(path):
-    """Read and check in one go: see `read` and `training_state`."""
-    return training_state(read(path), path)
