@@ -55,23 +55,24 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config, clock):
 
     # 2. Judge: how real does each completion look? With credit=run: each word of it?
     fills = completions.reshape(B, G, T)
-    #    credits (B,G,1) or (B,G,T): the reward of each blank; parts (B,G,R): its R parts, whole.
+    #    credits (B,G,1) or (B,G,T): the reward of each blank; parts (B,G,P): its P parts, whole.
     credits, parts = rewards(fills, inputs.masked, inputs.mask, config.credit)
     clock.mark("judge")
 
     # 3. Compare: how much better than the rest of its group was each one? What is compared over
     #    the step is compared over all of it: gather is the rows of all processes, share my own.
     advantages = share(group_advantages(gather(credits), gather(inputs.mask), config))  # as credits
+    all_rows = gather(mask)  # (R,T), of all processes
     quantile = config.top_entropy_quantile  # 1: all blanks carry policy gradient
-    learning = share(most_uncertain(gather(old.entropy), gather(mask), quantile))  # (R,T) bool
-    beta = kl_weight(gather(old.kl), gather(mask), config)  # kl_beta, or the rein
+    learning = share(most_uncertain(gather(old.entropy), all_rows, quantile))  # (R,T) bool
+    beta = kl_weight(gather(old.kl), all_rows, config)  # kl_beta, or the rein
     p_equal = probability_of_equal_fills(logits, kept, inputs, tau)  # (B,)
     metrics = StepMetrics(rewards, parts, advantages, p_equal, beta, config)
 
     # 4. Update: make the characters of better completions likelier, stay close to the reference.
-    by_row = (*completions.shape[:2], -1)
-    credits = credits.reshape(by_row)  # (R,g,1) or (R,g,T)
-    advantages = advantages.reshape(by_row)  # as credits
+    R, g, _ = completions.shape
+    credits = credits.reshape(R, g, -1)  # (R,g,1) or (R,g,T)
+    advantages = advantages.reshape(R, g, -1)  # as credits
     rollout = Rollout(
         inputs.masked, mask, completions, kept, ref_logits, old.logp, credits, advantages, learning
     )
@@ -81,7 +82,6 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config, clock):
         for micro in micro_batches:
             logits = policy(micro.masked)  # (r,T,V), with their graph
             now = stats(logits, micro.ref_logits, micro.completions, micro.kept, micro.mask, tau)
-            g = micro.completions.shape[1]
             weights = loss_weights(micro.mask, config.loss_type, g, totals)  # (r,T)
             loss, loss_parts = grpo_loss(now, micro, weights, beta, config)
             optimizer.backward(loss)

@@ -39,6 +39,5 @@ def group_advantages(rewards, mask, config):
         centred = centred / (variance.sqrt() + EPSILON)
 
     span = rewards.amax(dim=1, keepdim=True) - rewards.amin(dim=1, keepdim=True)
-    return centred.masked_fill(
-        span <= INDISTINCT, 0
-    )  # NaN <= x is False: a NaN stays, and is found
+    equal = span <= INDISTINCT  # NaN <= x is False: a NaN stays, and is found
+    return centred.masked_fill(equal, 0)

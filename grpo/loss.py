@@ -6,9 +6,9 @@ are (B,T); advantages are (B,G,1), or (B,G,T) where every blank is credited on i
 
     loss = Σ_{b,g,t} weight[b,t] · ( policy_loss[b,g,t] + β · KL[b,t] − entropy_coef · H[b,t] )
 
-The forms of `loss_type` differ in the weights alone, which count over the whole update: the losses
-of its micro-batches, on any number of processes, add up to the update's loss exactly. What leads
-from log-probabilities to the loss is plain PyTorch, differentiated by autograd.
+The forms of `loss_type` differ in the weights alone, which (but for `bnpo`) count over the whole
+update: the losses of its micro-batches, on any number of processes, add up to its loss exactly.
+What leads from log-probabilities to the loss is plain PyTorch, differentiated by autograd.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ STIFFNESS = 4  # of `kl_weight`
 class Totals(NamedTuple):
     """What one update counts, over all its micro-batches and processes."""
 
-    inputs: int
+    rows: int
     blanks: torch.Tensor  # scalar
     micro_batches: int
 
@@ -45,7 +45,7 @@ def loss_weights(mask, loss_type, group_size, totals):
     sum       a mean over completions of the sum over their blanks: the policy-gradient theorem
     """
     m = mask.float()
-    per_completion = m / (totals.inputs * group_size)
+    per_completion = m / (totals.rows * group_size)
     if loss_type == "grpo":
         return per_completion / m.sum(dim=1, keepdim=True).clamp(min=1)
     if loss_type == "dapo":
@@ -141,7 +141,7 @@ def grpo_loss(now, batch, weights, beta, config):
     """
     losses, stopped = policy_loss(now.logp, batch.old_logp, batch.advantages, batch.mask, config)
     kl = kl_estimate(now.logp, now.ref_logp, now.kl, config.kl_estimator)  # (B,G,T) or (B,1,T)
-    G = losses.shape[1]
+    G = losses.shape[1]  # weights hold 1/G: what all G draws share, KL and entropy, counts G times
 
     pg_loss = ((weights * batch.learning)[:, None] * losses).sum()
     kl_penalty = beta * (weights[:, None] * kl.expand_as(losses)).sum()

@@ -1,12 +1,11 @@
 """The figures of one step, as tensors: nothing here waits for the device.
 
-Letters: B inputs, G completions of each, R parts of the reward; the rest as in grpo/rollout.py.
+Letters: B inputs, G completions of each, P parts of the reward; the rest as in grpo/rollout.py.
 """
 
 import torch
 
 from grpo.advantage import INDISTINCT
-from grpo.loss import kl_estimate
 from grpo.plumbing.distributed import add_up, gather
 
 
@@ -14,7 +13,7 @@ class StepMetrics:
     """Of the rollout, at once; of the updates, sums over micro-batches and means over updates."""
 
     def __init__(self, rewards, parts, advantages, p_equal, beta, config):
-        """parts (B,G,R), advantages (B,G,·) and p_equal (B,) of this process's inputs."""
+        """parts (B,G,P), advantages (B,G,·) and p_equal (B,) of this process's inputs."""
         parts = gather(parts)
         total = rewards.total(parts)  # (B,G)
         span = total.amax(dim=1) - total.amin(dim=1)  # (B,)
@@ -36,7 +35,8 @@ class StepMetrics:
         """Of one micro-batch: what `grpo_loss` returned, the policy's `Stats`, `Totals`."""
         blanks = totals.blanks
         draws = now.logp.shape[1] * blanks
-        drift = kl_estimate(batch.old_logp, now.logp.detach(), None, "k3")
+        d = now.logp.detach() - batch.old_logp
+        drift = d.exp() - 1 - d  # k3 of KL(old‖now)
         figures = {
             "loss": parts["loss"],
             "pg_loss": parts["pg_loss"],
@@ -44,9 +44,9 @@ class StepMetrics:
             "mean_kl": now.kl.sum() / blanks,
             "entropy": now.entropy.sum() / blanks,
             "mean_log_prob": now.logp.sum() / draws,
+            "clip_ratio": parts["clipped"] / draws,
+            "approx_kl": drift.sum() / draws,
         }
-        figures["clip_ratio"] = parts["clipped"] / draws
-        figures["approx_kl"] = drift.sum() / draws
         for name, value in figures.items():
             self.sums[name] = self.sums.get(name, 0) + value.detach().float()
 

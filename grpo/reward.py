@@ -9,7 +9,7 @@ Letters: B masked inputs, T characters, G group size. A reward is a function
     reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) where it speaks of each character
 
 of completions (B,G,T), masked (B,T), mask (B,T) bool: True at the blanks; `decode` turns any
-(...,T) tokens into a flat list of strings. A judge is such a function too.
+(...,T) tokens into a flat list of strings. A judge, a model, maps tokens (N,T) to logits (N,T).
 """
 
 import math
@@ -58,8 +58,8 @@ def mean_over_run(scores, mask):
     """scores (B,G,T) -> (B,G,T): at a blank, the mean over the run of blanks that it stands in."""
     before = F.pad(mask, (1, 0))[:, :-1]  # (B,T) a blank just before?
     run = (mask & ~before).cumsum(dim=1) * mask  # (B,T) the run's number, 0: no blank
-    same_run = (run[:, :, None] == run[:, None, :]).to(scores.dtype)  # (B,T,T)
-    return scores @ same_run / same_run.sum(dim=1)[:, None]
+    same = (run[:, :, None] == run[:, None]).to(scores.dtype)  # (B,T,T) s and t of one run?
+    return (scores @ same) / same.sum(dim=1)[:, None]  # the sum over t's run, by its length
 
 
 def valid_words(lexicon, completions, masked, mask, decode, cut=True):
@@ -133,14 +133,14 @@ def load_function(name):
 
 
 class Rewards:
-    """The setting `reward`, ready to score completions: `names` and `weights` of its R parts."""
+    """The setting `reward`, ready to score completions: `names` and `weights` of its P parts."""
 
     def __init__(self, judge, config, vocabulary, lexicon, device):
         """`judge` maps tokens to logits; a second judge, named by its file, goes to `device`."""
         parts = parse_reward(config.reward)
         self.names = [short_name(name) for name in parts]
         self.weights = list(parts.values())
-        # (R,) the most that two completions of one group have differed in each part.
+        # (P,) the most that two completions of one group have differed in each part.
         self.spans = torch.zeros(len(parts), device=device)
         self.judges = {}
         self.functions = {}
@@ -192,7 +192,7 @@ class Rewards:
         `credit=run`: a part that speaks of each character is averaged over the blank's own run of
         adjacent blanks: with whole words hidden, its word. What happens to another word is noise in
         its gradient. The price is a bias: what it does to the view of the rest is not credited.
-        parts (B,G,R): the mean over the input of each part.
+        parts (B,G,P): the mean over the input of each part.
         """
         credits = 0
         parts = []
@@ -206,11 +206,11 @@ class Rewards:
             credits = credits + weight * own
             parts.append(whole)
             spans.append((values.amax(dim=1) - values.amin(dim=1)).max())
-        self.spans = self.spans.maximum(torch.stack(spans))  # waits for nothing
+        self.spans = self.spans.maximum(torch.stack(spans))  # stays on the device
         if credit == "run":
             credits = credits.expand(completions.shape)  # (B,G,T)
         return credits, torch.stack(parts, dim=-1)
 
     def total(self, parts):
-        """(B,G,R) -> the weighted sum (B,G)."""
+        """(B,G,P) -> the weighted sum (B,G)."""
         return sum(weight * parts[..., i] for i, weight in enumerate(self.weights))

@@ -48,7 +48,7 @@ class Rollout:
     kept: torch.Tensor  # (R,T,V) bool, the characters that could be drawn
     ref_logits: torch.Tensor  # (R,T,V)
     old_logp: torch.Tensor  # (R,g,T) log-probability when drawn
-    credits: torch.Tensor  # (R,g,1) or (R,g,T) the reward of each blank
+    credits: torch.Tensor  # (R,g,1) or (R,g,T) the reward of each blank, for the log alone
     advantages: torch.Tensor  # as credits
     learning: torch.Tensor  # (R,T) bool, the blanks that carry policy gradient
 
@@ -113,9 +113,9 @@ def draw_uniforms(inputs, group_size, length, seed):
 
 
 def draw_orders(passes, inputs, seed):
-    """(passes,inputs): all inputs in a random order for each pass, functions of `seed` alone."""
-    orders = [np.random.default_rng((*seed, i)).permutation(inputs) for i in range(passes)]
-    return torch.from_numpy(np.stack(orders))
+    """(passes,inputs): all inputs in a random order for each pass, a function of `seed` alone."""
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(np.stack([rng.permutation(inputs) for _ in range(passes)]))
 
 
 def draw_inputs(dataset, config, step, to_device):
@@ -130,16 +130,16 @@ def draw_inputs(dataset, config, step, to_device):
     tokens = to_device(share(tokens))
     mask = to_device(share(mask))
     masked = tokens.masked_fill(mask, dataset.mask_id)  # (B,T)
-    orders = to_device(draw_orders(config.num_iterations, len(tokens), seed))  # (E,B)
+    orders = to_device(draw_orders(config.num_iterations, len(tokens), (*seed, 2)))  # (E,B)
     return Inputs(tokens, mask, masked, to_device(share(uniforms)), orders)
 
 
 def probability_of_equal_fills(logits, kept, inputs, temperature):
     """P(all G fills of an input are equal), before anything is scored: -> (B,).
 
-    Π over blanks of Σ_v Π_z q_z(v)^g. Equal fills have equal rewards: its mean over inputs bounds
-    the expected share of groups that teach nothing from below. Such groups are not skipped, that
-    would bias the gradient.
+    Π over blanks of Σ_v Π_z q_z(v)^g. Equal fills have equal rewards: its mean over inputs is
+    a lower bound of the expected share of groups that teach nothing. A metric: such groups are not
+    skipped, that would bias the gradient.
     """
     B, G, _ = inputs.uniforms.shape
     log_q = restrict(log_softmax(logits, temperature), kept)  # (R,T,V)

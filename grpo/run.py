@@ -42,7 +42,10 @@ def is_default_experiment(config):
 
 
 class Run:
-    """Every mistake of the user's is found while this is made, before anything is written."""
+    """Models, data, optimizer and files of a run, and what follows each of its steps.
+
+    Every mistake of the user's is found while this is made, before the run writes anything.
+    """
 
     def __init__(self, config):
         saved = None
@@ -133,15 +136,16 @@ class Run:
     def check_policy(self, step, numbers):
         """Says so where the reference holds the fills for less likely than blind draws.
 
-        That is, -Σ p log r = KL + entropy above log V, in nats a blank: no such policy is sane.
+        That is, -Σ p log p_ref = KL + entropy above the log of as many characters as can be drawn,
+        in nats a blank: no such policy is sane.
         """
-        likeliness = numbers["mean_kl"] + numbers["entropy"]
+        surprise = numbers["mean_kl"] + numbers["entropy"]
         blind = math.log(len(self.data.vocabulary) - 1)
-        if likeliness > blind:
+        if surprise > blind:
             self.log.warn(
                 "policy",
                 f"step {step}: the reference finds these fills less likely than characters drawn"
-                f" blindly ({likeliness:.2f} nats a blank, blindly {blind:.2f}): the policy is"
+                f" blindly ({surprise:.2f} nats a blank, blindly {blind:.2f}): the policy is"
                 " ruined; begin anew with a lower learning_rate, or with a higher kl_beta",
             )
 

@@ -3,8 +3,8 @@
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
 The policy of a blank is q = softmax(logits / temperature), restricted to a kept set S and
-renormalised. Draws come from q, and `grpo/stats.py` differentiates log q on the same S: nothing is
-sampled from one distribution and scored by another.
+renormalised. Draws come from q (to 2^-22 of the likeliest), and `grpo/stats.py` differentiates log
+q on the same S: nothing is sampled from one distribution and scored by another.
 
 All comparisons are made on whole numbers. A character's weight is its probability relative to the
 likeliest one, in units of 2^-21; sums of whole numbers do not depend on their order, so any
@@ -94,7 +94,7 @@ def exclude_top_choices(weights, kept, uniforms, xtc_threshold, xtc_probability)
     of its G uniforms, which tells nothing about any one of them.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
-    hashed = total * 2654435769 % (1 << 32)  # (...,1)
+    hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash
     coin = hashed < xtc_probability * (1 << 32)  # (...,1)
     share = xtc_threshold * (weights * kept).sum(dim=-1, keepdim=True).double()  # (...,1)
     top = kept & (weights >= share)  # (...,V)
@@ -108,7 +108,7 @@ def draw(weights, uniforms):
     cumulative = weights.cumsum(dim=-1)  # (...,V)
     total = cumulative[..., -1:]  # (...,1)
     whole = (uniforms * UNIT).long()  # (...,G)
-    target = whole * total >> 24  # (...,G) in [0, total)
+    target = whole * total // UNIT  # (...,G) in [0, total)
     return torch.searchsorted(cumulative, target, right=True)
 
 

@@ -6,12 +6,14 @@ The policy of a whole input is a product over its blanks, so nothing is estimate
 with logits z, temperature τ and kept set S:
 
     p = softmax(z / τ)                     over the whole vocabulary
-    r                                      the same from the reference's logits
+    p_ref                                  the same from the reference's logits
     q = p restricted to S, renormalised    what the characters were drawn from
 
-    logp = log q(y)      KL = Σ_v p(v) (log p(v) − log r(v))      H = −Σ_v p(v) log p(v)     in nats
+    logp = log q(y)    KL = Σ_v p(v) (log p(v) − log p_ref(v))    H = −Σ_v p(v) log p(v)    in nats
 
 KL(π‖π_ref) of GRPO (2402.03300, equation 3) is estimated there by one sample; here it is the sum.
+The gradient stands here in full because it is the method, and what the fused kernel has to equal;
+autograd finds the same one (tests/test_stats.py).
 """
 
 import math
@@ -26,7 +28,7 @@ class Stats(NamedTuple):
     """In nats, zero wherever there is no blank."""
 
     logp: torch.Tensor  # (B,G,T) log q(y)
-    ref_logp: torch.Tensor  # (B,G,T) log r(y), r renormalised on the same S
+    ref_logp: torch.Tensor  # (B,G,T) log p_ref(y), p_ref renormalised on the same S
     kl: torch.Tensor  # (B,T)
     entropy: torch.Tensor  # (B,T)
 
@@ -62,9 +64,9 @@ def where_blank(x, mask):
 def stats_forward(logits, ref_logits, completions, kept, mask, temperature):
     """The four quantities, without a gradient: see `stats`."""
     log_p = log_softmax(logits, temperature)  # (B,T,V)
-    log_r = log_softmax(ref_logits, temperature)  # (B,T,V)
+    log_p_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
     log_q = restrict(log_p, kept)  # (B,T,V) what was drawn from
-    log_q_ref = restrict(log_r, kept)  # (B,T,V)
+    log_q_ref = restrict(log_p_ref, kept)  # (B,T,V)
 
     y = where_blank(completions, mask)
     y = y.transpose(1, 2)  # (B,T,G) the draws at each position
@@ -72,7 +74,7 @@ def stats_forward(logits, ref_logits, completions, kept, mask, temperature):
     ref_logp = log_q_ref.gather(-1, y).transpose(1, 2)  # (B,G,T)
 
     p = log_p.exp()  # (B,T,V)
-    kl = expectation(p, log_p - log_r).squeeze(-1)  # (B,T)  Σ p (log p − log r)
+    kl = expectation(p, log_p - log_p_ref).squeeze(-1)  # (B,T)  Σ p (log p − log p_ref)
     entropy = -expectation(p, log_p).squeeze(-1)  # (B,T)  −Σ p log p
     return Stats(*(where_blank(x, mask) for x in (logp, ref_logp, kl, entropy)))
 
@@ -81,20 +83,20 @@ def stats_backward(gradients, logits, ref_logits, completions, kept, mask, tempe
     """`gradients` of logp (B,G,T), kl (B,T) and entropy (B,T) -> gradient of the logits (B,T,V).
 
     dz[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])
-                    + g_kl p[v] (log p[v] − log r[v] − KL)
+                    + g_kl p[v] (log p[v] − log p_ref[v] − KL)
                     − g_entropy p[v] (log p[v] + H) )
     """
     g_logp, g_kl, g_entropy = gradients
     g_logp = g_logp.transpose(1, 2)  # (B,T,G)
     log_p = log_softmax(logits, temperature)  # (B,T,V)
-    log_r = log_softmax(ref_logits, temperature)  # (B,T,V)
+    log_p_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
     p = log_p.exp()  # (B,T,V)
     q = restrict(log_p, kept).exp()  # (B,T,V)
     y = where_blank(completions, mask).transpose(1, 2)  # (B,T,G)
 
     drawn = torch.zeros_like(p).scatter_add(-1, y, g_logp)  # (B,T,V)  Σ_j g_logp[j] 1[v = y_j]
     d_logp = drawn - g_logp.sum(dim=-1, keepdim=True) * q  # (B,T,V)
-    log_ratio = log_p - log_r  # (B,T,V)
+    log_ratio = log_p - log_p_ref  # (B,T,V)
     d_kl = times(p, log_ratio - expectation(p, log_ratio))  # (B,T,V)
     d_entropy = -times(p, log_p - expectation(p, log_p))  # (B,T,V), since H = −Σ p log p
     d = d_logp + g_kl[..., None] * d_kl + g_entropy[..., None] * d_entropy  # (B,T,V)
@@ -106,8 +108,8 @@ class StatsFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        *tensors, ctx.temperature = inputs
-        ctx.save_for_backward(*tensors)
+        ctx.temperature = inputs[-1]
+        ctx.save_for_backward(*inputs[:-1])
         result = stats_forward(*inputs)
         ctx.mark_non_differentiable(result.ref_logp)
         return tuple(result)
