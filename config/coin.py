@@ -5,4 +5,4 @@
 out_dir = "out-coin"
 generator_checkpoint = "model/pretrained/generator_coin.pt"
 kl_of = "marginal"  # holds what the values are together, and lets each commit
-kl_target = 0.3  # of the marginals, which move less than each value does
+kl_target = 0.4  # of the marginals, which move less than each value does
