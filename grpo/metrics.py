@@ -44,9 +44,9 @@ class StepMetrics:
             "mean_kl": now.kl.sum() / blanks,
             "entropy": now.entropy.sum() / blanks,
             "mean_log_prob": now.logp.sum() / draws,
-            "clip_ratio": parts["clipped"] / draws,
-            "approx_kl": drift.sum() / draws,
         }
+        figures["clip_ratio"] = parts["clipped"] / draws
+        figures["approx_kl"] = drift.sum() / draws
         for name, value in figures.items():
             self.sums[name] = self.sums.get(name, 0) + value.detach().float()
 

@@ -19,7 +19,8 @@ def orthogonalise(g):
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(5):
         a = x @ x.T
-        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+        polynomial = -4.7750 * a + 2.0315 * a @ a
+        x = 3.4445 * x + polynomial @ x
     return x.T if g.shape[0] > g.shape[1] else x
 
 
@@ -27,11 +28,13 @@ class Muon(torch.optim.Optimizer):
     """Nesterov momentum of the gradient, made orthogonal, and decoupled weight decay."""
 
     def __init__(self, matrices, lr, weight_decay, momentum=0.95):
-        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        super().__init__(matrices, defaults)
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
+            lr = group["lr"]
             for p in group["params"]:
                 state = self.state[p]
                 if not state:
@@ -39,5 +42,5 @@ class Muon(torch.optim.Optimizer):
                 average = state["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
                 ahead = p.grad.lerp(average, group["momentum"])
                 as_adamw = 0.2 * max(p.shape) ** 0.5  # the root mean square of AdamW's steps
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(orthogonalise(ahead), alpha=-group["lr"] * as_adamw)
+                p.mul_(1 - lr * group["weight_decay"])
+                p.add_(orthogonalise(ahead), alpha=-lr * as_adamw)

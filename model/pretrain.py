@@ -448,15 +448,17 @@ def pretrain(args, device, train, val):
     report(*as_functions("float32"), val, words, args.block_size)
 
 
-NUMBERS = {  # default, least, about
-    "generator_steps": (11000, 1, "steps"),
-    "judge_steps": (2400, 1, "steps"),
-    "batch_size": (64, 2, "inputs per step"),
+SHAPE = {  # default, least, about
     "block_size": (64, 5, "characters per input"),
     "n_layer": (6, 1, "layers of the generator"),
     "judge_layers": (0, 0, "layers of the judge, 0: as many, at most n_layer"),
     "n_embd": (128, 32, "width, a multiple of 32"),
     "n_latent": (1, 1, "values of the latent that all blanks of a completion see"),
+}
+NUMBERS = SHAPE | {
+    "generator_steps": (11000, 1, "steps"),
+    "judge_steps": (2400, 1, "steps"),
+    "batch_size": (64, 2, "inputs per step"),
     "seed": (1, 0, "of weights, inputs and draws"),
 }
 
