@@ -33,21 +33,26 @@ def first_group(config):
     return texts, one.mask[0], push.flatten(0, 1)
 
 
-def sign(push, largest):
-    """A push as a character: + or -, and ^ or v for more than a third of the largest."""
-    if abs(push) < 0.03 * largest:
+def scale(push, mask):
+    """What one push in twenty exceeds, so that a single one does not make the rest look weak."""
+    return push[:, mask].abs().quantile(0.95).item()
+
+
+def sign(push, strong):
+    """A push as a character: + or -, and ^ or v for more than a third of a strong one."""
+    if abs(push) <= 0.03 * strong:
         return " "
-    if abs(push) < largest / 3:
+    if abs(push) < strong / 3:
         return "+" if push > 0 else "-"
     return "^" if push > 0 else "v"
 
 
 def as_text(texts, mask, push):
     """Each fill, and below its blanks which way its characters are pushed."""
-    largest = push.abs().max().item()
+    strong = scale(push, mask)
     lines = []
     for text, row in zip(texts, push.tolist()):
-        signs = "".join(sign(p, largest) for p in row)
+        signs = "".join(sign(p, strong) for p in row)
         lines.append(highlight(text, mask.tolist()))
         lines.append(highlight(signs, mask.tolist()).replace("[", " ").replace("]", " ").rstrip())
     return "\n".join(lines)
@@ -57,21 +62,24 @@ def plot(file, texts, mask, push):
     """A row for each fill, a column for each blank, coloured by the push."""
     blanks = mask.nonzero().squeeze(1)  # (N,)
     shown = push[:, blanks].cpu()  # (G,N)
-    largest = shown.abs().max().item()
+    strong = scale(push, mask)  # stronger ones have its colour
     size = (2 + 0.4 * len(blanks), 1 + 0.3 * len(texts))
     figure = new_figure("plot", file, size)
     axes = figure.subplots()
-    image = axes.imshow(shown, cmap="RdYlGn", vmin=-largest, vmax=largest, aspect="auto")
+    image = axes.imshow(shown, cmap="RdYlGn", vmin=-strong, vmax=strong, aspect="auto")
     for row, text in enumerate(texts):
         for column, t in enumerate(blanks.tolist()):
             axes.text(
                 column, row, text[t], ha="center", va="center", color="black", family="monospace"
             )
+    for column in range(1, len(blanks)):
+        if blanks[column] > blanks[column - 1] + 1:  # another word begins
+            axes.axvline(column - 0.5, color="black", linewidth=1)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_ylabel("the fills of one input")
     axes.set_xlabel("blanks")
-    figure.colorbar(image, label="push: advantage x (1 - q)")
+    figure.colorbar(image, extend="both", label="push: advantage x (1 - q)")
     figure.savefig(file)
 
 
