@@ -690,7 +690,8 @@ def test_ranks_end_together(server, flags, tmp_path, trouble):
     if trouble == "the first rank cannot save":  # but for the first time
         (out / "checkpoint_prev.pt").mkdir(parents=True)
     metrics = out / "metrics.jsonl"
-    endless = command_line(flags, max_iters=10**5, eval_interval=10**6, save_interval=3)
+    changes = {"max_iters": 10**5, "eval_interval": 10**6, "save_interval": 3, "compile": "false"}
+    endless = command_line(flags, **changes)
     errors = tmp_path / "errors.txt"
     errors.touch()
     launcher = server.Process(target=as_two_ranks, args=(endless, errors))
