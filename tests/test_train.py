@@ -269,7 +269,7 @@ def final_kl(seed, **changes):
 
 def test_a_target_keeps_the_kl_near_whatever_the_weight():
     """Sixteen times the weight divides it by more than twenty, with a target by about two."""
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         free = final_kl(seed, kl_beta=0.05)
         tight = final_kl(seed, kl_beta=0.8)
         loose = final_kl(seed, kl_beta=0.05, kl_target=0.4)
