@@ -12,19 +12,17 @@ from data.dataset import Dataset
 from grpo.plumbing.checkpoint import build, load_model, model_file, read, write
 from grpo.plumbing.config import load_config
 from model import pretrain
-from model.pretrain import (
+from model.losses import (
     DOUBT,
-    auc,
-    begin_from,
     by_word,
-    mean_score,
     mixture_loss,
-    prefers_original,
     run_log_likelihoods,
     swap_words,
     words_by_length,
     wrong_fills,
 )
+from model.pretrain import begin_from
+from model.report import auc, mean_score, prefers_original, report
 from model.transformer import Generator, Judge, TransformerConfig, rotary_table, rotate
 
 SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32)
@@ -216,7 +214,7 @@ def test_the_report_judges_each_text_once(world, capsys):
     passes = []
     judge.register_forward_pre_hook(lambda *_: passes.append(1))
     words = words_by_length(Dataset(world / "text", "train"))
-    pretrain.report(Generator(shape), judge, val, words, 16, size=64)
+    report(Generator(shape), judge, val, words, 16, size=64)
     assert len(passes) == 14
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 7
