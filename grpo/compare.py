@@ -17,7 +17,7 @@ import numpy as np
 
 from grpo.plumbing.config import Config, Parser, exit_on_mistake
 from grpo.plumbing.log import read_metrics
-from grpo.table import COLUMNS, ROWS
+from grpo.table import COLUMNS, ROWS, aligned
 
 CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy", "frac_reward_zero_std", "grad_norm")
 EIGHTHS = "▁▂▃▄▅▆▇█"
@@ -112,12 +112,7 @@ def side_by_side(runs):
         rows.append([title, *("" for _ in columns)])
         for name in names:
             rows.append([f"  {name}", *(cell(column.get(name)) for column in columns)])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for title, *values in rows:
-        right = [value.rjust(width) for value, width in zip(values, widths[1:])]
-        lines.append("  ".join([title.ljust(widths[0]), *right]).rstrip())
-    return "\n".join(lines)
+    return "\n".join(aligned(rows))
 
 
 def line_of_eighths(values, low, high):

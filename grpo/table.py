@@ -98,12 +98,17 @@ def format_table(result, names=tuple(ROWS), columns=tuple(COLUMNS)):
         row = result.get(name)
         if row:
             cells.append([ROWS[name], *(number(row.get(column)) for column in columns)])
-    widths = [max(map(len, column)) for column in zip(*cells)]
+    return "\n".join([*aligned(cells), *remarks(result)])
+
+
+def aligned(rows):
+    """Rows of texts -> lines: the first column to the left, the others to the right."""
+    widths = [max(5, *map(len, column)) for column in zip(*rows)]
     lines = []
-    for title, *values in cells:
-        right = [value.rjust(max(5, width)) for value, width in zip(values, widths[1:])]
+    for title, *values in rows:
+        right = [value.rjust(width) for value, width in zip(values, widths[1:])]
         lines.append("  ".join([title.ljust(widths[0]), *right]).rstrip())
-    return "\n".join([*lines, *remarks(result)])
+    return lines
 
 
 def remarks(result):
