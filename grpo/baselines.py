@@ -5,11 +5,11 @@ Letters: N inputs, M of them, K values of the latent, n fills of each, T charact
 
 import torch
 
-from grpo.mixture import log_marginal, log_mean
+from grpo.mixture import log_marginal
 from grpo.reward import mean_over_run
 from grpo.rollout import in_batches
 from grpo.sampling import integer_weights, options, sample_completions
-from grpo.stats import log_softmax
+from grpo.stats import log_mean, log_softmax
 from grpo.words import decode, hidden_words
 
 AT_ONCE = 32  # inputs of one forward pass: a CPU's cache holds their activations

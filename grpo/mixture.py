@@ -6,12 +6,10 @@ Letters: N inputs, K values of z, n fills of each input, T characters, V vocabul
 row for each input and z, those of an input adjacent: (N·K,T,V). With K = 1 a row is an input.
 """
 
-import math
-
 import torch
 
 from grpo.sampling import sample_completions
-from grpo.stats import log_softmax, where_blank
+from grpo.stats import log_mean, log_softmax, where_blank
 
 AT_ONCE = 64  # inputs that are drawn at once: the draws' whole numbers take 8 bytes each
 
@@ -38,12 +36,6 @@ def draw(logits, masked, mask, uniforms, z_uniforms, options):
         own = z[some][:, None, :, None]  # (M,1,n,1)
         fills.append(of_each_z.take_along_dim(own, dim=1).squeeze(1))  # (M,n,T)
     return torch.cat(fills)  # (N,n,T)
-
-
-def log_mean(log_probs, dim):
-    """log 1/K Σ_z exp(log_probs): the mixture of K values along `dim`."""
-    K = log_probs.shape[dim]
-    return log_probs.logsumexp(dim=dim) - math.log(K)
 
 
 def log_prob_given_z(log_p, fills, mask):

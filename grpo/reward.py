@@ -54,10 +54,15 @@ def mean_over_input(scores, masked):
     return (scores * real).sum(dim=-1) / real.sum(dim=-1)
 
 
+def begins_run(mask):
+    """Is it the first of a run of adjacent blanks? (B,T) bool -> (B,T) bool."""
+    before = F.pad(mask, (1, 0))[:, :-1]  # (B,T) a blank just before?
+    return mask & ~before
+
+
 def mean_over_run(scores, mask):
     """scores (B,G,T) -> (B,G,T): at a blank, the mean over the run of blanks that it stands in."""
-    before = F.pad(mask, (1, 0))[:, :-1]  # (B,T) a blank just before?
-    run = (mask & ~before).cumsum(dim=1) * mask  # (B,T) the run's number, 0: no blank
+    run = begins_run(mask).cumsum(dim=1) * mask  # (B,T) the run's number, 0: no blank
     same = (run[:, :, None] == run[:, None]).to(scores.dtype)  # (B,T,T) s and t of one run?
     return (scores @ same) / same.sum(dim=1)[:, None]  # the sum over t's run, by its length
 

@@ -130,6 +130,12 @@ def stats(logits, ref_logits, completions, kept, mask, temperature=1.0):
     return Stats(*StatsFunction.apply(logits, ref_logits, completions, kept, mask, temperature))
 
 
+def log_mean(log_probs, dim):
+    """log 1/K Σ_z exp(log_probs): the mixture of K values along `dim`."""
+    K = log_probs.shape[dim]
+    return log_probs.logsumexp(dim=dim) - math.log(K)
+
+
 def marginal_kl(logits, ref_logits, mask, n_latent, temperature):
     """KL of the mixture's marginals: logits (B·K,T,V), mask (B·K,T) -> (B·K,T), differentiable.
 
@@ -140,7 +146,7 @@ def marginal_kl(logits, ref_logits, mask, n_latent, temperature):
 
     def log_marginal(x):
         log_p = log_softmax(x, temperature).clamp(min=IMPOSSIBLE)  # (B·K,T,V)
-        return log_p.unflatten(0, (-1, n_latent)).logsumexp(dim=1) - math.log(n_latent)  # (B,T,V)
+        return log_mean(log_p.unflatten(0, (-1, n_latent)), dim=1)  # (B,T,V)
 
     log_m = log_marginal(logits)
     kl = (log_m.exp() * (log_m - log_marginal(ref_logits))).sum(dim=-1)  # (B,T)

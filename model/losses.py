@@ -10,14 +10,14 @@ Letters: B inputs, T characters, V vocabulary, K values of the generator's laten
 inputs, N runs of adjacent blanks. The models are functions of tokens on the CPU.
 """
 
-import math
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from data.masking import parse_masking, whole_words
+from grpo.reward import begins_run
 from grpo.sampling import sample_completions
+from grpo.stats import log_mean
 
 MASKING = "word:0.5,random:0.25,span:0.1,sticky:0.15"
 # Of the fills that the judge sees; 0.1: argmax, all but.
@@ -52,8 +52,7 @@ def run_log_likelihoods(logits, tokens, mask):
     log_q = logits[mask].float().log_softmax(dim=-1)  # (M,K,V)
     hidden = tokens[mask][:, None, None]  # (M,1,1)
     log_q = log_q.take_along_dim(hidden, dim=-1).squeeze(-1)  # (M,K)
-    before = F.pad(mask, (1, 0))[:, :-1]  # (B,T) is there a blank just before?
-    begins = (mask & ~before)[mask]  # (M,) does a run begin here?
+    begins = begins_run(mask)[mask]  # (M,)
     run = begins.long().cumsum(dim=0) - 1  # (M,) the run's number
     none = log_q.new_zeros(begins.sum(), log_q.shape[1])  # (N,K)
     return none.index_add(0, run, log_q)  # (N,K)
@@ -64,9 +63,7 @@ def mixture_loss(log_q, mask):
 
     log_q (N,K). With K = 1 this is the mean cross-entropy of the hidden characters.
     """
-    K = log_q.shape[1]
-    log_mixture = log_q.logsumexp(dim=1) - math.log(K)  # (N,)
-    return -log_mixture.sum() / mask.sum()
+    return -log_mean(log_q, dim=1).sum() / mask.sum()
 
 
 def generator_loss(generator, dataset, args, seed):
