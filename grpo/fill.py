@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from data.char_diffusion.prepare import ALPHABETS, BLANK, normalise
+from grpo import REPOSITORY
 from grpo.mixture import draw, log_prob_given_z
 from grpo.plumbing.checkpoint import LATEST, build, load_model, read
 from grpo.plumbing.config import Config, Parser, convert, exit_on_mistake
@@ -34,8 +35,6 @@ from grpo.reward import judge_scores
 from grpo.rollout import draw_uniforms
 from grpo.stats import log_mean, log_softmax
 from grpo.words import decode
-
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def find(path):

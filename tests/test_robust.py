@@ -577,6 +577,14 @@ def test_ctrl_c_while_it_imports_is_one_line(tmp_path, program):
     assert done.returncode == -signal.SIGINT  # which a shell calls 130
 
 
+def test_a_program_that_imports_grpo_keeps_its_own_ctrl_c(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import grpo, sys\nassert sys.excepthook is sys.__excepthook__"
+    )
+    here = os.environ | {"PYTHONPATH": os.getcwd()}
+    subprocess.run([sys.executable, tmp_path / "mine.py"], env=here, check=True)
+
+
 def warnings_of(flags, capsys, **changes):
     """What a run says on stderr, without the bar."""
     run(flags, **changes)
