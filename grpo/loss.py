@@ -39,7 +39,7 @@ def loss_weights(mask, loss_type, group_size, totals):
     """The weight of each blank: mask (B,T) of one micro-batch -> (B,T) float, 0 where no blank is.
 
     grpo      a mean over completions of the mean over their blanks (2402.03300, equation 3)
-    dapo      a mean over all blanks of the update (2503.14476, equation 8)
+    dapo      a mean over all blanks of the update (2503.14476, equation 8, has the group's)
     bnpo      a mean over all blanks of the micro-batch, then over micro-batches (TRL's name)
     dr_grpo   a constant normaliser, the length of an input (2503.20783)
     sum       a mean over completions of the sum over their blanks: the policy-gradient theorem

@@ -137,7 +137,8 @@ class Run:
         """Says so where the reference holds the fills for less likely than blind draws.
 
         That is, -Σ p log p_ref = KL + entropy a tenth above the log of as many characters as can
-        be drawn, in nats a blank: no such policy is sane.
+        be drawn, in nats a blank: no such policy is sane. With kl_of=marginal the sum is less than
+        that, at most by log K: the line comes later, and never falsely.
         """
         surprise = numbers["mean_kl"] + numbers["entropy"]
         blind = math.log(len(self.data.vocabulary) - 1)
@@ -151,7 +152,7 @@ class Run:
 
     def check_rewards(self, steps):
         """Says so where a part of the reward has never told two completions of a group apart."""
-        spans = gather(self.rewards.spans[None]).amax(dim=0)  # (R,)
+        spans = gather(self.rewards.spans[None]).amax(dim=0)  # (P,) its parts
         for name, span in zip(self.rewards.names, spans.tolist()):
             if span <= INDISTINCT:
                 self.log.warn(

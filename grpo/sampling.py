@@ -91,7 +91,7 @@ def exclude_top_choices(weights, kept, uniforms, xtc_threshold, xtc_probability)
     With probability xtc_probability per blank: of the kept characters whose share is at least
     xtc_threshold, keep the least likely alone, and its ties. weights, kept (...,V), uniforms
     (...,G) -> the new kept set (...,V). All G completions share S, so the coin is a blank's: a hash
-    of its G uniforms, which tells nothing about any one of them.
+    of its G uniforms, which tells nothing about any one of several.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash

@@ -1,8 +1,9 @@
 """Log-probability of each draw, exact KL and entropy of each blank; the gradient written by hand.
 
-Letters: B masked inputs, T characters, G group size, V vocabulary.
+Letters: B masked inputs, T characters, G group size, V vocabulary. With a latent of K values the B
+here are rows and the G are G/K: an input as one value sees it.
 
-The policy of a whole input is a product over its blanks, so nothing is estimated. For one blank
+The policy of a row is a product over its blanks, so nothing is estimated. For one blank
 with logits z, temperature τ and kept set S:
 
     p = softmax(z / τ)                     over the whole vocabulary

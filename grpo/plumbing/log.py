@@ -212,7 +212,7 @@ class Log(AbstractContextManager):
             line = line[self.file.write(line) :]
 
         def send(wandb):
-            blanks = rollout.mask[:, None].expand_as(rollout.completions)  # (B,G,T)
+            blanks = rollout.mask[:, None].expand_as(rollout.completions)  # (R,g,T)
             earned = {}
             for name in ("credits", "advantages"):
                 values = getattr(rollout, name).expand_as(blanks)[blanks]  # (drawn characters,)
