@@ -224,13 +224,13 @@ def draw_passes(figure, runs):
 
 
 def draw_frontier(figure, runs):
-    """Draw valid words against different ones in 16 fills, runs of one K joined in their order."""
+    """Draw valid words against different ones in 16 fills, runs from one generator joined."""
     lines = {}  # title: {point's name: its row}
     for file, run in origins(runs).items():
         rows = run.finished("before_at_temperatures")
         lines[f"{file} at temperatures"] = {str(row["temperature"]): row for row in rows}
     for run in runs:
-        after = lines.setdefault(f"after GRPO, K = {run.finished('n_latent')}", {})
+        after = lines.setdefault(f"{run.settings['generator_checkpoint']} after GRPO", {})
         after[run.folder] = run.finished("after_sample")
     axes = figure.subplots()
     for title, rows in lines.items():

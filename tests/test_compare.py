@@ -242,7 +242,7 @@ def test_valid_words_against_variety(runs, drawn, capsys):
     generator = json.loads((runs / "a" / "config.json").read_text())["generator_checkpoint"]
     want = {
         f"{generator} at temperatures": by_temperature,
-        "after GRPO, K = 1": [table["after_sample"] for table in tables],
+        f"{generator} after GRPO": [table["after_sample"] for table in tables],
     }
     for (x, y, label), (title, rows) in zip(axes.lines, want.items(), strict=True):
         assert label == title
