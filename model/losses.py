@@ -20,8 +20,8 @@ from grpo.sampling import sample_completions
 from grpo.stats import log_mean
 
 MASKING = "word:0.5,random:0.25,span:0.1,sticky:0.15"
-# Of the fills that the judge sees; 0.1: argmax, all but.
-TEMPERATURES = [0.1, 0.4, 0.7, 1.0, 1.25, 1.5]
+# Of the fills that the judge sees, with the share of each; 0.1: argmax, all but.
+TEMPERATURES = {0.1: 0.15, 0.4: 0.15, 0.7: 0.15, 1.0: 0.35, 1.25: 0.1, 1.5: 0.1}
 # Training showed the judge about as many real words as wrong ones. Of what a policy draws most is
 # wrong: the prior odds of "real" are lowered by this factor e^-DOUBT (Bayes' rule, in the logit).
 # Else a common word in the wrong place scores most of what the right one does.
@@ -38,7 +38,9 @@ def masked_batch(dataset, size, block_size, seed, masking=MASKING):
     words = rng.integers(1, 6, size)  # (B,)
     masking = parse_masking(masking)
     tokens, mask = dataset.batch(size, block_size, masking, ratio, words, (*seed, 0))  # (B,T) twice
-    hide = np.where(rng.random(size) < 0.6, 1.0, rng.random(size))  # (B,) share that stays hidden
+    whole = rng.random(size) < 0.6  # (B,) does all stay hidden?
+    share = rng.random(size)  # (B,) else this much
+    hide = np.where(whole, 1.0, share)  # (B,)
     stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
     return tokens, mask & torch.from_numpy(stays)
 
@@ -50,8 +52,9 @@ def run_log_likelihoods(logits, tokens, mask):
     """
     logits = logits.unflatten(0, (len(mask), -1)).transpose(1, 2)  # (B,T,K,V)
     log_q = logits[mask].float().log_softmax(dim=-1)  # (M,K,V)
-    hidden = tokens[mask][:, None, None]  # (M,1,1)
-    log_q = log_q.take_along_dim(hidden, dim=-1).squeeze(-1)  # (M,K)
+    hidden = tokens[mask]  # (M,)
+    log_q = log_q.take_along_dim(hidden[:, None, None], dim=-1)  # (M,K,1)
+    log_q = log_q.squeeze(-1)  # (M,K)
     begins = begins_run(mask)[mask]  # (M,)
     run = begins.long().cumsum(dim=0) - 1  # (M,) the run's number
     none = log_q.new_zeros(begins.sum(), log_q.shape[1])  # (N,K)
@@ -71,14 +74,17 @@ def generator_loss(generator, dataset, args, seed):
     tokens, mask = masked_batch(
         dataset, args.batch_size, args.block_size, seed, args.masking
     )  # (B,T) twice
-    logits = generator(tokens.masked_fill(mask, dataset.mask_id))  # (B·K,T,V)
-    return mixture_loss(run_log_likelihoods(logits, tokens, mask), mask)
+    masked = tokens.masked_fill(mask, dataset.mask_id)  # (B,T)
+    logits = generator(masked)  # (B·K,T,V)
+    log_q = run_log_likelihoods(logits, tokens, mask)  # (N,K)
+    return mixture_loss(log_q, mask)
 
 
 def fill_once(logits, masked, mask, uniforms, z, temperature=1.0):
     """Fill each input from one value of the latent: logits (B·K,T,V), z (B,) -> (B,T)."""
     B = len(z)
-    logits = logits.unflatten(0, (B, -1))[torch.arange(B), z]  # (B,T,V)
+    of_each_z = logits.unflatten(0, (B, -1))  # (B,K,T,V)
+    logits = of_each_z[torch.arange(B), z]  # (B,T,V)
     completions, _ = sample_completions(logits, masked, mask, uniforms, temperature)  # (B,1,T)
     return completions[:, 0]
 
@@ -88,17 +94,23 @@ def wrong_fills(generator, dataset, tokens, mask, seed):
     """Fill the blanks in many wrong ways: (B,T) -> completions (B,T)."""
     rng = np.random.default_rng(seed)
     B, T = tokens.shape
-    temperature = rng.choice(TEMPERATURES, size=(B, 1, 1), p=[0.15, 0.15, 0.15, 0.35, 0.1, 0.1])
-    temperature = torch.from_numpy(temperature.astype(np.float32))  # (B,1,1)
-    uniforms = torch.from_numpy(rng.random((B, 1, T), dtype=np.float32))  # (B,1,T)
+    temperatures = list(TEMPERATURES)
+    shares = list(TEMPERATURES.values())
+    temperature = rng.choice(temperatures, size=(B, 1, 1), p=shares)
+    temperature = torch.from_numpy(temperature).float()  # (B,1,1)
+    uniforms = rng.random((B, 1, T), dtype=np.float32)
+    uniforms = torch.from_numpy(uniforms)  # (B,1,T)
     position = rng.integers(len(dataset.tokens), size=(B, T))
     unigram = torch.from_numpy(dataset.tokens[position]).long()  # (B,T)
-    repeated = torch.from_numpy(rng.integers(dataset.mask_id, size=(B, 1))).expand(B, T)  # (B,T)
-    kind = torch.from_numpy(rng.choice(4, p=[0.70, 0.10, 0.05, 0.15], size=B))  # (B,)
+    character = rng.integers(dataset.mask_id, size=(B, 1))
+    repeated = torch.from_numpy(character).expand(B, T)  # (B,T)
+    kind = rng.choice(4, p=[0.70, 0.10, 0.05, 0.15], size=B)
+    kind = torch.from_numpy(kind)  # (B,)
 
     masked = tokens.masked_fill(mask, dataset.mask_id)  # (B,T)
     logits = generator(masked)  # (B·K,T,V)
-    z = torch.from_numpy(rng.integers(len(logits) // B, size=B))  # (B,)
+    z = rng.integers(len(logits) // B, size=B)
+    z = torch.from_numpy(z)  # (B,)
     drawn = fill_once(logits, masked, mask, uniforms, z, temperature)  # (B,T)
     # fmt: off
     fills = torch.stack([drawn,     # 70 %: the generator's own draws
@@ -106,7 +118,8 @@ def wrong_fills(generator, dataset, tokens, mask, seed):
                          repeated,  #  5 %: one character, repeated
                          tokens])   # 15 %: nothing wrong
     # fmt: on
-    return torch.where(mask, fills[kind, torch.arange(B)], tokens)  # (B,T)
+    chosen = fills[kind, torch.arange(B)]  # (B,T)
+    return torch.where(mask, chosen, tokens)  # (B,T)
 
 
 def words_by_length(dataset):
@@ -120,7 +133,8 @@ def words_by_length(dataset):
     lengths = np.diff(spaces) - 1
     words = {}
     for length in np.unique(lengths[lengths > 0]):
-        position = starts[lengths == length][:, None] + np.arange(length)
+        first = starts[lengths == length]  # (occurrences,)
+        position = first[:, None] + np.arange(length)
         found = dataset.tokens[position]  # (occurrences,length)
         different, counts = np.unique(found, axis=0, return_counts=True)
         weights = counts**0.5
@@ -137,11 +151,13 @@ def swap_words(dataset, words, tokens, seed, share=0.25):
     rng = np.random.default_rng(seed)
     completions = tokens.numpy().copy()  # (B,T)
     for row in completions:
-        for start, end in whole_words(np.isin(row, dataset.spaces)):
+        is_space = np.isin(row, dataset.spaces)  # (T,)
+        for start, end in whole_words(is_space):
             length = end - start
             if length in words and rng.random() < share:
                 different, shares = words[length]
-                row[start:end] = different[rng.choice(len(different), p=shares)]
+                chosen = rng.choice(len(different), p=shares)
+                row[start:end] = different[chosen]
     return torch.from_numpy(completions)
 
 
@@ -178,13 +194,16 @@ def judge_loss(judge, generator, dataset, words, size, block_size, seed):
 
     completions = torch.cat([fills, swapped])  # (B,T)
     tokens = torch.cat([tokens, others])  # (B,T)
-    is_space = torch.isin(tokens, torch.from_numpy(dataset.spaces))  # (B,T)
+    spaces = torch.from_numpy(dataset.spaces)
+    is_space = torch.isin(tokens, spaces)  # (B,T)
     real = ~by_word(completions != tokens, is_space)  # (B,T)
     logits = judge(completions).float()  # (B,T)
     losses = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="none")  # (B,T)
 
+    of_fills = losses[:half]  # (B/2,T)
     hidden = by_word(mask, is_space[:half])  # (B/2,T)
-    of_fills = 0.85 * mean_over(losses[:half], hidden) + 0.15 * mean_over(losses[:half], ~hidden)
-    real = real[half:]  # (B/2,T)
-    of_swapped = 0.5 * mean_over(losses[half:], ~real) + 0.5 * mean_over(losses[half:], real)
-    return 0.5 * of_fills + 0.5 * of_swapped
+    loss_of_fills = 0.85 * mean_over(of_fills, hidden) + 0.15 * mean_over(of_fills, ~hidden)
+    of_swapped = losses[half:]  # (B/2,T)
+    kept = real[half:]  # (B/2,T)
+    loss_of_swapped = 0.5 * mean_over(of_swapped, ~kept) + 0.5 * mean_over(of_swapped, kept)
+    return 0.5 * loss_of_fills + 0.5 * loss_of_swapped
