@@ -530,8 +530,8 @@ def test_the_coin_by_hand():
     mean = sum(rewards) / len(rewards)
     deviation = torch.tensor(rewards).std(correction=0)
     said(f"The mean of the group is {mean:.3f}, its standard deviation {deviation:.3f}")
-    said(f"| `help`, `half` | 0.8 | {signed(A[0].item())} |")
-    said(f"| `helf`, `halp` | 0.1 | {signed(A[-1].item())} |")
+    said(f"`help` and `half` (0.8) have A = {signed(A[0].item())}")
+    said(f"`helf` and `halp` (0.1) A = {signed(A[-1].item())}")
     rise = -gradient[:, 1, E]
     torch.testing.assert_close(rise[0], -rise[1])
     said(f"{signed(rise[0].item(), 3)} on heads and {signed(rise[1].item(), 3)} on tails")
