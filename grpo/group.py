@@ -61,7 +61,7 @@ def as_text(texts, mask, push):
 def plot(file, texts, mask, push):
     """A row for each fill, a column for each blank, coloured by the push."""
     blanks = mask.nonzero().squeeze(1)  # (N,)
-    shown = push[:, blanks].cpu()  # (G,N)
+    shown = push[:, blanks].cpu().numpy()  # (G,N)
     strong = scale(push, mask)  # stronger ones have its colour
     size = (2 + 0.4 * len(blanks), 1 + 0.3 * len(texts))
     figure = new_figure("plot", file, size)
