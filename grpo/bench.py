@@ -20,8 +20,8 @@ step        One turn of train_grpo.py's loop in the default experiment (config/g
               inputs_64    with B = 64 instead of 16; over_shared of 4 is in proportion
               group_64     with G = 64
               length_16    with T = 16 instead of 64
-              bfloat16     every forward pass in bfloat16
-              compiled     that, and every forward pass compiled
+              bfloat16     every forward pass in bfloat16, where the machine multiplies it
+              compiled     every forward pass compiled, in the dtype that a run would take
               judge_alone  B·G rows in one batch through the judge, in float32, and nothing else
             over_shared, over_judge_alone: its time ÷ that of `shared`, of `judge_alone`.
             reward_off: by how much its judge's scores of the completions of `shared` are off, the
@@ -46,6 +46,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from grpo import kernel
 from grpo.optimizer import Optimizer
@@ -76,7 +77,7 @@ VARIANTS = {  # of the step: what each sets; two do more, see `Turn`
     "group_64": {"group_size": 64},
     "length_16": {"block_size": 16},
     "bfloat16": {"dtype": "bfloat16"},
-    "compiled": {"dtype": "bfloat16", "compile": "true"},
+    "compiled": {"dtype": "auto", "compile": "true"},
 }
 
 
@@ -87,9 +88,15 @@ def quartiles(times, others=1):
 
 def compare(measures, rounds, *others):
     """A row for each variant: its milliseconds, and their ratio to those of the `others`."""
-    taken = [{name: measure() for name, measure in measures.items()} for _ in range(1 + rounds)]
-    # The first round warms up, compiles.
-    times = {name: [each[name] for each in taken[1:]] for name in measures}
+    times = {name: [] for name in measures}
+    with tqdm(total=(1 + rounds) * len(measures), leave=False, dynamic_ncols=True) as bar:
+        for i in range(1 + rounds):
+            for name, measure in measures.items():
+                bar.set_description(name)
+                ms = measure()
+                bar.update()
+                if i > 0:  # the first round warms up, compiles
+                    times[name].append(ms)
     for name in measures:
         row = {"variant": name, "ms": quartiles(times[name])}
         for other in others:
@@ -131,6 +138,7 @@ class Turn:
     """
 
     def __init__(self, config, device, variant="shared"):
+        config.dtype = setup.pick_dtype(config.dtype, device)
         self.data, _ = setup.load_data(config.dataset, config.block_size, config.prompts_file)
         vocabulary = self.data.vocabulary
         words = lexicon(self.data.decode(self.data.tokens))
@@ -168,6 +176,12 @@ def usual_turn(device, variant="shared", **changes):
     return Turn(load_config(flags(USUAL | changes | VARIANTS[variant])), device, variant)
 
 
+def can_run(variant, device):
+    if variant == "bfloat16":
+        return setup.pick_dtype("auto", device) == "bfloat16"
+    return variant != "compiled" or setup.can_compile()
+
+
 def kept_memory(turn):
     """MiB that the backward pass needs kept."""
     kept = {}
@@ -187,7 +201,7 @@ def bench_step(args, device):
         torch.compiler.reset()
         turns = {}
         for name in VARIANTS:
-            if name != "compiled" or setup.can_compile():
+            if can_run(name, device):
                 turns[name] = usual_turn(device, name, group_size=G)
         shared = turns["shared"]
         shared()  # makes the completions

@@ -15,14 +15,13 @@ from grpo.bench import Turn
 from grpo.compare import new_figure
 from grpo.plumbing.config import exit_on_mistake, load_config
 from grpo.plumbing.log import highlight
-from grpo.plumbing.setup import pick_device, pick_dtype
+from grpo.plumbing.setup import pick_device
 from grpo.words import decode
 
 
 def first_group(config):
     """The first input of a run's first step: texts (G of them), mask (T,), pushes (G,T)."""
     device = pick_device(config.device)
-    config.dtype = pick_dtype(config.dtype, device)
     config.kernel = "torch"
     config.num_iterations = 1
     turn = Turn(config, device)

@@ -182,7 +182,15 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_inputs_and_not_with_t
     assert four - two == pytest.approx((eight - four) / 2, rel=0.2)
 
 
-def test_the_command_prints_and_writes_its_figures(tiny, tmp_path, capsys):
+@pytest.mark.parametrize("native", ["float32", "bfloat16"])
+def test_only_what_the_machine_multiplies_is_timed(monkeypatch, native):
+    monkeypatch.setattr(bench.setup, "pick_dtype", lambda name, device: native)
+    assert bench.can_run("bfloat16", CPU) == (native == "bfloat16")
+    assert bench.can_run("shared", CPU)
+
+
+def test_the_command_prints_and_writes_its_figures(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "can_run", lambda variant, device: True)
     path = tmp_path / "bench.json"
     sizes = ["--dtype=bfloat16", "--V=28", "--G=8", "--rounds=1"]
     bench.main(["--device=cpu", "--only", "operations", "step", *sizes, f"--json={path}"])
