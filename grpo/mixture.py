@@ -41,7 +41,7 @@ def draw(logits, masked, mask, uniforms, z_uniforms, options):
 def log_prob_given_z(log_p, fills, mask):
     """Σ_t log q_z,t(y_t) of each fill and z: log_p (N·K,T,V), fills (N,n,T) -> (N,n,K)."""
     N = len(fills)
-    drawable = where_blank(fills, mask)  # (N,n,T) -1, padding, is no character
+    drawable = where_blank(fills, mask)  # (N,n,T) indices: no -1 of padding
     drawable = drawable.transpose(1, 2)  # (N,T,n)
     of_each_z = log_p.unflatten(0, (N, -1))  # (N,K,T,V)
     each = of_each_z.take_along_dim(drawable[:, None], dim=-1)  # (N,K,T,n)

@@ -12,8 +12,8 @@ import torch
 def orthogonalise(g):
     """The matrix with the singular vectors of g, and singular values near 1: (m,n) -> (m,n).
 
-    Five steps of Newton-Schulz, X <- aX + (bA + cA²)X with A = XXᵀ, in the type of g. They bring
-    each value from 0.003 of the norm of g up to 0.7 to 1.2; smaller ones grow 485 times at most.
+    Five steps of Newton-Schulz, X <- aX + (bA + cA²)X with A = XXᵀ, in the type of g. Values of
+    0.003 of the norm of g and more come to 0.7 to 1.2; smaller ones grow 485 times at most.
     """
     x = g.T if g.shape[0] > g.shape[1] else g  # the smaller A
     x = x / x.norm().clamp(min=1e-7)
