@@ -181,8 +181,8 @@ class Run:
             return
         self.log.say(curves({"": read_metrics(out / "metrics.jsonl")}))
         if is_default_experiment(self.config):
-            row = json.loads((out / "evaluation.json").read_text())["after_sample"]
-            self.log.say(usual(row))
+            result = json.loads((out / "evaluation.json").read_text())
+            self.log.say(usual(result))
         self.log.say(
             f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, checkpoint.pt; next:"
             f"\n  python -m grpo.evaluate {out}"

@@ -61,17 +61,22 @@ USUAL = {
     "ngram_bits": (3.08, 3.36),
     "entropy": (0.66, 0.83),
 }
+USUAL_INPUTS = "ba40a5a8a8be"  # `held_out` of those runs: it depends on the text of one's Python
 
 
-def usual(row):
+def usual(result):
     """A line that says whether a run of the default experiment came out as others did."""
+    row = result["after_sample"]
     outside = []
     for name, (low, high) in USUAL.items():
         if not low <= round(row[name], 3) <= high:
             outside.append(f"{COLUMNS[name]} {row[name]:.3f} ({low} to {high})")
+    others = "six other seeds"
+    if result["held_out"] != USUAL_INPUTS:
+        others += " on the text of another Python"
     if outside:
-        return "outside the range of six other seeds: " + ", ".join(outside)
-    return "within the range of six other seeds"
+        return f"outside the range of {others}: {', '.join(outside)}"
+    return f"within the range of {others}"
 
 
 def gap_closed(rows):

@@ -15,7 +15,17 @@ from grpo.plumbing.checkpoint import model_file, write
 from grpo.plumbing.config import Config
 from grpo.plumbing.setup import load_data
 from grpo.referee import ngram, ngram_bits
-from grpo.table import COLUMNS, ROWS, SHORT_COLUMNS, SHORT_ROWS, format_table, gap_closed
+from grpo.table import (
+    COLUMNS,
+    ROWS,
+    SHORT_COLUMNS,
+    SHORT_ROWS,
+    USUAL,
+    USUAL_INPUTS,
+    format_table,
+    gap_closed,
+    usual,
+)
 from grpo.words import hidden_words, is_valid, lexicon
 from model.transformer import Generator, TransformerConfig
 
@@ -427,3 +437,15 @@ def test_a_bar_names_each_step_and_moves_within_it(settings, monkeypatch):
             assert "11/11" in shown and "table: the price of independence" in shown
         else:
             assert shown == ""
+
+
+def test_a_run_is_put_beside_six_others_and_their_text():
+    row = {name: low for name, (low, _) in USUAL.items()}
+    result = {"after_sample": row, "held_out": USUAL_INPUTS}
+    assert usual(result) == "within the range of six other seeds"
+    far = result | {"after_sample": row | {"ngram_bits": 9.0}}
+    assert usual(far) == "outside the range of six other seeds: bits 9.000 (3.08 to 3.36)"
+    elsewhere = usual(far | {"held_out": "another"})
+    assert elsewhere.startswith(
+        "outside the range of six other seeds on the text of another Python"
+    )
