@@ -10,31 +10,24 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.char_diffusion.prepare import BLANK
 from data.masking import make_mask
+from data.text.prepare import BLANK, normalise
 
 PAD = -1  # follows a prompt that is shorter than the others: no character
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # what a JSON file may do
-
-
-def is_vocabulary(text):
-    """Different ASCII characters, two or more, of which the blank is the last."""
-    if not isinstance(text, str) or not text.isascii():
-        return False
-    return len(set(text)) == len(text) and text[1:].endswith(BLANK)
 
 
 def encode(text, vocabulary, longest, name):
-    """A text with blanks -> (T,) tokens.
+    """A text with blanks, normalised -> (T,) tokens, T <= longest.
 
-    Raises ValueError for one that the models cannot read, or that has nothing to fill.
+    Raises ValueError, which calls the text `name`, with the rule that it breaks.
     """
-    readable = isinstance(text, str) and set(text) <= set(vocabulary)
-    if not readable or BLANK not in text or len(text) > longest:
-        raise ValueError(
-            f"{name} is {text!r:.100}; it takes up to {longest} characters, of {vocabulary!r},"
-            f" with at least one blank {BLANK!r}"
-        )
+    # Between two letters, so that spaces at the ends of a piece stay.
+    pieces = [normalise(f"x{piece}x")[1:-1] for piece in text.split(BLANK)]
+    text = BLANK.join(pieces).strip()
+    if len(text) > longest:
+        raise ValueError(f"{name} {text!r:.100} is longer than {longest} characters; shorten it")
+    if BLANK not in text:
+        raise ValueError(f"{name} {text!r:.100} has no blank; write {BLANK} for what to fill in")
     return torch.tensor([vocabulary.index(c) for c in text])  # (T,)
 
 
@@ -42,28 +35,17 @@ class Dataset:
     """One split of a prepared text: `vocabulary` (str; index = token), `mask_id`, `batch()`."""
 
     def __init__(self, folder, split):
-        """Raises ValueError for a folder without a prepared text, or whose files do not fit."""
-        folder = Path(folder)
-        mend = f"with: python data/char_diffusion/prepare.py --out_dir={folder}"
-        mend += " (and --input=FILE for a text of your own)"
-        try:
-            self.vocabulary = json.loads((folder / "meta.json").read_text())["vocabulary"]
-            self.tokens = np.fromfile(folder / f"{split}.bin", dtype=np.uint8)  # (characters,)
-        except UNREADABLE as error:
-            raise ValueError(f"dataset {folder} cannot be read ({error}); make it {mend}") from None
-        if not is_vocabulary(self.vocabulary):
+        meta = Path(folder) / "meta.json"
+        if not meta.exists():
             raise ValueError(
-                f"dataset {folder} cannot be read (its vocabulary must be different ASCII"
-                f" characters, the last one {BLANK!r}); make it {mend}"
+                f"there is no dataset in {folder}; make it with:"
+                f" python data/text/prepare.py --input=FILE --out_dir={folder}"
             )
+        self.vocabulary = json.loads(meta.read_text())["vocabulary"]
+        self.tokens = np.fromfile(meta.with_name(f"{split}.bin"), dtype=np.uint8)  # (characters,)
         self.mask_id = len(self.vocabulary) - 1
         # What separates words.
         self.spaces = np.array([i for i, c in enumerate(self.vocabulary) if c.isspace()])
-        if not self.tokens.size or self.tokens.max() >= self.mask_id:
-            raise ValueError(
-                f"dataset {folder}/{split}.bin is empty or does not fit its meta.json;"
-                f" make both again {mend}"
-            )
 
     def decode(self, row):
         """(T,) tokens -> str; a blank reads `_`."""
@@ -86,22 +68,20 @@ class Prompts(Dataset):
     """The same text, but batches are drawn from the user's own inputs.
 
     They are JSON, {"prompts": ["th_ c_t", ...]}, `_` for a blank; those shorter than block_size
-    end in PAD. What the blanks hid is unknown: the tokens have the vocabulary's letter `a` there,
-    or its first character.
+    end in PAD. What the blanks hid is unknown: the tokens have the letter `a` there.
     """
 
     def __init__(self, folder, split, path, block_size):
         super().__init__(folder, split)
-        example = '{"prompts": ["th_ c_t", ...]}'
         try:
             prompts = json.loads(Path(path).read_text(encoding="utf-8-sig"))["prompts"]
-        except UNREADABLE as error:
+            if type(prompts) is not list or set(map(type, prompts)) != {str}:
+                raise TypeError("no list of texts")
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"prompts_file={path} cannot be read ({type(error).__name__}: {error});"
-                f" it must hold JSON: {example}"
+                f"prompts_file={path} does not hold prompts ({type(error).__name__}: {error});"
+                ' write JSON: {"prompts": ["th_ c_t", ...]}'
             ) from None
-        if not isinstance(prompts, list) or not prompts:
-            raise ValueError(f"prompts_file={path} holds no prompts; write {example}")
         self.prompts = torch.full((len(prompts), block_size), PAD)  # (prompts,T)
         for i, prompt in enumerate(prompts):
             tokens = encode(prompt, self.vocabulary, block_size, f"prompts_file={path}: prompt {i}")
@@ -113,5 +93,4 @@ class Prompts(Dataset):
         chosen = torch.from_numpy(rng.integers(len(self.prompts), size=size))  # (B,)
         rows = self.prompts[chosen]  # (B,T)
         mask = rows == self.mask_id  # (B,T)
-        some_letter = max(0, self.vocabulary.find("a"))
-        return rows.masked_fill(mask, some_letter), mask
+        return rows.masked_fill(mask, self.vocabulary.index("a")), mask

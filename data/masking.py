@@ -32,9 +32,8 @@ def span_mask(is_space, ratio, words, rng):
     T = len(is_space)
     length = max(1, round(ratio * T))
     start = rng.integers(T - length + 1)
-    mask = np.zeros(T, dtype=bool)
-    mask[start : start + length] = True
-    return mask
+    position = np.arange(T) - start
+    return (0 <= position) & (position < length)
 
 
 def word_mask(is_space, ratio, words, rng, longest=np.inf):
@@ -52,16 +51,14 @@ def sticky_mask(is_space, ratio, words, rng):
     Its long-run share of hidden characters is `ratio`, up to 0.8.
     """
     stay = 1 - 1 / 4  # P(hidden | the one before is hidden)
-    enter = 1.0  # P(hidden | the one before is visible)
-    if ratio < 0.8:
-        enter = ratio / ((1 - ratio) * 4)
-    mask = np.zeros(len(is_space), dtype=bool)
+    enter = ratio / ((1 - ratio) * 4) if ratio < 0.8 else 1.0  # P(hidden | it is visible)
     u = rng.random(len(is_space))
     hidden = rng.random() < ratio
-    for t in range(len(mask)):
-        mask[t] = hidden
-        hidden = u[t] < (stay if hidden else enter)
-    return mask
+    mask = []
+    for chance in u:
+        mask.append(hidden)
+        hidden = chance < (stay if hidden else enter)
+    return np.array(mask)
 
 
 MASKINGS = {
@@ -75,28 +72,20 @@ MASKINGS = {
 
 
 def parse_masking(text):
-    """ "random:1,span:1" -> {"random": 0.5, "span": 0.5}: weights that add up to 1.
-
-    Raises ValueError for any other text.
-    """
+    """ "random:1,span:1" -> {"random": 0.5, "span": 0.5}: weights that add up to 1."""
     weights = {}
     for part in text.split(","):
         name, _, weight = part.strip().partition(":")
         try:
-            weight = float(weight or 1)
+            weights[name] = float(weight or 1)
         except ValueError:
-            weight = -1.0
-        if name not in MASKINGS or name in weights or not 0 <= weight <= 1e9:
+            weights[name] = 0.0
+        if name not in MASKINGS or not 0 < weights[name] <= 1e9:
             raise ValueError(
-                f"masking={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, with NAME"
-                f" one of {', '.join(MASKINGS)}, each once, and WEIGHT >= 0, at most 1e9"
+                f"masking={text!r} has a part {part!r}; it takes NAME or NAME:WEIGHT, NAME one of"
+                f" {', '.join(MASKINGS)}, WEIGHT more than 0 and at most 1e9"
             )
-        weights[name] = weight
     total = sum(weights.values())
-    if total == 0:
-        raise ValueError(
-            f"masking={text!r} has no positive weight; write for example masking='word:1'"
-        )
     return {name: weight / total for name, weight in weights.items()}
 
 

@@ -31,7 +31,6 @@ class Optimizer:
             ],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
-            fused=True,
         )
         self.grad_clip = config.grad_clip
         self.loss = 0  # of this update so far, all micro-batches
@@ -48,11 +47,9 @@ class Optimizer:
     def step(self):
         """Update the parameters -> the gradient's norm before clipping."""
         add_up([*(p.grad for p in self.parameters), self.loss])
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip or float("inf"))
-        # Where this is 1 the fused AdamW touches neither weights nor moments: no waiting for the
-        # device. (It is what a GradScaler hands to it, for float16.)
-        self.adamw.found_inf = (~(norm + self.loss).isfinite()).float()
-        self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip or math.inf)
+        if (norm + self.loss).isfinite():  # waits for a GPU, once an update
+            self.adamw.step()
+        self.adamw.zero_grad()
         self.loss = 0
         return norm

@@ -12,19 +12,19 @@ import copy
 import torch
 
 
-def make_reference(untouched, mode, state=None):
-    """The model to update: `untouched` itself if nothing changes it, else a copy, with the weights
-    that a checkpoint saved."""
+def make_reference(base, mode, state=None):
+    """The model to update: `base` itself if nothing changes it, else a copy, with the weights that
+    a checkpoint saved."""
     if mode == "static":
-        return untouched
-    reference = copy.deepcopy(untouched)
+        return base
+    reference = copy.deepcopy(base)
     if state:
         reference.load_state_dict(state)
     return reference
 
 
 @torch.no_grad()
-def update_reference(reference, generator, done, config):
+def update_reference(model, generator, done, config):
     """After `done` steps: move the reference's weights towards the policy's, wherever they live."""
     if config.reference_mode == "ema":
         alpha = config.ema_alpha
@@ -32,5 +32,5 @@ def update_reference(reference, generator, done, config):
         alpha = 1.0
     else:
         return
-    for r, p in zip(reference.parameters(), generator.parameters()):
+    for r, p in zip(model.parameters(), generator.parameters()):
         r.lerp_(p.to(r.device), alpha)  # with alpha 1 exactly p

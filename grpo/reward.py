@@ -10,24 +10,20 @@ Letters: B masked inputs, T characters, G group size. A reward is a function
 
 of completions (B,G,T), masked (B,T), mask (B,T) bool: True at the blanks; `decode` turns any
 (...,T) tokens into a flat list of strings. A judge, a model, maps tokens (N,T) to logits (N,T).
+`grpo/plumbing/setup.py` loads what the setting `reward` names.
 """
-
-import math
-import runpy
-from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from grpo import words
-from grpo.plumbing.checkpoint import load_model
-from grpo.plumbing.setup import forward
-from grpo.plumbing.stop import RewardFailed, told
+from data import words
 
 CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
-COLUMNS = ("input", "completion", "judge")  # of completions.jsonl, beside a reward's own
 CUDA_ROWS = 8192  # bounds the memory of activations
+
+
+class RewardFailed(ValueError):
+    """A user's own reward raised, or returned what is no reward."""
 
 
 @torch.no_grad()
@@ -76,121 +72,48 @@ def valid_words(lexicon, completions, masked, mask, decode, cut=True):
         spans = words.filled_words(text, blanks, cut)
         valid = sum(words.is_valid(text, start, end, lexicon) for start, end in spans)
         shares.append(valid / max(len(spans), 1))
-    return torch.tensor(shares).view(B, G)
+    return torch.tensor(shares, device=mask.device).view(B, G)
 
 
-def parse_reward(text):
-    """The setting -> its parts, "judge:1,my.py:f:0.5" -> {"judge": 1.0, "my.py:f": 0.5}.
-
-    Without the parts that weigh 0. ValueError if it is not of this form.
-    """
-    weights = {}
-    for part in map(str.strip, text.split(",")):
-        name, _, last = part.rpartition(":")
-        try:
-            weight = float(last)
-        except ValueError:
-            name = part
-            weight = 1.0
-        file, _, function = name.rpartition(":")
-        own = file.endswith(".py") and function.isidentifier()
-        known = name in ("judge", "valid_words") or name.endswith(".pt") or own
-        if name in weights or not known or not math.isfinite(weight):
-            raise ValueError(
-                f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME"
-                " once: judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt"
-            )
-        if name != "judge" and short_name(name) in COLUMNS:
-            raise ValueError(
-                f"reward={text!r}: no part may be called {short_name(name)!r}, as a column of"
-                " completions.jsonl is; give it another name"
-            )
-        weights[name] = weight
-    weights = {name: weight for name, weight in weights.items() if weight}
-    if not weights or len(set(map(short_name, weights))) < len(weights):
-        raise ValueError(
-            f"reward={text!r} has no part of a weight other than 0, or two parts of one name;"
-            " write for example reward=judge:1.0,valid_words:0.5"
-        )
-    return weights
+def judge_reward(judge, completions, masked, mask, decode):
+    """P(real) of every character as a reward: -> (B,G,T)."""
+    return judge_scores(judge, completions)
 
 
-def short_name(name):
-    """A part in metrics and errors: "my.py:f" -> "f", "model/judge_b.pt" -> "judge_b"."""
-    if name.endswith(".pt"):
-        return Path(name).stem
-    return name.rpartition(":")[2]
-
-
-def load_function(name):
-    """ "my_rewards.py:no_double_space" -> the function. ValueError if there is none."""
-    path, _, function = name.rpartition(":")
+def own_reward(name, function, completions, masked, mask, decode):
+    """A user's function as a reward. Raises RewardFailed, from the error, where it is none."""
+    own = (completions.clone(), masked.clone(), mask.clone())  # it may write into them
     try:
-        values = runpy.run_path(path)
-    except (Exception, SystemExit) as error:  # whatever the user's code may raise
-        raise ValueError(f"reward {name}: {path} does not run: {told(error)}; mend it") from None
-    if not callable(values.get(function)):
-        raise ValueError(
-            f"reward {name}: {path} has no function {function!r};"
-            f" write def {function}(completions, masked, mask, decode) there"
+        values = function(*own, decode)
+        values = torch.as_tensor(values, dtype=torch.float32, device=completions.device)
+    except Exception as error:  # whatever the user's code may raise
+        raise RewardFailed(f"reward {name} failed: {type(error).__name__}: {error}") from error
+    allowed = (completions.shape[:2], completions.shape)
+    if values.shape not in allowed or not values.isfinite().all():
+        raise RewardFailed(
+            f"reward {name} returned {tuple(values.shape)} numbers, or some that are not finite;"
+            f" it must return (B, G) = {tuple(allowed[0])} or (B, G, T) finite numbers"
         )
-    return values[function]
+    return values
 
 
 class Rewards:
-    """The setting `reward`, ready to score completions: `names` and `weights` of its P parts."""
+    """The setting `reward`, ready to score completions: a weighted sum of P parts."""
 
-    def __init__(self, judge, config, vocabulary, lexicon, device):
-        """`judge` maps tokens to logits; a second judge, named by its file, goes to `device`."""
-        parts = parse_reward(config.reward)
-        self.names = [short_name(name) for name in parts]
-        self.weights = list(parts.values())
-        # (P,) the most that two completions of one group have differed in each part.
-        self.spans = torch.zeros(len(parts), device=device)
-        self.judges = {}
-        self.functions = {}
-        for name in parts:
-            short = short_name(name)
-            if name == "judge":
-                self.judges[short] = judge
-            elif name.endswith(".pt"):
-                other = load_model(name, "judge", vocabulary).requires_grad_(False)
-                self.judges[short] = forward(other, device, config)
-            elif name == "valid_words":
-                cut = not config.prompts_file
-                self.functions[short] = partial(valid_words, lexicon, cut=cut)
-            else:
-                self.functions[short] = load_function(name)
-        self.decode = partial(words.decode, vocabulary=vocabulary)
+    def __init__(self, parts, decode):
+        """parts: {name in the metrics: (reward function, weight)}."""
+        self.parts = parts
+        self.decode = decode
 
     def score(self, name, completions, masked, mask):
-        """What one part says: (B,G), or (B,G,T) of each character. RewardFailed if it fails.
+        """What one part says: -> (B,G,T), the same at all characters if it is of the whole."""
+        function, _ = self.parts[name]
+        values = function(completions, masked, mask, self.decode)  # (B,G) or (B,G,T)
+        if values.dim() == 2:
+            values = values[..., None]  # (B,G,1)
+        return values.expand(completions.shape)
 
-        A judge waits for nothing; what is not finite there is found in the step's metrics.
-        """
-        if name in self.judges:
-            return judge_scores(self.judges[name], completions)
-        own = (completions.clone(), masked.clone(), mask.clone())  # it may write into them
-        try:
-            values = self.functions[name](*own, self.decode)
-            values = torch.as_tensor(values, dtype=torch.float32, device=completions.device)
-        except (Exception, SystemExit) as error:  # whatever the user's code may raise
-            raise RewardFailed(f"reward {name} failed: {told(error)}; mend it") from error
-        allowed = (completions.shape[:2], completions.shape)
-        if values.shape not in allowed:
-            raise RewardFailed(
-                f"reward {name} returned the shape {tuple(values.shape)}; it must return"
-                f" (B, G) = {tuple(allowed[0])} or (B, G, T) = {tuple(allowed[1])}"
-            )
-        if not values.isfinite().all():
-            infinite = int((~values.isfinite()).sum())
-            raise RewardFailed(
-                f"reward {name} returned {infinite} values that are not finite;"
-                " it must return finite numbers"
-            )
-        return values
-
-    def __call__(self, completions, masked, mask, credit):
+    def __call__(self, fills, inputs, credit):
         """-> what each blank is credited with, and what each part says of whole completions.
 
         credits (B,G,1) with `credit=input`: the weighted sum of the parts. (B,G,T) with
@@ -201,21 +124,17 @@ class Rewards:
         """
         credits = 0
         parts = []
-        spans = []
-        for name, weight in zip(self.names, self.weights):
-            values = self.score(name, completions, masked, mask)  # (B,G) or (B,G,T)
-            whole = mean_over_input(values, masked) if values.dim() == 3 else values  # (B,G)
+        for name, (_, weight) in self.parts.items():
+            each = self.score(name, fills.completions, inputs.masked, inputs.mask)  # (B,G,T)
+            whole = mean_over_input(each, inputs.masked)  # (B,G)
             own = whole[..., None]  # (B,G,1)
-            if credit == "run" and values.dim() == 3:
-                own = mean_over_run(values, mask)  # (B,G,T)
+            if credit == "run":
+                own = mean_over_run(each, inputs.mask)  # (B,G,T)
             credits = credits + weight * own
             parts.append(whole)
-            spans.append((values.amax(dim=1) - values.amin(dim=1)).max())
-        self.spans = self.spans.maximum(torch.stack(spans))  # stays on the device
-        if credit == "run":
-            credits = credits.expand(completions.shape)  # (B,G,T)
         return credits, torch.stack(parts, dim=-1)
 
     def total(self, parts):
         """(B,G,P) -> the weighted sum (B,G)."""
-        return sum(weight * parts[..., i] for i, weight in enumerate(self.weights))
+        weights = [weight for _, weight in self.parts.values()]
+        return sum(weight * parts[..., i] for i, weight in enumerate(weights))

@@ -3,8 +3,8 @@
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
 The policy of a blank is q = softmax(logits / temperature), restricted to a kept set S and
-renormalised. Draws come from q (to 2^-22 of the likeliest), and `grpo/stats.py` differentiates log
-q on the same S: nothing is sampled from one distribution and scored by another.
+renormalised. Draws come from q (to 2^-22 of the likeliest), and `grpo/logprobs.py` differentiates
+log q on the same S: nothing is sampled from one distribution and scored by another.
 
 All comparisons are made on whole numbers. A character's weight is its probability relative to the
 likeliest one, in units of 2^-21; sums of whole numbers do not depend on their order, so any
@@ -12,39 +12,42 @@ implementation that agrees on the weights agrees on the kept set and on every dr
 A character of weight 0 cannot be drawn, hence is never in S.
 """
 
+from typing import NamedTuple
+
 import torch
-import torch.nn.functional as F
+
+from grpo.cuda import kernel
 
 SCALE = 1 << 21  # V <= 1024 weights of at most SCALE add up to less than 2^32
 UNIT = 1 << 24  # a float32 uniform is a whole number of 2^-24
 
 
+class Fills(NamedTuple):
+    """What was drawn, and what could have been. S is frozen here: later updates score on it."""
+
+    completions: torch.Tensor  # (B,G,T) the filled-in copies of each input
+    kept: torch.Tensor  # (B,T,V) bool, the characters that could be drawn; none but at a blank
+    mask: torch.Tensor  # (B,T) bool, True at a blank
+
+
 def options(config):
     """The sampling settings of a run, as `sample_completions` takes them."""
     names = ["temperature", "top_k", "top_p", "min_p"]
-    if config.xtc_probability:  # the fused kernel has no XTC
+    if config.xtc_probability:
         names += ["xtc_threshold", "xtc_probability"]
     return {name: getattr(config, name) for name in names}
 
 
-def penalise(logits, masked, repetition_penalty):
+def penalise(logits, masked, penalty):
     """Make the characters that are visible in the input less likely, differentiably.
 
-    logits (R,T,V), masked (B,T) -> (R,T,V); a row is an input as one value of the latent sees it.
-    A visible character's logit is divided by the penalty if it is positive, else multiplied by it
-    (CTRL, 1909.05858, section 4.1). This comes before temperature and truncation, and it is part of
-    the policy: it is sampled, scored and differentiated.
+    logits (B,T,V), masked (B,T) -> (B,T,V). A visible character's logit is divided by the penalty
+    if it is positive (CTRL, 1909.05858, section 4.1), else multiplied by it. This comes before
+    temperature and truncation, and it is part of the policy: sampled, scored and differentiated.
     """
-    R, _, V = logits.shape
-    real = (masked >= 0)[..., None]  # (B,T,1), -1 is padding
-    seen = F.one_hot(masked.clamp(min=0), V).bool() & real  # (B,T,V)
-    seen = seen.any(dim=1, keepdim=True)  # (B,1,V)
-    seen = seen.repeat_interleave(R // len(masked), dim=0)  # (R,1,V)
-    lower = torch.where(
-        logits < 0,
-        logits * repetition_penalty,
-        logits / repetition_penalty,
-    )  # (R,T,V)
+    characters = torch.arange(logits.shape[-1], device=masked.device)  # (V,); padding is -1
+    seen = (masked[..., None] == characters).any(dim=1, keepdim=True)  # (B,1,V)
+    lower = torch.where(logits < 0, logits * penalty, logits / penalty)  # (B,T,V)
     return torch.where(seen, lower, logits)
 
 
@@ -129,3 +132,12 @@ def sample_completions(
     draws = draw(weights * kept, uniforms).transpose(1, 2)  # (B,G,T)
     drawable = kept.any(dim=-1)[:, None]  # (B,1,T) a blank whose logits are NaN stays a blank
     return torch.where(drawable, draws, masked[:, None]), kept
+
+
+def sample(logits, inputs, config):
+    """Fill every input G times, as the run's settings say: logits (B,T,V) -> `Fills`."""
+    where = (inputs.masked, inputs.mask, inputs.uniforms)
+    fused = config.kernel == "cuda"  # decided when the run began
+    draw_all = kernel.sample_completions if fused else sample_completions
+    completions, kept = draw_all(logits, *where, **options(config))  # (B,G,T), (B,T,V)
+    return Fills(completions, kept, inputs.mask)

@@ -6,8 +6,8 @@ every character, whether its word is the original one (after ELECTRA's replaced-
 2003.10555). Whatever the judge was never shown, GRPO finds; so it sees originals, the generator's
 own one-step fills at several temperatures, plainly wrong fills, and true words in the wrong place.
 
-Letters: B inputs, T characters, V vocabulary, K values of the generator's latent, M blanks of all
-inputs, N runs of adjacent blanks. The models are functions of tokens on the CPU.
+Letters: B inputs, T characters, V vocabulary. The models are functions of tokens on the CPU;
+`args` are the settings of `model/pretrain.py`.
 """
 
 import numpy as np
@@ -15,20 +15,24 @@ import torch
 import torch.nn.functional as F
 
 from data.masking import parse_masking, whole_words
-from grpo.reward import begins_run
 from grpo.sampling import sample_completions
-from grpo.stats import log_mean
 
 MASKING = "word:0.5,random:0.25,span:0.1,sticky:0.15"
-# Of the fills that the judge sees, with the share of each; 0.1: argmax, all but.
-TEMPERATURES = {0.1: 0.15, 0.4: 0.15, 0.7: 0.15, 1.0: 0.35, 1.25: 0.1, 1.5: 0.1}
+TEMPERATURES = {  # of the fills that the judge sees, with the share of each
+    0.1: 0.15,  # argmax, all but
+    0.4: 0.15,
+    0.7: 0.15,
+    1.0: 0.35,
+    1.25: 0.1,
+    1.5: 0.1,
+}
 # Training showed the judge about as many real words as wrong ones. Of what a policy draws most is
 # wrong: the prior odds of "real" are lowered by this factor e^-DOUBT (Bayes' rule, in the logit).
 # Else a common word in the wrong place scores most of what the right one does.
 DOUBT = 3.0
 
 
-def masked_batch(dataset, size, block_size, seed, masking=MASKING):
+def masked_batch(dataset, size, block_size, masking, seed):
     """Inputs at every difficulty: tokens (B,T), mask (B,T).
 
     In four rows of ten, part of the blanks is revealed again.
@@ -45,48 +49,13 @@ def masked_batch(dataset, size, block_size, seed, masking=MASKING):
     return tokens, mask & torch.from_numpy(stays)
 
 
-def run_log_likelihoods(logits, tokens, mask):
-    """log Π_{t in run} q_z,t(y_t) of each run of adjacent blanks under each value of z, in nats.
-
-    logits (B·K,T,V), tokens (B,T), mask (B,T) bool -> (N,K)
-    """
-    logits = logits.unflatten(0, (len(mask), -1)).transpose(1, 2)  # (B,T,K,V)
-    log_q = logits[mask].float().log_softmax(dim=-1)  # (M,K,V)
-    hidden = tokens[mask]  # (M,)
-    log_q = log_q.take_along_dim(hidden[:, None, None], dim=-1)  # (M,K,1)
-    log_q = log_q.squeeze(-1)  # (M,K)
-    begins = begins_run(mask)[mask]  # (M,)
-    run = begins.long().cumsum(dim=0) - 1  # (M,) the run's number
-    none = log_q.new_zeros(begins.sum(), log_q.shape[1])  # (N,K)
-    return none.index_add(0, run, log_q)  # (N,K)
-
-
-def mixture_loss(log_q, mask):
-    """-Σ_runs log(1/K Σ_z Π_{t in run} q_z,t(y_t)) / M: nats per hidden character.
-
-    log_q (N,K). With K = 1 this is the mean cross-entropy of the hidden characters.
-    """
-    return -log_mean(log_q, dim=1).sum() / mask.sum()
-
-
 def generator_loss(generator, dataset, args, seed):
-    """The mixture's loss on a batch of the text, whose size and masking `args` name."""
-    tokens, mask = masked_batch(
-        dataset, args.batch_size, args.block_size, seed, args.masking
-    )  # (B,T) twice
+    """Mean cross-entropy of the hidden characters, in nats."""
+    size = args.batch_size
+    tokens, mask = masked_batch(dataset, size, args.block_size, args.masking, seed)  # (B,T) twice
     masked = tokens.masked_fill(mask, dataset.mask_id)  # (B,T)
-    logits = generator(masked)  # (B·K,T,V)
-    log_q = run_log_likelihoods(logits, tokens, mask)  # (N,K)
-    return mixture_loss(log_q, mask)
-
-
-def fill_once(logits, masked, mask, uniforms, z, temperature=1.0):
-    """Fill each input from one value of the latent: logits (B·K,T,V), z (B,) -> (B,T)."""
-    B = len(z)
-    of_each_z = logits.unflatten(0, (B, -1))  # (B,K,T,V)
-    logits = of_each_z[torch.arange(B), z]  # (B,T,V)
-    completions, _ = sample_completions(logits, masked, mask, uniforms, temperature)  # (B,1,T)
-    return completions[:, 0]
+    logits = generator(masked)  # (B,T,V)
+    return F.cross_entropy(logits[mask].float(), tokens[mask])
 
 
 @torch.no_grad()
@@ -94,8 +63,8 @@ def wrong_fills(generator, dataset, tokens, mask, seed):
     """Fill the blanks in many wrong ways: (B,T) -> completions (B,T)."""
     rng = np.random.default_rng(seed)
     B, T = tokens.shape
-    temperatures = list(TEMPERATURES)
     shares = list(TEMPERATURES.values())
+    temperatures = list(TEMPERATURES)
     temperature = rng.choice(temperatures, size=(B, 1, 1), p=shares)
     temperature = torch.from_numpy(temperature).float()  # (B,1,1)
     uniforms = rng.random((B, 1, T), dtype=np.float32)
@@ -108,15 +77,13 @@ def wrong_fills(generator, dataset, tokens, mask, seed):
     kind = torch.from_numpy(kind)  # (B,)
 
     masked = tokens.masked_fill(mask, dataset.mask_id)  # (B,T)
-    logits = generator(masked)  # (B·K,T,V)
-    z = rng.integers(len(logits) // B, size=B)
-    z = torch.from_numpy(z)  # (B,)
-    drawn = fill_once(logits, masked, mask, uniforms, z, temperature)  # (B,T)
+    logits = generator(masked)  # (B,T,V)
+    drawn, _ = sample_completions(logits, masked, mask, uniforms, temperature)  # (B,1,T)
     # fmt: off
-    fills = torch.stack([drawn,     # 70 %: the generator's own draws
-                         unigram,   # 10 %: characters of the text, blind to everything
-                         repeated,  #  5 %: one character, repeated
-                         tokens])   # 15 %: nothing wrong
+    fills = torch.stack([drawn[:, 0],  # 70 %: the generator's own draws
+                         unigram,      # 10 %: characters of the text, blind to everything
+                         repeated,     #  5 %: one character, repeated
+                         tokens])      # 15 %: nothing wrong
     # fmt: on
     chosen = fills[kind, torch.arange(B)]  # (B,T)
     return torch.where(mask, chosen, tokens)  # (B,T)
@@ -151,8 +118,7 @@ def swap_words(dataset, words, tokens, seed, share=0.25):
     rng = np.random.default_rng(seed)
     completions = tokens.numpy().copy()  # (B,T)
     for row in completions:
-        is_space = np.isin(row, dataset.spaces)  # (T,)
-        for start, end in whole_words(is_space):
+        for start, end in whole_words(np.isin(row, dataset.spaces)):
             length = end - start
             if length in words and rng.random() < share:
                 different, shares = words[length]
@@ -171,12 +137,14 @@ def by_word(flags, is_space):
     return flagged.gather(1, word) > 0
 
 
-def mean_over(x, where):
-    """Mean of x over `where`; 0 if that is nowhere."""
-    return x[where].sum() / where.sum().clamp(min=1)
+def weigh(losses, flags, share):
+    """The mean of the flagged losses weighs `share`, that of the others the rest: -> a scalar."""
+    mean = losses[flags].sum() / flags.sum().clamp(min=1)
+    mean_of_others = losses[~flags].sum() / (~flags).sum().clamp(min=1)
+    return share * mean + (1 - share) * mean_of_others
 
 
-def judge_loss(judge, generator, dataset, words, size, block_size, seed):
+def judge_loss(judge, generator, dataset, words, args, seed):
     """Mean binary cross-entropy, in nats a character, of "the word here is the original one".
 
     One label per word, not per character: a parallel fill is drawn blind to itself, so whether a
@@ -184,26 +152,20 @@ def judge_loss(judge, generator, dataset, words, size, block_size, seed):
     if its characters agree. Half of the rows are fills of blanks, where the words that had blanks
     weigh 0.85; half have swapped words, where real and swapped weigh the same.
     """
-    half = size // 2
-    tokens, mask = masked_batch(dataset, half, block_size, seed)  # (B/2,T) twice
+    half = args.batch_size // 2
+    tokens, mask = masked_batch(dataset, half, args.block_size, MASKING, seed)  # (B/2,T) twice
     fills = wrong_fills(generator, dataset, tokens, mask, (*seed, 2))  # (B/2,T)
-    others, _ = dataset.batch(
-        size - half, block_size, parse_masking(MASKING), 0.0, 1, (*seed, 7)
-    )  # (B/2,T)
+    others, _ = dataset.batch(half, args.block_size, {"random": 1.0}, 0, 0, (*seed, 7))  # (B/2,T)
     swapped = swap_words(dataset, words, others, (*seed, 3))  # (B/2,T)
-
     completions = torch.cat([fills, swapped])  # (B,T)
     tokens = torch.cat([tokens, others])  # (B,T)
     spaces = torch.from_numpy(dataset.spaces)
     is_space = torch.isin(tokens, spaces)  # (B,T)
-    real = ~by_word(completions != tokens, is_space)  # (B,T)
+    changed = completions != tokens  # (B,T)
+    real = ~by_word(changed, is_space)  # (B,T)
     logits = judge(completions).float()  # (B,T)
     losses = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="none")  # (B,T)
-
-    of_fills = losses[:half]  # (B/2,T)
     hidden = by_word(mask, is_space[:half])  # (B/2,T)
-    loss_of_fills = 0.85 * mean_over(of_fills, hidden) + 0.15 * mean_over(of_fills, ~hidden)
-    of_swapped = losses[half:]  # (B/2,T)
-    kept = real[half:]  # (B/2,T)
-    loss_of_swapped = 0.5 * mean_over(of_swapped, ~kept) + 0.5 * mean_over(of_swapped, kept)
-    return 0.5 * loss_of_fills + 0.5 * loss_of_swapped
+    of_fills = weigh(losses[:half], hidden, 0.85)
+    of_swapped = weigh(losses[half:], real[half:], 0.5)
+    return 0.5 * of_fills + 0.5 * of_swapped

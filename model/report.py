@@ -1,124 +1,66 @@
 """How good the generator and the judge are, on held-out text, by what is hidden.
 
-Letters: B inputs, T characters, V vocabulary, K values of the generator's latent, N runs of
-adjacent blanks. The models are functions of tokens on the CPU.
+Letters: B inputs, T characters, V vocabulary. The models are functions of tokens on the CPU.
 """
 
 import torch
-from tqdm import tqdm
+import torch.nn.functional as F
 
 from data.masking import parse_masking
-from model.losses import (
-    DOUBT,
-    MASKING,
-    fill_once,
-    mixture_loss,
-    run_log_likelihoods,
-    swap_words,
-)
+from grpo.reward import judge_scores
+from grpo.rollout import draw_uniforms, in_batches
+from grpo.sampling import sample_completions
+from model.losses import swap_words
+
+TESTS = [  # masking, ratio, hidden words
+    ("random", 0.15, 0),
+    ("random", 0.30, 0),
+    ("word", 0, 1),
+    ("word", 0, 2),
+]
 
 
-def in_batches(model, tokens):
-    """The model's output for all inputs, 64 at a time, under a bar."""
-    bar = tqdm(tokens.split(64), desc="report", leave=False, dynamic_ncols=True)
-    return torch.cat([model(part) for part in bar])
-
-
-def mean_score(logits, where, lenience=0.0):
-    """The judge's mean P(real) over `where`: (B,T) -> (B,). e^lenience raises its odds."""
-    p = (logits + lenience).sigmoid() * where  # (B,T)
-    return p.sum(dim=1) / where.sum(dim=1)
+def mean_scores(judge, tokens, others, where):
+    """The judge's mean P(real) over `where` of two texts: (B,T) three times -> (B,) twice."""
+    both = torch.stack([tokens, others], dim=1)  # (B,2,T)
+    scores = judge_scores(judge, both) * where[:, None]  # (B,2,T)
+    means = scores.sum(dim=2) / where.sum(dim=1, keepdim=True)  # (B,2)
+    return means.unbind(dim=1)
 
 
 def auc(real, fake):
-    """Share of the pairs in which the original scores more than the fill, a tie being half.
+    """Share of all pairs of an original and a fill in which the original scores more.
 
-    Scores (B,) and (B,): every original against its own fill, which is what GRPO learns from;
-    (B,1) and (B,): against every fill.
+    (B,) and (B,); a tie is half a pair.
     """
-    ties = (real == fake).float()
-    return ((real > fake).float() + 0.5 * ties).mean().item()
-
-
-def prefers_original(real_logits, other_logits, changed):
-    """Share of the inputs with another word in which the judge takes the original for more real."""
-    real = mean_score(real_logits, changed)  # (B,)
-    other = mean_score(other_logits, changed)  # (B,)
-    return (real > other)[changed.any(dim=1)].float().mean().item()
-
-
-def generator_figures(logits, tokens, mask):
-    """Likelihood of the hidden characters, shares of the values of z, accuracy of the best guess.
-
-    A value's share is its posterior probability, averaged over runs of blanks; the best guess is
-    the argmax of the mixture's marginal.
-    """
-    log_q = run_log_likelihoods(logits, tokens, mask)  # (N,K)
-    shares = log_q.softmax(dim=1).mean(dim=0)  # (K,)
-    by_input = logits.unflatten(0, (len(tokens), -1))  # (B,K,T,V)
-    marginal = by_input.softmax(dim=-1).mean(dim=1)  # (B,T,V)
-    right = marginal.argmax(dim=-1) == tokens  # (B,T)
-    return {
-        "nats": mixture_loss(log_q, mask).item(),
-        "least_z": shares.min().item(),
-        "largest_z": shares.max().item(),
-        "characters": right[mask].float().mean().item(),
-        "whole_inputs": (right | ~mask).all(dim=1).float().mean().item(),
-    }
-
-
-def judge_figures(real, fake, mask):
-    """How well the judge tells originals from fills, from its logits of both: (B,T) twice."""
-    everywhere = torch.ones_like(mask)  # (B,T)
-    figures = {}
-    for name, where, lenience in (
-        ("judge_auc", everywhere, 0.0),
-        ("judge_auc_at_blanks", mask, 0.0),
-        ("judge_auc_lenient", everywhere, 2 * DOUBT),
-    ):
-        of_real = mean_score(real, where, lenience)[:, None]  # (B,1)
-        figures[name] = auc(of_real, mean_score(fake, where, lenience))
-    figures["judge_auc_paired"] = auc(mean_score(real, everywhere), mean_score(fake, everywhere))
-    return figures
-
-
-TESTS = [  # name, masking, ratio, hidden words
-    ("random 15%", "random", 0.15, 0),
-    ("random 30%", "random", 0.30, 0),
-    ("random and short runs 15%", "random:0.5,sticky:0.5", 0.15, 0),
-    ("one word", "word", 0, 1),
-    ("two words", "word", 0, 2),
-    ("random and short runs 30%", "random:0.5,sticky:0.5", 0.30, 0),
-]
+    real = real[:, None]  # (B,1)
+    return ((real > fake).float() + 0.5 * (real == fake)).mean().item()
 
 
 @torch.no_grad()
 def report(generator, judge, dataset, words, block_size, size=1024):
-    """Print, on held-out text and by masking, how good the two models are.
+    """Print nats, share of restored characters and the judge's AUC at the blanks, by masking.
 
-    The judge's figures are against the generator's draws at temperature 1.
+    The judge's figures are against the generator's draws at temperature 1. Last, where a word in
+    ten is another one of its length: how often the judge takes the original for more real.
     """
-
-    def show(name, figures):
-        cells = [f"  {key} {value:.3f}" for key, value in figures.items()]
-        print(f"{name:26s}" + "".join(cells), flush=True)
-
-    for i, (name, masking, ratio, hidden) in enumerate(TESTS):
-        masking = parse_masking(masking)
-        tokens, mask = dataset.batch(size, block_size, masking, ratio, hidden, (7, i))  # (B,T)
+    for i, (masking, ratio, hidden) in enumerate(TESTS):
+        parts = parse_masking(masking)
+        tokens, mask = dataset.batch(size, block_size, parts, ratio, hidden, (7, i))  # (B,T) twice
         masked = tokens.masked_fill(mask, dataset.mask_id)  # (B,T)
-        logits = in_batches(generator, masked)  # (B·K,T,V)
-        figures = generator_figures(logits, tokens, mask)
-        z = torch.arange(size) % (len(logits) // size)  # (B,)
-        rng = torch.Generator().manual_seed(i)
-        uniforms = torch.rand(size, 1, block_size, generator=rng)  # (B,1,T)
-        fills = fill_once(logits, masked, mask, uniforms, z)  # (B,T)
-        real = in_batches(judge, tokens)  # (B,T)
-        fake = in_batches(judge, fills)  # (B,T)
-        show(name, figures | judge_figures(real, fake, mask))
-    tokens, _ = dataset.batch(size, block_size, parse_masking(MASKING), 0.0, 1, (7, 4))  # (B,T)
+        logits = in_batches(generator, masked, 64).float()  # (B,T,V)
+        nats = F.cross_entropy(logits[mask], tokens[mask])
+        right = logits.argmax(dim=-1)[mask] == tokens[mask]  # (blanks,)
+        uniforms = draw_uniforms(size, 1, block_size, (8, i))  # (B,1,T)
+        fills, _ = sample_completions(logits, masked, mask, uniforms)  # (B,1,T)
+        real, fake = mean_scores(judge, tokens, fills[:, 0], mask)  # (B,) twice
+        restored = right.float().mean()
+        figures = f"nats {nats:.3f}  characters {restored:.3f}  auc {auc(real, fake):.3f}"
+        print(f"{masking} {hidden or ratio}: {figures}", flush=True)
+
+    tokens, _ = dataset.batch(size, block_size, {"random": 1.0}, 0, 0, (7, 4))  # (B,T)
     others = swap_words(dataset, words, tokens, (7, 9), share=0.1)  # (B,T)
-    real = in_batches(judge, tokens)  # (B,T)
-    fake = in_batches(judge, others)  # (B,T)
-    share = prefers_original(real, fake, others != tokens)
-    show("another word in its place", {"judge_prefers_original": share})
+    changed = others != tokens  # (B,T)
+    real, other = mean_scores(judge, tokens, others, changed)  # (B,) twice
+    prefers = (real > other)[changed.any(dim=1)]  # (inputs with another word,)
+    print(f"another word in its place: prefers the original {prefers.float().mean():.3f}")

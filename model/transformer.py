@@ -1,7 +1,7 @@
 """One bidirectional character transformer, two heads.
 
 Letters: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads, D = C / H width
-of a head, K values of the latent (n_latent).
+of a head.
 The trunk is RMSNorm (1910.07467), rotary positions (2104.09864), scaled_dot_product_attention
 without a causal mask and a GELU MLP. There is no dropout anywhere: in GRPO the policy that is
 sampled must be the policy that is differentiated.
@@ -22,7 +22,6 @@ class TransformerConfig:
     n_layer: int = 6
     n_head: int = 4
     n_embd: int = 128
-    n_latent: int = 1  # values of z, which all blanks of a completion see (the generator's)
 
 
 def rotary_table(length, head_width):
@@ -65,12 +64,10 @@ class Block(nn.Module):
             heads = F.scaled_dot_product_attention(q, k, v, attn_mask=attended)  # (B,H,T,D)
         return self.attention_out(heads.transpose(1, 2).reshape(B, T, C))
 
-    def mlp(self, x):
-        return self.mlp_out(F.gelu(self.mlp_in(x), approximate="tanh"))
-
     def forward(self, x, cos, sin, attended=None):
         x = x + self.attention(self.norm1(x), cos, sin, attended)  # (B,T,C)
-        return x + self.mlp(self.norm2(x))
+        hidden = F.gelu(self.mlp_in(self.norm2(x)), approximate="tanh")  # (B,T,4C)
+        return x + self.mlp_out(hidden)  # (B,T,C)
 
 
 class Trunk(nn.Module):
@@ -91,15 +88,13 @@ class Trunk(nn.Module):
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 # What writes into the residual stream starts smaller, as in GPT-2.
-                writes = name.endswith("_out.weight")
-                shrink = (2 * config.n_layer) ** 0.5 if writes else 1
-                nn.init.normal_(weight, std=0.02 / shrink)
+                writers = 2 * config.n_layer if name.endswith("_out.weight") else 1
+                nn.init.normal_(weight, std=0.02 / writers**0.5)
 
     def forward(self, tokens):
         """(B,T) tokens -> (B,T,C) features."""
         T = tokens.shape[1]
-        longest = self.config.block_size
-        assert T <= longest, f"input of {T} characters, at most {longest}"
+        assert T <= self.config.block_size
         attended = None
         if self.padded:
             attended = (tokens >= 0)[:, None, None]  # (B,1,1,T)
@@ -107,7 +102,7 @@ class Trunk(nn.Module):
         x = self.embedding(tokens)  # (B,T,C)
         for block in self.blocks:
             arguments = (x, self.cos[:T], self.sin[:T], attended)
-            if self.checkpointing and torch.is_grad_enabled():
+            if self.checkpointing:
                 x = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x = block(*arguments)
@@ -115,25 +110,22 @@ class Trunk(nn.Module):
 
 
 class Generator(nn.Module):
-    """The policy: what might stand at each position, as each value of the latent sees it."""
+    """The policy: what might stand at each position?"""
 
     def __init__(self, config):
         super().__init__()
-        self.n_latent = config.n_latent
         self.trunk = Trunk(config)
         characters = config.vocab_size - 1  # all but the mask token
-        self.head = nn.Linear(config.n_embd, self.n_latent * characters, bias=False)
+        self.head = nn.Linear(config.n_embd, characters, bias=False)
         nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, tokens):
-        """Masked input (B,T) -> logits (B·K,T,V); row b·K + z is input b as value z sees it.
+        """Masked input (B,T) -> logits (B,T,V).
 
         The mask token's logit is -inf, so that no blank is ever filled with a blank.
         """
-        logits = self.head(self.trunk(tokens))  # (B,T,K·(V-1))
-        logits = logits.unflatten(-1, (self.n_latent, -1))  # (B,T,K,V-1)
-        logits = logits.transpose(1, 2).flatten(0, 1)  # (B·K,T,V-1)
-        return F.pad(logits, (0, 1), value=float("-inf"))  # (B·K,T,V)
+        logits = self.head(self.trunk(tokens))  # (B,T,V-1)
+        return F.pad(logits, (0, 1), value=float("-inf"))  # (B,T,V)
 
 
 class Judge(nn.Module):

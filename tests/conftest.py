@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import train_grpo
-from data.char_diffusion.prepare import prepare
 from data.dataset import Dataset
+from data.text.prepare import prepare
 from grpo.plumbing.checkpoint import model_file, read, write
 from model.transformer import Generator, Judge, TransformerConfig
 

@@ -2,228 +2,223 @@
 
     python train_grpo.py config/long_words.py --group_size=8      # left to right, the last one wins
 
-A config file is Python and is executed. Every mistake is a ValueError of one line: what, which
-values are allowed, how to mend it.
+A config file is Python and is executed: what it assigns are settings, and names that begin with _
+are its own. Every mistake is a ValueError of one line: what, which values are allowed, the fix.
 """
 
 import argparse
-import ast
 import contextlib
 import difflib
-import math
+import inspect
+import re
 import runpy
-from dataclasses import dataclass, field, fields
+import sys
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
-from data.masking import parse_masking
 from grpo.plumbing.distributed import world
-from grpo.plumbing.stop import exit_on_mistake as exit_on_mistake
-from grpo.plumbing.stop import told
-
-LARGEST = 2**31 - 1  # of whole numbers: no machine has more of anything that is counted here
-
-
-def setting(default, about, low=-math.inf, high=math.inf, choices=None):
-    """A field with its help text and its allowed values: a list, or, of numbers, a closed range."""
-    if type(default) is int:
-        high = min(high, LARGEST)
-    rule = {"about": about, "low": low, "high": high, "choices": choices}
-    return field(default=default, metadata=rule)
 
 
 @dataclass
 class Config:
-    given = frozenset()  # what a flag set, or a file to other than its default
+    # What is read and written.
+    out_dir: str = "out"  # folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json
+    dataset: str = "text"  # folder under data/ with train.bin, val.bin, meta.json
+    generator_checkpoint: str = "model/pretrained/generator.pt"  # the policy to start from
+    judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model
+    # judge, valid_words, JUDGE.pt, FILE.py:FUNCTION, or a weighted sum: judge:1.0,my.py:f:0.5
+    reward: str = "judge"
+    reference_checkpoint: str = ""  # the policy to stay close to; empty: the generator as it starts
+    # Does the reference follow the policy? ema: every step a little; periodic: now and then, whole.
+    reference_mode: Literal["static", "ema", "periodic"] = "static"
+    ema_alpha: float = 0.01  # ema: reference = (1 - ema_alpha) reference + ema_alpha policy
+    reference_update_freq: int = 50  # periodic: steps between copies of the policy
+    reference_device: str = ""  # where the reference lives, cpu saves GPU memory; empty: as device
+    init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
+    save_interval: int = 50  # steps between checkpoints; one is also written at the end
+    log_interval: int = 1  # steps between lines of metrics.jsonl
+    eval_interval: int = 25  # steps between looks at a few held-out inputs
+    eval_inputs: int = 512  # held-out inputs of the final table
+    wandb_log: bool = False  # log to Weights & Biases too
+    wandb_project: str = "fill-in-grpo"  # its project
+    wandb_run_name: str = ""  # its run name; empty: wandb invents one
 
-    # what is read and written
-    out_dir: str = setting(
-        "out", "folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json"
-    )
-    dataset: str = setting(
-        "char_diffusion", "folder under data/ with train.bin, val.bin, meta.json"
-    )
-    generator_checkpoint: str = setting("model/pretrained/generator.pt", "the policy to start from")
-    judge_checkpoint: str = setting("model/pretrained/judge.pt", "the reward model")
-    reward: str = setting(
-        "judge",
-        "judge, valid_words, FILE.py:FUNCTION, or a weighted sum: "
-        "judge:1.0,valid_words:0.5,my.py:f:0.1",
-    )
-    reference_checkpoint: str = setting(
-        "", "the policy to stay close to; empty: the generator as it starts"
-    )
-    reference_mode: str = setting(
-        "static",
-        "does the reference follow the policy? ema: every step a little; "
-        "periodic: now and then all the way",
-        choices=("static", "ema", "periodic"),
-    )
-    ema_alpha: float = setting(
-        0.01,
-        "reference_mode=ema: each step reference = (1 - ema_alpha) reference + ema_alpha policy",
-        1e-9,
-        1.0,
-    )
-    reference_update_freq: int = setting(
-        50, "reference_mode=periodic: steps between copies of the policy", 1
-    )
-    reference_device: str = setting(
-        "", "where the reference lives, cpu to save GPU memory; empty: as device"
-    )
-    init_from: str = setting(
-        "pretrained",
-        "start anew, or go on from out_dir/checkpoint.pt",
-        choices=("pretrained", "resume"),
-    )
-    save_interval: int = setting(50, "steps between checkpoints; one is also written at the end", 1)
-    log_interval: int = setting(1, "steps between lines of metrics.jsonl", 1)
-    eval_interval: int = setting(25, "steps between looks at a few held-out inputs", 1)
-    eval_inputs: int = setting(512, "held-out inputs of the final table", 1)
-    wandb_log: bool = setting(False, "log to Weights & Biases too")
-    wandb_project: str = setting("fill-in-grpo", "its project")
-    wandb_run_name: str = setting("", "its run name; empty: wandb invents one")
+    # The inputs.
+    batch_size: int = 64  # masked inputs per micro-batch, B
+    gradient_accumulation_steps: int = 1  # micro-batches per step
+    block_size: int = 64  # characters per input, T
+    # Train on your own inputs: JSON {"prompts": ["th_ c_t", ...]}, _ for a blank, of any lengths.
+    prompts_file: str = ""
+    masking: str = "short"  # random, span, word, short, sticky, or a mix: random:0.5,word:0.5
+    mask_ratio: float = 0.15  # share of hidden characters (random, span, sticky)
+    hidden_words: int = 3  # hidden words per input (word, short)
 
-    # the inputs
-    batch_size: int = setting(64, "masked inputs per micro-batch, B", 1)
-    gradient_accumulation_steps: int = setting(1, "micro-batches per step", 1)
-    block_size: int = setting(64, "characters per input, T; the 5-gram referee needs 5", 5)
-    prompts_file: str = setting(
-        "",
-        'train on your own inputs: JSON {"prompts": ["th_ c_t", ...]}, _ for a blank, '
-        "any lengths up to block_size",
-    )
-    masking: str = setting(
-        "short", "random, span, word, short, sticky, or a weighted mix: random:0.5,word:0.5"
-    )
-    mask_ratio: float = setting(0.15, "share of hidden characters (random, span, sticky)", 0.0, 1.0)
-    hidden_words: int = setting(3, "hidden words per input (word, short)", 1)
+    # The draws.
+    group_size: int = 16  # completions per input, G: each is compared with the others
+    temperature: float = 1.0  # softmax temperature of the policy
+    top_k: int = 0  # draw from the k likeliest characters; 0: from all
+    top_p: float = 1.0  # draw from the likeliest characters that hold this share; 1: from all
+    min_p: float = 0.0  # draw from characters this likely, relative to the likeliest; 0: from all
+    xtc_threshold: float = 0.1  # XTC: of characters at least this likely keep the least likely
+    xtc_probability: float = 0.0  # alone, with this probability per blank; 0: off
+    repetition_penalty: float = 1.0  # above 1 makes visible characters less likely; 1: off
 
-    # the draws
-    group_size: int = setting(
-        16, "completions per input, G: each is compared with the others", 2, 1024
-    )
-    temperature: float = setting(1.0, "softmax temperature of the policy", 1e-3, 100.0)
-    top_k: int = setting(0, "draw from the k likeliest characters; 0: from all", 0)
-    top_p: float = setting(
-        1.0, "draw from the likeliest characters that hold this share; 1: from all", 1e-6, 1.0
-    )
-    min_p: float = setting(
-        0.0,
-        "draw from characters at least this likely, relative to the likeliest; 0: from all",
-        0.0,
-        1.0,
-    )
-    xtc_threshold: float = setting(
-        0.1, "XTC: of the characters at least this likely, keep the least likely alone,", 1e-6, 1.0
-    )
-    xtc_probability: float = setting(0.0, "with this probability per blank; 0: off", 0.0, 1.0)
-    repetition_penalty: float = setting(
-        1.0,
-        "visible characters are made less likely: positive logits divided by it, "
-        "negative multiplied; 1: off",
-        0.01,
-        100.0,
-    )
+    # GRPO.
+    kl_beta: float = 0.09  # weight of KL(policy || reference); with kl_target, its weight there
+    kl_target: float = 0.65  # nats a blank: below it the KL weighs far less, above far more; 0: off
+    kl_estimator: Literal["exact", "k1", "k2", "k3"] = "exact"
+    entropy_coef: float = 0.0  # weight of the entropy bonus
+    top_entropy_quantile: float = 1.0  # share of blanks, the most uncertain, that learn; 1: all
+    loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are averaged
+    baseline: Literal["mean", "leave_one_out"] = "mean"  # what a reward is compared with
+    scale_rewards: Literal["group", "batch", "none"] = "batch"  # what advantages are divided by
+    credit: Literal["input", "run"] = "run"  # a blank answers for all, or for its run of blanks
+    importance_sampling_level: Literal["token", "sequence", "none"] = "token"  # of the ratio
+    clip_eps: float = 0.2  # the ratio is clipped below at 1 - clip_eps
+    clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high
+    clip_delta: float = 0.0  # bounds the ratio where the advantage is negative; 0: nothing does
+    num_iterations: int = 2  # times that a rollout is used; without a ratio 1
+    minibatch_size: int = 0  # inputs per update, shuffled; 0: all of the step's
 
-    # GRPO
-    kl_beta: float = setting(
-        0.09,
-        "weight of KL(policy || reference); with kl_target, its weight there; 0: no KL",
-        0.0,
-    )
-    kl_target: float = setting(
-        0.65,
-        "KL per blank, in nats, at which the weight is kl_beta: far less below, far more above, "
-        "so that the KL ends near it; 0: kl_beta at any",
-        0.0,
-    )
-    kl_estimator: str = setting(
-        "exact", "how the KL is computed", choices=("exact", "k1", "k2", "k3")
-    )
-    kl_of: str = setting(
-        "row",
-        "KL of each value of the latent, or of their mixture, per blank",
-        choices=("row", "marginal"),
-    )
-    entropy_coef: float = setting(0.0, "weight of the entropy bonus", 0.0)
-    top_entropy_quantile: float = setting(
-        1.0, "share of blanks, the most uncertain, that carry policy gradient; 1: all", 1e-6, 1.0
-    )
-    loss_type: str = setting(
-        "grpo", "how blanks are averaged", choices=("grpo", "dapo", "bnpo", "dr_grpo", "sum")
-    )
-    baseline: str = setting(
-        "mean", "what a reward is compared with", choices=("mean", "leave_one_out")
-    )
-    scale_rewards: str = setting(
-        "batch", "what advantages are divided by", choices=("group", "batch", "none")
-    )
-    credit: str = setting(
-        "run",
-        "credit a blank by the view of the whole input, or of its run of adjacent blanks",
-        choices=("input", "run"),
-    )
-    importance_sampling_level: str = setting(
-        "token", "what the ratio belongs to", choices=("token", "sequence", "none")
-    )
-    clip_eps: float = setting(0.2, "the ratio is clipped below at 1 - clip_eps", 0.0, 1.0)
-    clip_eps_high: float = setting(0.2, "and above at 1 + clip_eps_high", 0.0)
-    clip_delta: float = setting(
-        0.0,
-        "two-sided clip: where the advantage is negative, the ratio is bounded by this too; "
-        "0: by nothing",
-        0.0,
-    )
-    num_iterations: int = setting(2, "times that a rollout is used; without a ratio 1", 1)
-    minibatch_size: int = setting(
-        0,
-        "inputs per update: the step's inputs are shuffled and split, an update each; 0: no split",
-        0,
-    )
+    # The optimizer.
+    max_iters: int = 110  # steps
+    learning_rate: float = 1e-3  # peak learning rate of AdamW
+    min_lr: float = 0.0  # learning rate at the end of the cosine
+    warmup_iters: int = 5  # steps of linear warm-up; in a shorter run all
+    lr_decay_iters: int = 0  # steps until min_lr; 0: max_iters
+    weight_decay: float = 0.0  # AdamW's, on matrices
+    beta1: float = 0.9  # AdamW's
+    beta2: float = 0.99  # AdamW's
+    grad_clip: float = 1.0  # largest norm of the gradient; 0: any
 
-    # the optimizer
-    max_iters: int = setting(110, "steps", 1)
-    learning_rate: float = setting(1e-3, "peak learning rate of AdamW", 0.0)
-    min_lr: float = setting(0.0, "learning rate at the end of the cosine", 0.0)
-    warmup_iters: int = setting(5, "steps of linear warm-up, in a shorter run all", 0)
-    lr_decay_iters: int = setting(0, "steps until min_lr; 0: max_iters", 0)
-    weight_decay: float = setting(0.0, "AdamW's, on matrices", 0.0)
-    beta1: float = setting(0.9, "AdamW's", 0.0, 0.999999)
-    beta2: float = setting(0.99, "AdamW's", 0.0, 0.999999)
-    grad_clip: float = setting(1.0, "largest norm of the gradient; 0: any", 0.0)
-
-    # the machine
-    device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one")
-    dtype: str = setting(
-        "auto",
-        "of the forward passes; auto: bfloat16 where the machine multiplies it",
-        choices=("auto", "float32", "bfloat16"),
-    )
-    gradient_checkpointing: bool = setting(
-        False,
-        "forget each block's activations and compute them again in the backward pass: "
-        "less memory, one more forward pass",
-    )
-    compile: str = setting(
-        "auto",
-        "torch.compile; auto: on cuda, and on a cpu in runs long enough to repay it",
-        choices=("auto", "true", "false"),
-    )
-    kernel: str = setting(
-        "auto",
-        "sampling and stats: fused for CUDA, or their PyTorch definitions; "
-        "auto: fused where it can run",
-        choices=("auto", "cuda", "torch"),
-    )
-    seed: int = setting(1, "of inputs and draws", 0)
+    # The machine.
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: what the machine multiplies
+    gradient_checkpointing: bool = False  # less memory, one more forward pass per update
+    compile: Literal["auto", "true", "false"] = "auto"  # auto: on cuda
+    kernel: Literal["auto", "cuda", "torch"] = "auto"  # fused for CUDA; auto: where it can run
+    seed: int = 1  # of inputs and draws
 
 
-FIELDS = {f.name: f for f in fields(Config)}
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-PATHS = ("generator_checkpoint", "judge_checkpoint", "reference_checkpoint", "prompts_file")
-MOST_CHARACTERS = 10**12  # in a step's completions, for which no memory is large enough
-NEUTRAL = {"num_iterations": 1}  # what asks for nothing, where it is not the default
-WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+FIELDS = Config.__annotations__  # {name: type}
+LARGEST = 2**31 - 1
+# From, to. Any other whole number is 1 or more, any other number 0 or more.
+RANGES = {
+    "group_size": (2, LARGEST),
+    "block_size": (5, LARGEST),  # the 5-gram model of the evaluation needs 5
+    "temperature": (1e-3, 100),
+    "repetition_penalty": (0.01, 100),
+}
+for name in ("top_k", "minibatch_size", "warmup_iters", "lr_decay_iters", "seed"):
+    RANGES[name] = (0, LARGEST)
+for name in ("mask_ratio", "min_p", "xtc_probability", "clip_eps"):
+    RANGES[name] = (0, 1)
+for name in ("ema_alpha", "top_p", "xtc_threshold", "top_entropy_quantile"):
+    RANGES[name] = (1e-9, 1)
+
+
+def refuse(wrong, line):
+    """A user's mistake: what, which values are allowed, the fix."""
+    if wrong:
+        raise ValueError(line)
+
+
+def convert(name, value, source):
+    """Text from a flag, or a Python value from a file -> what the setting holds.
+
+    Raises ValueError, which names `source`, for what the setting does not take.
+    """
+    fix = "--help lists them; a config file's own names begin with _"
+    for near in difflib.get_close_matches(name, FIELDS, n=1):
+        fix = f"did you mean {near!r}?"
+    refuse(name not in FIELDS, f"{source}: there is no setting {name!r}; {fix}")
+    kind = FIELDS[name]
+    choices = get_args(kind)  # of a Literal
+    low, high = RANGES.get(name, (int(kind is int), LARGEST))
+    text = str(value)
+    with contextlib.suppress(ValueError):  # of text that is no number
+        if kind is str and isinstance(value, str):
+            return value
+        if kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if text.lower() in choices:  # compile = True in a file
+            return text.lower()
+        if kind in (int, float) and low <= kind(text) <= high:
+            return kind(text)
+    takes = " or ".join(choices) or kind.__name__
+    if kind in (int, float):
+        takes += f" from {low} to {high}"
+    raise ValueError(f"{source}: {name}={value!r:.200} is not allowed; {name} takes {takes}")
+
+
+def read_file(path):
+    """What a Python file assigns: {name: value}. Raises ValueError for one that cannot serve."""
+    try:
+        values = runpy.run_path(path)
+    except Exception as error:  # whatever it raises is the user's mistake
+        raise ValueError(
+            f"config file {path} does not run ({type(error).__name__}: {error}); fix it,"
+            " or name another; a setting is written --key=value"
+        ) from None
+    settings = {name: value for name, value in values.items() if not name.startswith("_")}
+    for name in values.get("__annotations__", {}):
+        refuse(name not in values, f"config file {path}: {name} has no value; write {name} = VALUE")
+    refuse(not settings, f"config file {path} sets nothing; write for example group_size = 8")
+    return settings
+
+
+def load_config(arguments):
+    """Config files and --key=value flags, applied left to right -> Config; --help prints it.
+
+    Raises ValueError, with one line, for any mistake.
+    """
+    given = {}
+    flags = [argument for argument in arguments if argument != "--help"]
+    for argument in flags:
+        name, _, value = argument.removeprefix("--").partition("=")
+        assigned = {name: value} if argument.startswith("--") else read_file(argument)
+        for name, value in assigned.items():
+            given[name] = convert(name, value, argument)
+    config = Config(**given)
+    config.warmup_iters = min(config.warmup_iters, config.lr_decay_iters or config.max_iters)
+    config.given = given  # a run that goes on takes the others from its checkpoint
+    if flags != arguments:
+        print(help_text(config))
+        sys.exit()
+    if config.init_from == "pretrained":
+        check(config)
+    return config
+
+
+def help_text(config):
+    """The class above as it stands there, with the values in force."""
+    usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]\n\n"
+    setting = r"(?m)^(    (\w+): .*? = ).+?(?=  #|$)"
+    source = inspect.getsource(Config)
+    return usage + re.sub(setting, lambda it: it[1] + repr(getattr(config, it[2])), source)
+
+
+def from_saved(saved, path):
+    """The settings that the checkpoint `path` holds -> Config. ValueError for what is none."""
+    return Config(**{name: convert(name, value, path) for name, value in saved.items()})
+
+
+def check(config):
+    """Raises ValueError for settings that do not go together, or files that cannot serve."""
+    refuse(not config.out_dir, "out_dir is empty; write for example out_dir=out")
+    several = config.minibatch_size and world()[0] > 1
+    refuse(several, "minibatch_size shuffles the inputs of one process; set minibatch_size=0")
+    updates = config.minibatch_size or config.num_iterations > 1
+    refuse(
+        config.importance_sampling_level == "none" and updates,
+        "importance_sampling_level=none has no ratio, so a rollout serves one update; set"
+        " num_iterations=1 and minibatch_size=0",
+    )
+    for file in (config.generator_checkpoint, config.reference_checkpoint):
+        inside = Path(config.out_dir).resolve() in Path(file).resolve().parents
+        refuse(inside, f"{file} lies in out_dir, which a new run moves aside; name another out_dir")
 
 
 class Parser(argparse.ArgumentParser):
@@ -233,301 +228,16 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; --help lists what there is")
 
 
-def check_name(name, source):
-    if name in FIELDS:
-        return
-    mend = "python train_grpo.py --help lists them all"
-    for near in difflib.get_close_matches(str(name), FIELDS, n=1):
-        mend = f"did you mean {near!r}?"
-    raise ValueError(f"{source}: there is no setting {name!r}; {mend}")
+@contextlib.contextmanager
+def exit_on_mistake(program):
+    """A user's mistake becomes one line on stderr and exit code 2.
 
-
-def allowed(name):
-    """What a setting takes, in words."""
-    rule = FIELDS[name].metadata
-    if rule["choices"]:
-        return f"one of {', '.join(rule['choices'])}"
-    kind = KINDS[FIELDS[name].type]
-    if rule["low"] == -math.inf:
-        return kind
-    if rule["high"] == LARGEST:
-        return f"{kind} of {rule['low']} or more, below 2**31"
-    if rule["high"] == math.inf:
-        return f"{kind} of {rule['low']} or more"
-    return f"{kind} from {rule['low']} to {rule['high']}"
-
-
-def is_allowed(value, rule):
-    """Is a value of the field's own type among those that its `setting` names?"""
-    if rule["choices"]:
-        return value in rule["choices"]
-    if isinstance(value, str):
-        return "\0" not in value  # no file has such a name
-    return rule["low"] <= value <= rule["high"] and value != math.inf  # False for NaN
-
-
-def as_kind(kind, value):
-    """Text from a flag, or a value from a file, as the field's type, or as it is: then it is none.
-
-    Raises ValueError, KeyError or OverflowError for text that is no number and no truth value.
+    An error in the user's own reward file shows its traceback before that.
     """
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is str and isinstance(value, bool):  # compile = True in a file
-        return str(value).lower()
-    if kind is str or not isinstance(value, str):
-        return value
-    if kind is bool:
-        return WORDS[value.lower()]
-    return kind(value)
-
-
-def convert(name, value, source):
-    """A value as the field's own type: `value` is text from a flag, or a Python value from a file.
-
-    Raises ValueError, which names `source`, for what the setting does not take.
-    """
-    check_name(name, source)
-    kind = FIELDS[name].type
-    rule = FIELDS[name].metadata
-    with contextlib.suppress(ValueError, KeyError, OverflowError):  # else it stays what it is
-        value = as_kind(kind, value)
-    if type(value) is kind and is_allowed(value, rule):
-        return value
-    raise ValueError(
-        f"{source}: {name}={value!r:.200} is not allowed; "
-        f"{name} ({rule['about']}) takes {allowed(name)}"
-    )
-
-
-def read_file(path):
-    """What a Python file assigns: {name: value}. Raises ValueError if it does not run.
-
-    What is imported, defined, or read by the file itself is its own business, if it is no setting,
-    and so are names that begin with _: a setting with a slip in it is none of these.
-    """
-    if not Path(path).is_file():
-        raise ValueError(
-            f"config file {path} does not exist; write --key=value for a setting, "
-            "or name a file such as config/grpo_config.py"
-        )
     try:
-        values = runpy.run_path(path)
-        tree = ast.parse(Path(path).read_bytes())
-    except (Exception, SystemExit) as error:  # whatever it raises is the user's mistake
-        raise ValueError(f"config file {path} does not run: {told(error)}; mend it") from None
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
-    assigned = {node.id for node in names if node.id[0] != "_" and node.id not in read}
-    return {name: value for name, value in values.items() if name in assigned or name in FIELDS}
-
-
-def load_config(arguments):
-    """Config files and --key=value flags, applied left to right -> Config.
-
-    Raises ValueError, with one line, for any mistake.
-    """
-    config = Config()
-    for argument in arguments:
-        source = argument
-        if argument.startswith("--"):
-            name, equals, value = argument[2:].partition("=")
-            check_name(name, argument)
-            if not equals:
-                raise ValueError(f"{argument}: no value; write --{name}=VALUE")
-            source = "command line"
-            assignments = {name: value}
-        else:
-            assignments = read_file(argument)
-        for name, value in assignments.items():
-            typed = convert(name, value, source)
-            setattr(config, name, typed)
-            if source == "command line" or typed != FIELDS[name].default:
-                config.given |= {name}  # a file that repeats a default asks for nothing
-    give_way(config)
-    if config.init_from == "pretrained":
-        check_together(config)
-    return config
-
-
-def give_way(config):
-    """Defaults that do not suit what was set, and that nobody set, become what suits it."""
-    if "warmup_iters" not in config.given:
-        config.warmup_iters = min(config.warmup_iters, config.lr_decay_iters or config.max_iters)
-    if "num_iterations" not in config.given and config.importance_sampling_level == "none":
-        config.num_iterations = NEUTRAL["num_iterations"]
-
-
-def without_use(config):
-    """{name: what it needs} of the settings that the others make meaningless, or wrong."""
-    needs = {}
-    if config.reference_mode != "ema":
-        needs["ema_alpha"] = "reference_mode=ema"
-    if config.reference_mode != "periodic":
-        needs["reference_update_freq"] = "reference_mode=periodic"
-    if config.xtc_probability == 0:
-        needs["xtc_threshold"] = "xtc_probability above 0"
-    if config.kl_estimator != "exact":
-        needs["kl_of"] = "kl_estimator=exact"
-    if config.masking in ("word", "short"):
-        needs["mask_ratio"] = "a masking other than word and short"
-    if config.importance_sampling_level == "none":
-        for name in ("num_iterations", "minibatch_size", "clip_eps", "clip_eps_high", "clip_delta"):
-            needs[name] = "the ratio, importance_sampling_level=token or sequence"
-    return needs
-
-
-def check_together(config):
-    """What no field can know alone: raises ValueError for settings that do not go together."""
-    parse_masking(config.masking)
-    if not config.out_dir:
-        raise ValueError("out_dir='' names no folder; write for example out_dir=out")
-    if config.min_lr > config.learning_rate:
-        raise ValueError(
-            f"min_lr={config.min_lr} is above learning_rate={config.learning_rate}; lower min_lr"
-        )
-    end = "lr_decay_iters" if config.lr_decay_iters else "max_iters"
-    steps = getattr(config, end)
-    if config.warmup_iters > steps:
-        raise ValueError(
-            f"warmup_iters={config.warmup_iters} is more than {end}={steps}; lower warmup_iters"
-        )
-    if 0 < config.clip_delta <= 1 + config.clip_eps_high:
-        raise ValueError(
-            f"clip_delta={config.clip_delta} is within clip_eps_high={config.clip_eps_high}; "
-            "clip_delta takes more than 1 + clip_eps_high, or 0 for none"
-        )
-    inputs = config.batch_size * config.gradient_accumulation_steps
-    characters = inputs * config.group_size * config.block_size
-    if characters > MOST_CHARACTERS:
-        raise ValueError(
-            f"batch_size * gradient_accumulation_steps * group_size * block_size = {characters} "
-            f"characters a step; at most {MOST_CHARACTERS} are allowed: lower one of them"
-        )
-    check_minibatches(config)
-    for name, needed in without_use(config).items():
-        value = getattr(config, name)
-        neutral = NEUTRAL.get(name, FIELDS[name].default)
-        if value != neutral:
-            raise ValueError(
-                f"{name}={value!r} needs {needed}; set that, or leave {name} at {neutral!r}"
-            )
-    for name in PATHS:
-        path = getattr(config, name)
-        if not Path(path or ".").exists():  # noticed before a dataset is made
-            raise ValueError(f"{name}={path} does not exist; name a file that does")
-
-
-def check_minibatches(config):
-    """Raises ValueError where mini-batches are not whole micro-batches, or have several owners."""
-    m = config.minibatch_size
-    if m and world()[0] > 1:
-        raise ValueError(
-            f"minibatch_size={m} with {world()[0]} processes: mini-batches are shuffled "
-            "within one process; set minibatch_size=0"
-        )
-    inputs = config.batch_size * config.gradient_accumulation_steps
-    in_pieces = m > config.batch_size and m % config.batch_size
-    if m and (inputs % m or in_pieces):
-        raise ValueError(
-            f"minibatch_size={m} does not divide the step's batch_size * "
-            f"gradient_accumulation_steps = {inputs} inputs into whole micro-batches; "
-            f"it takes a divisor of {inputs} that is below batch_size or a multiple of it"
-        )
-
-
-GROUPS = {  # the first setting of each -> its title in --help
-    "out_dir": "what is read and written",
-    "batch_size": "the inputs",
-    "group_size": "the draws",
-    "kl_beta": "GRPO",
-    "max_iters": "the optimizer",
-    "device": "the machine",
-}
-
-
-def help_text(config):
-    """Every setting with its value in `config`, aligned, in groups."""
-    lines = [
-        "usage: python train_grpo.py [config.py ...] [--key=value ...] [--help]",
-        "Files and flags are applied left to right; --help after them shows their values.",
-    ]
-    values = {name: f"--{name}={getattr(config, name)}" for name in FIELDS}
-    width = max(map(len, values.values()))
-    for name, value in values.items():
-        if name in GROUPS:
-            lines += ["", GROUPS[name]]
-        rule = FIELDS[name].metadata
-        line = f"  {value:{width}}  {rule['about']}"
-        if rule["choices"]:
-            line += f" [{' | '.join(rule['choices'])}]"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-# On --init_from=resume these may differ from the run that wrote the checkpoint; every other
-# setting would change its mathematics or its record.
-FREE_ON_RESUME = {
-    "init_from",
-    "out_dir",
-    "max_iters",
-    "save_interval",
-    "eval_interval",
-    "eval_inputs",
-    "wandb_log",
-    "wandb_project",
-    "wandb_run_name",
-    "device",
-    "reference_device",
-    "compile",
-    "kernel",
-    "gradient_checkpointing",
-}
-
-
-def from_saved(saved, path):
-    """The settings that the checkpoint `path` holds -> Config. ValueError for what is none."""
-    config = Config()  # a setting younger than the checkpoint had its default
-    for name, value in saved.items():
-        setattr(config, name, convert(name, value, path))
-    return config
-
-
-def resumed(config, saved):
-    """The settings of a run that goes on: those it was `saved` with, and what may be given anew.
-
-    Raises ValueError, naming all that differ, where `config` gives what would not continue it.
-    """
-    out = config.out_dir
-    old = from_saved(saved, f"{out}/checkpoint.pt")
-    schedule_end = old.lr_decay_iters or old.max_iters
-    old.lr_decay_iters = schedule_end  # more steps do not stretch the schedule
-    old.out_dir = out
-    differ = []
-    for name in sorted(config.given):
-        value = getattr(config, name)
-        was = getattr(old, name)
-        unsaid = (name, value) in (("dtype", "auto"), ("lr_decay_iters", 0))
-        if name in FREE_ON_RESUME:
-            setattr(old, name, value)
-        elif value != was and not unsaid:
-            differ.append(f"{name}={value!r} (it was {was!r})")
-    if differ:
-        raise ValueError(
-            f"resume: the run in {out} goes on only as it began, not with {', '.join(differ)}; "
-            "leave that out, or begin a new out_dir"
-        )
-    if ".py:" in old.reward and "reward" not in config.given:
-        raise ValueError(
-            f"resume: reward={old.reward!r} runs a file, which a checkpoint may not ask for; "
-            f"give it again: --reward={old.reward}"
-        )
-    if old.max_iters > schedule_end and old.min_lr == 0:
-        start = old.reference_checkpoint or old.generator_checkpoint
-        raise ValueError(
-            f"resume: max_iters={old.max_iters}, but the learning rate is 0 from step "
-            f"{schedule_end} on; begin a new out_dir from there: "
-            f"--generator_checkpoint={out}/checkpoint.pt --reference_checkpoint={start}"
-        )
-    check_together(old)
-    return old
+        yield
+    except (ValueError, OSError) as error:
+        if error.__cause__:
+            traceback.print_exception(error.__cause__)
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(2)

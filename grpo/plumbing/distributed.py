@@ -16,10 +16,7 @@ import torch.distributed as dist
 
 def world():
     """How many processes torchrun started, and which of them this is."""
-    size = int(os.environ.get("WORLD_SIZE", 1))
-    if size == 1:
-        return 1, 0  # whatever RANK some other program has left
-    return size, int(os.environ.get("RANK", 0))
+    return int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
 
 
 def is_first():
@@ -35,12 +32,10 @@ def join(device):
 
 def agree(number):
     """The largest of the numbers that the processes call this with."""
-    if world()[0] == 1:
-        return number
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    largest = torch.tensor(int(number), device=device)  # ()
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return largest.item()
+    numbers = [number] * world()[0]
+    if len(numbers) > 1:
+        dist.all_gather_object(numbers, number)
+    return max(numbers)
 
 
 def share(x):
@@ -60,11 +55,7 @@ def gather(x):
 
 
 def add_up(tensors):
-    """Replace each tensor by its sum over all processes, in one exchange."""
-    if world()[0] == 1 or not tensors:
-        return
-    flat = torch.cat([x.flatten() for x in tensors])  # all their numbers
-    dist.all_reduce(flat)
-    totals = flat.split([x.numel() for x in tensors])
-    for x, total in zip(tensors, totals):
-        x.copy_(total.view_as(x))
+    """Replace each tensor by its sum over all processes."""
+    if world()[0] > 1:
+        for x in tensors:
+            dist.all_reduce(x)

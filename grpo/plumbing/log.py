@@ -1,272 +1,206 @@
-"""What a run leaves behind while it runs: the progress bar, metrics.jsonl, wandb, phases' times."""
+"""What a run leaves behind while it runs: metrics.jsonl, progress bar, wandb. Clock, signals."""
 
+import contextlib
 import json
 import os
-import sys
+import signal
 import time
 from collections import Counter
-from contextlib import AbstractContextManager
 from dataclasses import asdict
-from itertools import pairwise
+from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
-from grpo.plumbing.checkpoint import LATEST, PREVIOUS, lock, make_folder, unlock, write
-from grpo.plumbing.distributed import agree, is_first
-from grpo.plumbing.stop import told
+from grpo.plumbing.checkpoint import LATEST, write
+from grpo.plumbing.distributed import agree, is_first, world
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock
+    fcntl = None
 
 
 class Clock:
-    """Milliseconds per phase. On CUDA it records events and waits for nothing until `read`."""
+    """Milliseconds spent in the calls it times. On CUDA: events, and no waiting until `read`."""
 
     def __init__(self, device):
         self.cuda = device.type == "cuda"
         self.start()
 
     def start(self):
-        self.marks = []
-        self.mark("start")
+        self.spans = []  # (name, begin, end)
+        self.begin = self.now()
 
-    def mark(self, phase):
-        """The time since the last mark belongs to `phase`."""
-        now = time.perf_counter()
-        if self.cuda:
-            now = torch.cuda.Event(enable_timing=True)
-            now.record()
-        self.marks.append((phase, now))
+    def now(self):
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def timed(self, name, call):
+        """`call`, whose time counts as NAME_ms."""
+
+        def timed_call(*arguments):
+            begin = self.now()
+            result = call(*arguments)
+            self.spans.append((f"{name}_ms", begin, self.now()))
+            return result
+
+        return timed_call
 
     def read(self):
-        """{"fill_ms": ..., "step_ms": the whole}"""
+        """{"policy_ms": ..., "step_ms": the whole} since `start`."""
+        self.spans.append(("step_ms", self.begin, self.now()))
         if self.cuda:
             torch.cuda.synchronize()
         took = Counter()
-        for (_, begin), (phase, end) in pairwise(self.marks):
-            ms = begin.elapsed_time(end) if self.cuda else (end - begin) * 1000
-            took[f"{phase}_ms"] += ms
-        return {**took, "step_ms": sum(took.values())}
+        for name, begin, end in self.spans:
+            took[name] += begin.elapsed_time(end) if self.cuda else 1000 * (end - begin)
+        return dict(took)
+
+
+class Signals:
+    """SIGINT and SIGTERM ask for the step at hand to be finished, and saved.
+
+    A second one ends the program at once, but under torchrun, which passes on what all were sent.
+    """
+
+    def __enter__(self):
+        self.received = 0
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        self.before = {number: signal.signal(number, self.receive) for number in numbers}
+        return self
+
+    def receive(self, number, _):
+        if self.received and world()[0] == 1:
+            os._exit(128 + number)
+        self.received = number
+        if is_first():
+            os.write(2, b"\nfinishing what is at hand; again: stop now\n")
+
+    def requested(self):
+        """The signal, or 0. All processes get the same answer: none waits for one that has left."""
+        self.received = agree(self.received)
+        return self.received
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
 
 def read_metrics(path):
     """The lines of a metrics.jsonl: a list of dicts. One that a kill cut short is left out."""
-    path = Path(path)
-    if not path.exists():
-        return []
+    lines = Path(path).read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy", "frac_reward_zero_std", "grad_norm")
+EIGHTHS = "▁▂▃▄▅▆▇█"
+WIDTH = 40  # characters of a curve
+
+
+def curves(metrics):
+    """Each curve as a line of eighths between its first and last number: {run: its metrics}.
+
+    Curves of one name share a scale.
+    """
+    lines = []
+    width = max(map(len, metrics))
+    for name in CURVES:
+        series = {run: [line[name] for line in rows] for run, rows in metrics.items()}
+        every = np.concatenate([*series.values()])
+        for run, values in series.items():
+            parts = np.array_split(values, min(WIDTH, len(values)))
+            heights = [(part.mean() - every.min()) / (np.ptp(every) or 1) for part in parts]
+            drawn = "".join(EIGHTHS[round(7 * height)] for height in heights)
+            lines.append(f"{name:20s}  {run:{width}}{values[0]:8.3f} {drawn} {values[-1]:.3f}")
+    return "\n".join(lines)
+
+
+def claim(folder, start):
+    """-> its metrics.jsonl, cut back to step `start`; while that is open, no other run gets in.
+
+    A new run moves the folder of an earlier one aside, whole. Raises ValueError if another run is
+    in there, or it cannot be written.
+    """
+    path = folder / "metrics.jsonl"
     try:
-        lines = path.read_text().splitlines(keepends=True)
-        steps = [json.loads(line) for line in lines if line.endswith("\n")]
-        if not all(type(step["iteration"]) is int for step in steps):
-            raise TypeError
-    except (ValueError, KeyError, TypeError, RecursionError):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a")
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not start and (folder / LATEST).exists():
+            file.close()
+            aside = folder.rename(f"{folder}-until-{datetime.now():%Y%m%d-%H%M%S-%f}")
+            tqdm.write(f"{folder} held a run: it is in {aside} now")
+            return claim(folder, start)
+    except OSError as error:
         raise ValueError(
-            f"{path} has a line that is no step's, in JSON; take it out, or name another out_dir"
+            f"out_dir={folder} is in use by another run, or cannot be written ({error.strerror});"
+            " wait for its end, or name another out_dir"
         ) from None
-    return steps
+    kept = sum(line["iteration"] < start for line in read_metrics(path))
+    file.truncate(sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
+    return file
 
 
-WANDB_SECONDS = 30  # that a run waits for Weights & Biases, at its start and at its end
+WANDB = {"silent": True, "init_timeout": 30, "finish_timeout": 30}  # seconds that a run waits
 
 
-def start_wandb(config, start):
-    """-> wandb, with a run begun, or, from step `start`, the run that out_dir holds continued."""
+def start_wandb(config):
     import wandb
 
-    last = Path(config.out_dir) / "wandb" / "latest-run"  # its own link, to run-DATE-ID
-    same = {}
-    if start and last.exists():
-        same = {"id": last.resolve().name.rpartition("-")[2], "resume": "allow"}
     run = wandb.init(
         project=config.wandb_project,
         name=config.wandb_run_name or None,
         dir=config.out_dir,
         config=asdict(config),
-        settings=wandb.Settings(
-            silent=True, init_timeout=WANDB_SECONDS, finish_timeout=WANDB_SECONDS
-        ),
-        **same,
+        settings=WANDB,
+        resume="auto",  # goes on with the run that a kill cut short here
     )
-    place = run.dir if run.offline else run.url
-    tqdm.write(f"wandb: {place}")
-    return wandb
+    tqdm.write(f"wandb: {run.url or run.dir}")
+    return run
 
 
-RUN = ("config.json", "metrics.jsonl", "evaluation.json", "completions.jsonl", LATEST, PREVIOUS)
-
-
-def put_aside(out):
-    """Move an earlier run's files to a folder of their own -> that folder."""
-    number = 1
-    while (earlier := out / f"earlier-{number}").exists():
-        number += 1
-    make_folder(earlier)
-    for name in RUN:
-        if (out / name).exists():
-            os.replace(out / name, earlier / name)
-    return earlier
-
-
-def claim(config, start):
-    """Lock out_dir, write config.json, put an earlier run aside -> where that is, or None.
-
-    First what may fail, a folder and a file, then what changes the run that is there. Raises
-    ValueError if another run is in out_dir, or it cannot be written.
-    """
-    out = Path(config.out_dir)
-    settings = json.dumps(asdict(config), indent=1).encode()
-    try:
-        make_folder(out)
-        lock(out)
-        for stale in out.glob("*.[jp]*.*.tmp"):  # of a write that a kill cut short
-            stale.unlink()
-        earlier = None
-        if not start and (out / LATEST).exists():
-            write(out / "config.json.next.tmp", settings)
-            earlier = put_aside(out)
-            os.replace(out / "config.json.next.tmp", out / "config.json")
-        else:
-            write(out / "config.json", settings)
-        (out / "evaluation.json").unlink(missing_ok=True)  # of fewer steps
-    except OSError as error:
-        raise ValueError(
-            f"out_dir={out} cannot be written ({error.strerror}); "
-            "name a folder that you may write to"
-        ) from None
-    return earlier
-
-
-# Beside the bar: what it is called there, and how it is written.
-SHOWN = {
-    "mean_reward": "reward={:.3f}",
-    "valid_words": "valid={:.3f}",
-    "mean_kl": "kl={:.3f}",
-    "entropy": "entropy={:.3f}",
-    "step_ms": "ms={:.0f}",
-}
-
-
-class Log(AbstractContextManager):
-    """What a run writes while it goes: config.json, metrics.jsonl, progress bar, wandb.
-
-    On resume metrics.jsonl is cut back to the checkpoint's iteration first. Raises ValueError,
-    before anything is written, if another run is in out_dir or no folder can be made there.
-    """
+class Log:
+    """What a run writes while it goes: config.json, metrics.jsonl, progress bar, wandb."""
 
     def __init__(self, config, start):
-        self.config = config
-        self.warned = set()
+        """Raises ValueError, before anything is written, if out_dir cannot be this run's."""
+        out = Path(config.out_dir)
         self.first = is_first()  # of several processes one is heard
-        path = Path(config.out_dir) / "metrics.jsonl"
-        kept = []
-        for line in read_metrics(path) if start else []:
-            done = line["iteration"] + 1
-            if done <= start and done % config.log_interval == 0:
-                kept.append(json.dumps(line) + "\n")
-
-        earlier = None
-        trouble = None
-        if self.first:
-            try:
-                earlier = claim(config, start)
-            except ValueError as error:
-                trouble = error
-        if agree(trouble is not None):  # all processes end here, not in their first exchange
-            raise trouble or SystemExit(2)  # one of them tells
-
-        write(path, "".join(kept).encode())
-        self.file = open(path if self.first else os.devnull, "ab", buffering=0)
-        self.bar = tqdm(
-            total=config.max_iters,
-            initial=start,
-            desc="GRPO",
-            dynamic_ncols=True,
-            mininterval=0.5,
-            disable=not self.first,
-        )
-        if earlier:
-            self.say(f"{config.out_dir} held a run: its files are in {earlier} now")
+        self.file = claim(out, start) if self.first else open(os.devnull, "a")
+        write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
+        self.bar = tqdm(desc="GRPO", total=config.max_iters, initial=start, disable=not self.first)
         self.wandb = config.wandb_log and self.first
-        self.wandb = self.to_wandb(lambda _: start_wandb(config, start))
+        self.wandb = self.to_wandb(lambda _: start_wandb(config))
 
-    def to_wandb(self, act):
-        """act(wandb), where that is on.
-
-        Whatever fails there, network, login, a process of its own, ends that log with one
-        warning, and not the run.
-        """
+    def to_wandb(self, send):
+        """send(its run). Whatever fails there ends that log with one warning, and not the run."""
         try:
-            return self.wandb and act(self.wandb)
-        except Exception as error:
+            return self.wandb and send(self.wandb)
+        except Exception as error:  # network, login, a process of its own
             self.wandb = None
-            self.say(f"wandb_log=true is given up, the run goes on without: {told(error)}")
-
-    def metrics(self, iteration, metrics, rollout):
-        """A line of metrics.jsonl; to wandb also what the blanks earned, as histograms.
-
-        Raises OSError if the disk is full, or the file has been deleted.
-        """
-        if self.first and not os.fstat(self.file.fileno()).st_nlink:
-            raise FileNotFoundError(f"out_dir={self.config.out_dir} was deleted")
-        line = json.dumps({"iteration": iteration, **metrics}, allow_nan=False).encode() + b"\n"
-        while line:  # a full disk takes a part, then raises
-            line = line[self.file.write(line) :]
-
-        def send(wandb):
-            blanks = rollout.mask[:, None].expand_as(rollout.completions)  # (R,g,T)
-            earned = {}
-            for name in ("credits", "advantages"):
-                values = getattr(rollout, name).expand_as(blanks)[blanks]  # (drawn characters,)
-                earned[name] = wandb.Histogram(values.cpu())
-            wandb.log(metrics | earned, step=iteration)
-
-        self.to_wandb(send)
-        beside = [form.format(metrics[name]) for name, form in SHOWN.items()]
-        self.bar.set_postfix_str(", ".join(beside), refresh=False)
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.say(f"wandb_log=true is given up, the run goes on without: {line}")
 
     def say(self, text):
         if self.first:
             tqdm.write(text)
 
-    def warn(self, about, line):
-        """On stderr, once about each thing."""
-        if self.first and about not in self.warned:
-            tqdm.write(f"train_grpo.py: {line}", file=sys.stderr)
-        self.warned.add(about)
+    def metrics(self, step, numbers):
+        """A line of metrics.jsonl."""
+        self.file.write(json.dumps({"iteration": step, **numbers}, allow_nan=False) + "\n")
+        self.file.flush()
+        self.bar.set_postfix({name: numbers[name] for name in CURVES[:3]}, refresh=False)
+        self.to_wandb(lambda run: run.log(numbers, step=step))
 
-    def evaluation(self):
-        """What `Evaluation.finish` wrote, to wandb too: the run's summary, and a table."""
-        out = Path(self.config.out_dir)
-
-        def send(wandb):
-            lines = (out / "completions.jsonl").read_text().splitlines()
-            rows = [json.loads(line) for line in lines]
-            table = wandb.Table(list(rows[0]), [list(row.values()) for row in rows])
-            wandb.log({"completions": table}, step=self.config.max_iters - 1)
-            wandb.summary.update(json.loads((out / "evaluation.json").read_text()))
-
-        self.to_wandb(send)
-
-    def __exit__(self, kind, *_):
+    def close(self, failed):
         self.bar.close()
-        self.file.close()
-        code = int(kind is not None)
-        self.to_wandb(lambda wandb: wandb.finish(exit_code=code))
-        unlock(self.config.out_dir)
-
-
-def colours():
-    """Does the reader's terminal show them? See no-color.org."""
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
-
-
-def highlight(text, mask):
-    """Blanks in colour on a terminal, in [brackets] elsewhere: T characters, mask (T,) -> str."""
-    on, off = ("\033[1;32m", "\033[0m") if colours() else ("[", "]")
-    shown = ""
-    in_blanks = False
-    for blank, character in zip(mask, text):
-        if blank != in_blanks:
-            shown += on if blank else off
-        shown += character
-        in_blanks = blank
-    return shown + off if in_blanks else shown
+        with contextlib.suppress(OSError):  # of a full disk, which ended the run
+            self.file.close()
+        self.to_wandb(lambda run: run.finish(exit_code=int(failed)))

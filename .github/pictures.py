@@ -1,0 +1,113 @@
+"""Draws the pictures of the READMEs, from runs of the default experiment. Needs matplotlib.
+
+    for seed in 1 2 3; do python train_grpo.py --seed=$seed --out_dir=out-$seed; done
+    PYTHONPATH=. python .github/pictures.py out-1 out-2 out-3
+
+passes.png is of the first run, curves.png of all of them, toy.png of none.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rcParams
+from matplotlib.figure import Figure
+
+from grpo.plumbing.log import read_metrics
+from grpo.tools import toy
+
+GREY = "#808890"  # readable on light ground and on dark
+for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick."):
+    rcParams[f"{name}color"] = GREY
+rcParams["savefig.transparent"] = True
+rcParams["font.size"] = 11
+
+
+def new_figure(width, height):
+    """In inches, of 100 pixels."""
+    return Figure(figsize=(width, height), dpi=100, layout="constrained")
+
+
+BEFORE = {  # rows of evaluation.json, from one pass to one for each blank
+    "before_sample": "before, one pass",
+    "reference_steps_2": "in two",
+    "reference_steps_4": "in four",
+    "reference_sequential_random": "blank by blank",
+}
+ONE_PASS = {  # row: title, marker
+    "before_argmax": ("before, the likeliest letters", "s"),
+    "before_best_of_16": ("before, the judge's best of 16", "D"),
+    "after_sample": ("after GRPO", "*"),
+}
+
+
+def passes(folder):
+    """Valid words against forward passes, variety as colour: what is one pass worth?"""
+    table = json.loads((Path(folder) / "evaluation.json").read_text())
+    figure = new_figure(9, 5)
+    axes = figure.subplots()
+    points = [(name, (title, "o")) for name, title in BEFORE.items()] + [*ONE_PASS.items()]
+    for name, (title, marker) in points:
+        row = table[name]
+        at = (row["forward_passes"], row["valid_words"])
+        shown = {"c": row["distinct_words"], "vmin": 0, "vmax": 0.8, "edgecolors": GREY}
+        colours = axes.scatter(*at, marker=marker, s=400 if marker == "*" else 130, **shown)
+        axes.annotate(title, at, xytext=(13, -4), textcoords="offset points")
+    path = [(table[name]["forward_passes"], table[name]["valid_words"]) for name in BEFORE]
+    axes.plot(*zip(*path), color=GREY, zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(0.9, 14.5)
+    axes.set_xticks([1, 2, 4, 8], labels=["1", "2", "4", "8"])
+    axes.set_xlabel("forward passes")
+    axes.set_ylabel("hidden words filled with a word")
+    figure.colorbar(colours, label="variety: different words ÷ hidden words")
+    return figure
+
+
+CURVES = {
+    "mean_reward": "reward",
+    "valid_words": "hidden words filled with a word",
+    "mean_kl": "KL from the reference, nats a blank",
+    "entropy": "entropy, nats a blank",
+    "frac_reward_zero_std": "groups whose rewards are all equal",
+    "grad_norm": "norm of the gradient",
+}
+
+
+def curves(folders):
+    """Mean over the runs, and a band from the lowest to the highest, against the step."""
+    runs = [read_metrics(Path(folder) / "metrics.jsonl") for folder in folders]
+    figure = new_figure(10, 5)
+    for axes, (name, title) in zip(figure.subplots(2, 3).flat, CURVES.items()):
+        values = np.array([[line[name] for line in run] for run in runs])  # (runs,steps)
+        steps = [line["iteration"] + 1 for line in runs[0]]
+        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.3)
+        axes.plot(steps, values.mean(axis=0))
+        axes.set_title(title, fontsize=11)
+    figure.supxlabel("step", fontsize=11)
+    return figure
+
+
+def tables():
+    """The four completions of h_l_ as a 2 x 2 table of probabilities, before and after."""
+    figure = new_figure(6, 3)
+    titles = {"before": 0, "after 150 steps of GRPO": 150}
+    for axes, (title, steps) in zip(figure.subplots(1, 2), titles.items()):
+        p = toy.train(steps=steps)
+        axes.imshow([[p["help"], p["helf"]], [p["halp"], p["half"]]], vmin=0, vmax=1, cmap="Blues")
+        axes.set_title(title, fontsize=11)
+        axes.set_xticks([0, 1], ["p", "f"])
+        axes.set_yticks([0, 1], ["e", "a"])
+        for word, value in p.items():
+            at = ("pf".index(word[3]), "ea".index(word[1]))
+            ink = "white" if value > 0.6 else "black"
+            axes.text(*at, f"{word}\n{value:.2f}", ha="center", va="center", color=ink)
+    return figure
+
+
+if __name__ == "__main__":
+    folders = sys.argv[1:]
+    pictures = {"passes": passes(folders[0]), "curves": curves(folders), "toy": tables()}
+    for name, figure in pictures.items():
+        figure.savefig(Path(__file__).with_name(f"{name}.png"))

@@ -1,0 +1,68 @@
+"""Words in a text of characters: which are hidden, and is what was filled in a word?"""
+
+import os
+import re
+import sys
+
+import numpy as np
+
+WORD = re.compile("(?<![a-z])[a-z]+")
+ON = "\033[1;32m"  # green, in a terminal
+OFF = "\033[0m"
+
+
+def lexicon(text):
+    """The words of the training text: of two letters or more, or "a", or "i"."""
+    return {word for word in WORD.findall(text) if len(word) > 1 or word in "ai"}
+
+
+def hidden_words(text, mask, cut=True):
+    """(start, end) of each word of `text` that holds a blank.
+
+    `cut`: the text is a window, whose first and last word may be parts of words: they are left out.
+    """
+    spans = []
+    for match in WORD.finditer(text):
+        start, end = match.span()
+        whole = not cut or 0 < start and end < len(text)
+        if whole and mask[start:end].any():
+            spans.append((start, end))
+    return spans
+
+
+def filled_words(fill, mask, cut=True):
+    """(start, end) of each word in the hidden words' places, a blank taken for a letter.
+
+    A fill that puts spaces there makes several words of one; spaces alone make one that is none.
+    """
+    letters = "".join("a" if blank else c for c, blank in zip(fill, mask))
+    spans = []
+    for start, end in hidden_words(letters, mask, cut):
+        pieces = [match.span() for match in re.finditer(r"\S+", fill[start:end])]
+        if not pieces:
+            pieces = [(0, end - start)]
+        for first, last in pieces:
+            spans.append((start + first, start + last))
+    return spans
+
+
+def is_valid(fill, start, end, words):
+    """Is the fill of the hidden word at start:end one word of the lexicon, of just this length?"""
+    word = WORD.match(fill, start)  # the pattern looks at what stands before start, too
+    return word is not None and word.end() == end and word[0] in words
+
+
+def decode(tokens, vocabulary):
+    """(...,T) tokens -> a flat list of strings."""
+    table = np.frombuffer(vocabulary.encode("ascii"), dtype=np.uint8)
+    rows = tokens.reshape(-1, tokens.shape[-1]).cpu().numpy()
+    return [row.tobytes().decode("ascii") for row in table[rows]]
+
+
+def highlight(text, mask):
+    """Blanks in colour on a terminal, in [brackets] elsewhere: T characters, mask (T,) -> str."""
+    pieces = [ON + c + OFF if blank else c for c, blank in zip(text, mask)]
+    shown = "".join(pieces).replace(OFF + ON, "")
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:  # no-color.org
+        return shown
+    return shown.replace(ON, "[").replace(OFF, "]")

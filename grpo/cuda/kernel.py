@@ -1,0 +1,152 @@
+"""`kernel.cu` from PyTorch: compiled when a run starts, launched on the current stream.
+
+`sample_completions` and `logprobs` do what their definitions in `grpo/sampling.py` and
+`grpo/logprobs.py` do; only a completion outside the vocabulary has logp NaN here, and is an error
+there. `choose` decides which of the two a run uses, and has NVRTC compile the three functions of
+kernel.cu for this run's number type and vocabulary: no nvcc, no headers, nothing kept on disk.
+Inputs may lie in memory as they like: what the kernel could not read is converted, or copied.
+
+Letters: B masked inputs, T characters, G group size, V vocabulary.
+"""
+
+import functools
+import sys
+from ctypes import c_double, c_int, c_void_p
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("kernel.cu")
+THREADS = 128  # to a block
+LAYOUTS = {32: (4, 8), 96: (8, 12), 256: (8, 32), 1024: (32, 32)}  # V at most: lanes, columns
+NUMBERS = {torch.float32: "float", torch.bfloat16: "bf16"}
+OPERATIONS = {  # inputs -> outputs; f: float32, i: int64, b: bool, x: the logits' type
+    "sample_completions": ("xBTV iBT bBT fBGT", "iBGT bBTV"),
+    "logprobs_forward": ("xBTV xBTV iBGT bBTV bBT", "fBGT fBGT fBT fBT fBT5"),
+    "logprobs_backward": ("xBTV xBTV iBGT bBTV bBT fBT fBT fBT5 fBGT fBT fBT", "xBTV"),
+}
+
+
+def choose(config, device, vocab_size):
+    """Will the kernel run, or its definitions? -> "cuda" or "torch". The first compiles it.
+
+    ValueError: config.kernel is "cuda", and it cannot run.
+    """
+    if config.kernel == "torch":
+        return "torch"
+    if device.type != "cuda":
+        reason = f"it needs a CUDA device, not {device.type!r}"
+    elif vocab_size > max(LAYOUTS):
+        reason = f"it takes {max(LAYOUTS)} characters, not {vocab_size}"
+    elif config.xtc_probability:
+        reason = "it has no XTC: xtc_probability must be 0"
+    else:
+        try:
+            load(device.index or 0, getattr(torch, config.dtype), layout(vocab_size))
+            return "cuda"
+        except (ImportError, OSError, RuntimeError) as error:  # no cuda.bindings, no NVRTC, ...
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    if config.kernel == "cuda":
+        raise ValueError(f"kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'")
+    if device.type == "cuda":
+        print(f"the CUDA kernel cannot run, PyTorch does its work: {reason}", file=sys.stderr)
+    return "torch"
+
+
+def layout(vocab_size):
+    """How a row of logits is dealt out -> lanes to a row, columns to a lane."""
+    return LAYOUTS[min(most for most in LAYOUTS if vocab_size <= most)]
+
+
+def checked(result):
+    """The value of a call to cuda.bindings, which returns (error, value)."""
+    error, *values = result
+    if error:
+        raise RuntimeError(error.name)
+    return values[0] if values else None
+
+
+@functools.cache
+def load(index, dtype, layout):
+    """Compile kernel.cu for GPU `index` -> PyTorch's context there, {operation: CUfunction}."""
+    from cuda.bindings import driver, nvrtc
+
+    lanes, columns = layout
+    form = f"<{NUMBERS[dtype]}, {lanes}, {columns}>"
+    names = [(operation + form).encode() for operation in OPERATIONS]
+    program = checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"kernel.cu", 0, [], []))
+    for name in names:  # "make this one of the template"
+        checked(nvrtc.nvrtcAddNameExpression(program, name))
+    architecture = b"--gpu-architecture=sm_%d%d" % torch.cuda.get_device_capability(index)
+    (error,) = nvrtc.nvrtcCompileProgram(program, 2, [architecture, b"--std=c++17"])
+    if error:
+        log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
+        checked(nvrtc.nvrtcGetProgramLog(program, log))  # writes into `log`, as GetCUBIN does below
+        raise RuntimeError(log.decode())
+    cubin = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
+    checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+
+    context = checked(driver.cuDevicePrimaryCtxRetain(index))
+    checked(driver.cuCtxSetCurrent(context))
+    module = checked(driver.cuModuleLoadData(cubin))
+    functions = {}
+    for operation, name in zip(OPERATIONS, names):
+        symbol = checked(nvrtc.nvrtcGetLoweredName(program, name))
+        functions[operation] = checked(driver.cuModuleGetFunction(module, symbol))
+    return context, functions
+
+
+def launch(operation, inputs, *settings):
+    """Run a function of kernel.cu on `inputs`, the logits first -> its outputs."""
+    from cuda.bindings import driver
+
+    taken, made = (kinds.split() for kinds in OPERATIONS[operation])
+    logits = inputs[0]
+    B, T, V = logits.shape
+    G = next(x.shape[1] for x, kind in zip(inputs, taken) if kind[1:] == "BGT")
+    shapes = {"BTV": (B, T, V), "BGT": (B, G, T), "BT": (B, T), "BT5": (B, T, 5)}
+    types = {"x": logits.dtype, "f": torch.float32, "i": torch.int64, "b": torch.bool}
+    tensors = []
+    for x, kind in zip(inputs, taken):  # what differs would be read beyond its end
+        x = x.to(logits.device, types[kind[0]]).expand(shapes[kind[1:]]).contiguous()
+        tensors.append(x.clone() if x.data_ptr() % 16 else x)  # a wide read starts there
+    outputs = [logits.new_empty(shapes[kind[1:]], dtype=types[kind[0]]) for kind in made]
+
+    addresses = [x.data_ptr() for x in tensors + outputs]
+    c_types = [c_void_p] * len(addresses) + [c_int] * 4 + [c_double] * len(settings)
+    lanes, _ = layout(V)
+    blocks = -(-B * T * lanes // THREADS)  # rounded up
+    sizes = blocks, 1, 1, THREADS, 1, 1, 0  # of the grid, of a block, of memory to be shared
+    stream = torch.cuda.current_stream(logits.device).cuda_stream
+    context, functions = load(logits.device.index, logits.dtype, layout(V))
+    checked(driver.cuCtxSetCurrent(context))  # the thread of a backward pass may have none
+    parameters = (*addresses, B, T, G, V, *settings), tuple(c_types)
+    checked(driver.cuLaunchKernel(functions[operation], *sizes, stream, parameters, 0))
+    return outputs
+
+
+def sample_completions(logits, masked, mask, uniforms, temperature, top_k, top_p, min_p):
+    """As `grpo.sampling.sample_completions` -> completions (B,G,T), kept (B,T,V)."""
+    inputs = logits, masked, mask, uniforms
+    return launch("sample_completions", inputs, temperature, top_k, top_p, min_p)
+
+
+class FusedLogProbs(torch.autograd.Function):
+    """As `grpo.logprobs.compute_logprobs` -> logp, ref_logp (B,G,T), kl, entropy (B,T)."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        *tensors, ctx.temperature = inputs
+        logp, ref_logp, kl, entropy, norms = launch("logprobs_forward", tensors, ctx.temperature)
+        ctx.save_for_backward(*tensors, kl, entropy, norms)
+        ctx.mark_non_differentiable(ref_logp)
+        return logp, ref_logp, kl, entropy
+
+    @staticmethod
+    def backward(ctx, g_logp, _, g_kl, g_entropy):
+        inputs = *ctx.saved_tensors, g_logp, g_kl, g_entropy
+        (g_logits,) = launch("logprobs_backward", inputs, ctx.temperature)
+        return g_logits, None, None, None, None, None
+
+
+logprobs = FusedLogProbs.apply  # logits, ref_logits, completions, kept, mask, temperature

@@ -1,0 +1,134 @@
+"""Log-probability of each draw, exact KL and entropy of each blank; the gradient written by hand.
+
+Letters: B masked inputs, T characters, G group size, V vocabulary.
+
+The policy of an input is a product over its blanks, so nothing is estimated. For one blank
+with logits s, temperature τ and kept set S:
+
+    p = softmax(s / τ)                     over the whole vocabulary
+    p_ref                                  the same from the reference's logits
+    q = p restricted to S, renormalised    what the characters were drawn from
+
+    logp = log q(y)    KL = Σ_v p(v) (log p(v) − log p_ref(v))    H = −Σ_v p(v) log p(v)    in nats
+
+KL(π‖π_ref) of GRPO (2402.03300, equation 3) is estimated there by one sample; here it is the sum.
+The gradient stands here in full because it is the method, and what the fused kernel has to equal;
+autograd finds the same one (tests/algorithm/test_logprobs.py).
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from grpo.cuda import kernel
+
+
+class LogProbs(NamedTuple):
+    """In nats, zero wherever there is no blank."""
+
+    logp: torch.Tensor  # (B,G,T) log q(y)
+    ref_logp: torch.Tensor  # (B,G,T) log p_ref(y), p_ref renormalised on S: for k1 to k3
+    kl: torch.Tensor  # (B,T)
+    entropy: torch.Tensor  # (B,T)
+
+
+def log_softmax(logits, temperature):
+    """log p of each character, in float32 or better: (...,V) -> (...,V)."""
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.log_softmax(precise / temperature, dim=-1)
+
+
+def restrict(log_probs, kept):
+    """log q: renormalise on the kept set, -inf outside: (...,V), (...,V) bool -> (...,V)."""
+    return torch.log_softmax(log_probs.masked_fill(~kept, float("-inf")), dim=-1)
+
+
+def times(p, values):
+    """p(v) · values(v): (...,V), with 0 for a character of probability 0, whatever its value."""
+    return torch.where(p == 0, 0, p * values)
+
+
+def expectation(p, values):
+    """Σ_v p(v) values(v): (...,V) -> (...,1)."""
+    return times(p, values).sum(dim=-1, keepdim=True)
+
+
+def where_blank(x, mask):
+    """x (B,T) or (B,G,T), 0 wherever there is no blank."""
+    if x.dim() == 3:
+        mask = mask[:, None]  # (B,1,T)
+    return torch.where(mask, x, 0)
+
+
+def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
+    """The four quantities, without a gradient: see `logprobs`."""
+    log_p = log_softmax(logits, temperature)  # (B,T,V)
+    log_p_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
+    log_q = restrict(log_p, kept)  # (B,T,V) what was drawn from
+    log_q_ref = restrict(log_p_ref, kept)  # (B,T,V)
+
+    y = where_blank(completions, mask)
+    y = y.transpose(1, 2)  # (B,T,G) the draws at each position
+    logp = log_q.gather(-1, y).transpose(1, 2)  # (B,G,T)
+    ref_logp = log_q_ref.gather(-1, y).transpose(1, 2)  # (B,G,T)
+
+    p = log_p.exp()  # (B,T,V)
+    kl = expectation(p, log_p - log_p_ref).squeeze(-1)  # (B,T)  Σ p (log p − log p_ref)
+    entropy = -expectation(p, log_p).squeeze(-1)  # (B,T)  −Σ p log p
+    return LogProbs(*(where_blank(x, mask) for x in (logp, ref_logp, kl, entropy)))
+
+
+def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, temperature):
+    """`gradients` of logp (B,G,T), kl (B,T) and entropy (B,T) -> gradient of the logits (B,T,V).
+
+    ds[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])
+                    + g_kl p[v] (log p[v] − log p_ref[v] − KL)
+                    − g_entropy p[v] (log p[v] + H) )
+    """
+    g_logp, g_kl, g_entropy = gradients
+    g_logp = g_logp.transpose(1, 2)  # (B,T,G)
+    log_p = log_softmax(logits, temperature)  # (B,T,V)
+    log_p_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
+    p = log_p.exp()  # (B,T,V)
+    q = restrict(log_p, kept).exp()  # (B,T,V)
+    y = where_blank(completions, mask).transpose(1, 2)  # (B,T,G)
+
+    drawn = torch.zeros_like(p).scatter_add(-1, y, g_logp)  # (B,T,V)  Σ_j g_logp[j] 1[v = y_j]
+    d_logp = drawn - g_logp.sum(dim=-1, keepdim=True) * q  # (B,T,V)
+    log_ratio = log_p - log_p_ref  # (B,T,V)
+    d_kl = times(p, log_ratio - expectation(p, log_ratio))  # (B,T,V)
+    d_entropy = -times(p, log_p - expectation(p, log_p))  # (B,T,V), since H = −Σ p log p
+    d = d_logp + g_kl[..., None] * d_kl + g_entropy[..., None] * d_entropy  # (B,T,V)
+    return torch.where(mask[..., None], d / temperature, 0).to(logits.dtype)
+
+
+class LogProbsFunction(torch.autograd.Function):
+    """`logprobs_forward`, differentiable in `logits` alone, by `logprobs_backward`."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        ctx.temperature = inputs[-1]
+        ctx.save_for_backward(*inputs[:-1])
+        result = logprobs_forward(*inputs)
+        ctx.mark_non_differentiable(result.ref_logp)
+        return tuple(result)
+
+    @staticmethod
+    def backward(ctx, g_logp, _, g_kl, g_entropy):
+        gradients = (g_logp, g_kl, g_entropy)
+        d = logprobs_backward(gradients, *ctx.saved_tensors, ctx.temperature)
+        return d, None, None, None, None, None
+
+
+compute_logprobs = LogProbsFunction.apply  # runs everywhere
+
+
+def logprobs(logits, ref_logits, fills, config):
+    """Log-probabilities of the draws, exact KL and entropy, differentiable in `logits`.
+
+    logits, ref_logits (B,T,V), `Fills` -> `LogProbs`.
+    """
+    fused = config.kernel == "cuda"  # decided when the run began
+    compute = kernel.logprobs if fused else compute_logprobs
+    completions, kept, mask = fills
+    return LogProbs(*compute(logits, ref_logits, completions, kept, mask, config.temperature))

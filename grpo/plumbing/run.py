@@ -1,0 +1,202 @@
+"""A run: what the settings become (data, models, optimizer, files), and what follows each step."""
+
+import math
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from grpo.cuda.kernel import choose
+from grpo.evaluation import evaluate
+from grpo.metrics import text_metrics
+from grpo.optimizer import Optimizer
+from grpo.plumbing.checkpoint import (
+    LATEST,
+    load_model,
+    restore_training,
+    save_training,
+)
+from grpo.plumbing.distributed import join
+from grpo.plumbing.log import Clock, Log, Signals, curves, read_metrics
+from grpo.plumbing.setup import (
+    as_policy,
+    forward,
+    load_data,
+    load_models,
+    load_rewards,
+    pick_compile,
+    pick_device,
+    pick_dtype,
+    resume,
+)
+from grpo.reference import make_reference
+from grpo.rollout import draw_inputs
+
+# The first of these metrics that is not finite tells what went wrong: each is made from those
+# before it.
+SUSPECTS = {
+    "entropy": "the generator's logits",
+    "mean_kl": "the reference's logits",
+    "mean_reward": "the rewards",
+    "loss": "the loss",
+    "grad_norm": "the gradient",
+}
+
+
+def as_numbers(metrics):
+    """{metric: scalar tensor} -> {metric: number}; waits for the device.
+
+    Raises FloatingPointError, naming the tensor, where one is not finite. The update that met it
+    was left out.
+    """
+    numbers = {name: float(value) for name, value in metrics.items()}
+    for name, what in SUSPECTS.items():
+        if not math.isfinite(numbers[name]):
+            line = f"not finite: {what} ({name}={numbers[name]}); try a lower learning_rate"
+            raise FloatingPointError(line)
+    return numbers
+
+
+class Run:
+    """Models, data, optimizer and files of a run, and what follows each of its steps.
+
+    Every mistake of the user's is found while this is made, before the run writes anything.
+    """
+
+    def __init__(self, config):
+        saved = {}
+        if config.init_from == "resume":
+            config, saved = resume(config)
+        state = saved.get("training", {})
+        reference_device = pick_device(config.reference_device or config.device)
+        device = pick_device(config.device)  # last: it becomes CUDA's current device
+        config.dtype = pick_dtype(config.dtype, device)
+        config.compile = pick_compile(config.compile, device)
+        join(device)
+        self.data, val = load_data(config.dataset, config.block_size, config.prompts_file)
+        vocabulary = self.data.vocabulary
+        config.kernel = choose(config, device, len(vocabulary))
+        self.config = config
+        self.device = device
+
+        # The models, and what they are called as: autocast, compiled, timed, wherever they live.
+        self.generator, base, judge = load_models(config, vocabulary, saved)
+        self.reference_model = make_reference(base, config.reference_mode, state.get("reference"))
+        began = base  # what the run began with
+        if config.reference_checkpoint:
+            began = load_model(config.generator_checkpoint, "generator", vocabulary)
+        self.clock = Clock(device)
+        timed = self.clock.timed
+        self.policy = timed("policy", as_policy(self.generator, device, config))
+        self.reference = timed(
+            "reference", as_policy(self.reference_model, reference_device, config)
+        )
+        self.before = as_policy(began, reference_device, config)
+        self.judge = forward(judge, device, config)
+        self.held_out = evaluate.hold_out(config, self.data, val, device)
+        self.rewards = load_rewards(config, self.judge, vocabulary, self.held_out.lexicon, device)
+        few = self.held_out.first(2)
+        fills = few.tokens[:, None].repeat(1, 3, 1)  # (2,3,T)
+        with torch.compiler.set_stance("force_eager"):  # a mistake in the user's own is found now
+            evaluate.opinions(self.judge, self.rewards, fills, few)
+        self.rewards.score = timed("judge", self.rewards.score)
+        self.optimizer = Optimizer(self.generator, config)
+        # Inputs and draws have seeds of their own; this is for whatever else may draw.
+        torch.manual_seed(config.seed)
+        if state:
+            restore_training(state, self.optimizer.adamw, config.out_dir)
+        self.optimizer.backward = timed("update", self.optimizer.backward)
+        self.optimizer.step = timed("update", self.optimizer.step)
+        self.draw = timed("data", draw_inputs)
+
+        self.again = config.out_dir  # on a command line; no checkpoint may ask for code
+        if ".py:" in config.reward:
+            self.again += f" --reward={config.reward}"
+        self.start = self.step = self.saved = state.get("iteration", 0)
+        self.signals = Signals()
+        self.log = Log(config, self.start)  # from here on files are written
+
+    def __enter__(self):
+        self.signals.__enter__()
+        self.look(self.start)
+        return self
+
+    def look(self, step):
+        """A few held-out inputs, as text, before and now."""
+        shown = evaluate.peek(self.policy, self.before, self.held_out, self.config, step)
+        self.log.say(shown)
+
+    def inputs(self, step):
+        """This process's inputs of the step, which begins."""
+        self.step = step
+        self.clock.start()
+        return self.draw(self.data, self.config, step, self.device)
+
+    def after(self, step, rollout, metrics):
+        """What follows a step: its line in metrics.jsonl, a checkpoint, a look, the end."""
+        config = self.config
+        done = step + 1
+        last = done == config.max_iters
+        stop = self.signals.requested()
+        numbers = as_numbers(metrics)
+        if last or done % config.log_interval == 0:
+            numbers |= text_metrics(
+                rollout, self.rewards.decode, self.held_out.lexicon, cut=not config.prompts_file
+            )
+            numbers["lr"] = self.optimizer.adamw.param_groups[0]["lr"]
+            self.log.metrics(step, numbers | self.clock.read())
+        self.log.bar.update()
+        if last or stop or done % config.save_interval == 0:
+            save_training(
+                config,
+                self.generator,
+                self.reference_model,
+                self.optimizer.adamw,
+                done,
+                self.data.vocabulary,
+            )
+            self.saved = done
+        if stop:
+            sys.exit(128 + stop)
+        if last or done % config.eval_interval == 0:
+            self.look(done)
+
+    def finish(self):
+        """The table, and what a reader asks next: how did it go, where is it, what now?"""
+        out = self.config.out_dir
+        self.log.bar.close()
+        result, completions = evaluate.table(
+            self.policy, self.before, self.judge, self.rewards, self.held_out, self.config
+        )
+        evaluate.save(out, result, completions)
+        say = self.log.say
+        say(evaluate.format_table(result, evaluate.SHORT_ROWS, evaluate.SHORT_COLUMNS))
+        say(curves({"": read_metrics(Path(out) / "metrics.jsonl")}))
+        say(
+            f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:"
+            f"\n  python -m grpo.evaluation {self.again}"
+            f'\n  python -m grpo.tools.fill "this function returns a ____ of strings" --run={out}'
+        )
+        self.log.to_wandb(lambda run: run.summary.update(result))
+
+    def __exit__(self, kind, error, _):
+        """Where a run ends early, one line says in which step, what is saved and how to go on."""
+        self.signals.__exit__()
+        self.log.close(failed=kind is not None)
+        if not error:
+            return
+        what = f"{kind.__name__}: {error}"
+        if self.signals.received:
+            what = f"stopped by {signal.Signals(self.signals.received).name}"
+        go_on = "nothing was saved yet"
+        if self.saved:
+            go_on = (
+                f"{self.saved} of {self.config.max_iters} steps are saved; to go on:"
+                f" --init_from=resume --out_dir={self.again},"
+                f" for the table: python -m grpo.evaluation {self.again}"
+            )
+        if self.log.first:
+            print(f"train_grpo.py: step {self.step}: {what}; {go_on}", file=sys.stderr)
+        if isinstance(error, (FloatingPointError, OSError)):  # the line says all
+            sys.exit(1)

@@ -1,0 +1,113 @@
+"""How long a step takes on this machine, and the two operations that a GPU has fused.
+
+    python -m grpo.tools.bench                        # minutes on 2 CPU cores
+
+Variants take turns in one process, after a round that does not count. Printed are medians of
+seven rounds: milliseconds, and, taken within each round, the ratio to the first variant.
+
+step        `grpo_step` of the default experiment, but with 16 inputs and one update a rollout; and
+            the judge alone, reading the same completions; eager and compiled.
+operations  `sample_completions`, and `logprobs` with its gradient: eager, compiled, and fused where
+            the kernel runs; 64 inputs of 64 characters, all of them blanks.
+
+Letters: B inputs, T characters, G completions of each input, V characters of vocabulary.
+"""
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from grpo.cuda import kernel
+from grpo.logprobs import compute_logprobs
+from grpo.optimizer import Optimizer
+from grpo.plumbing import setup
+from grpo.plumbing.config import Config
+from grpo.plumbing.log import Clock
+from grpo.reward import judge_scores
+from grpo.rollout import draw_inputs
+from grpo.sampling import sample_completions
+from train_grpo import grpo_step
+
+ROUNDS = 7
+STEP = {"batch_size": 16, "num_iterations": 1, "learning_rate": 0}  # all rounds do the same
+B, T, V = 64, 64, 28  # of the operations
+
+
+def race(title, variants, device):
+    """Prints a line for each of the `variants`, {name: call}."""
+    clock = Clock(device)
+    times = {name: [] for name in variants}
+    for _ in range(1 + ROUNDS):
+        for name, call in variants.items():
+            clock.start()
+            call()
+            times[name].append(clock.read()["step_ms"])
+    print(title)
+    first, *_ = times.values()
+    for name, ms in times.items():
+        ratio = np.median(np.divide(ms, first)[1:])  # the first round warms up, compiles
+        print(f"  {name:22s}{np.median(ms[1:]):10.2f} ms{ratio:8.2f}")
+
+
+def prepare(config, device):
+    """-> two calls: a step, and its judge alone."""
+    config.dtype = setup.pick_dtype(config.dtype, device)
+    data, _ = setup.load_data(config.dataset, config.block_size)
+    config.kernel = kernel.choose(config, device, len(data.vocabulary))
+    generator, reference, judge = setup.load_models(config, data.vocabulary)
+    optimizer = Optimizer(generator.to(device), config)
+    policy, reference, judge = (
+        setup.forward(model.to(device), device, config) for model in (generator, reference, judge)
+    )
+    rewards = setup.load_rewards(config, judge, data.vocabulary, set(), device)
+    inputs = draw_inputs(data, config, 0, device)
+    step = partial(grpo_step, policy, reference, rewards, optimizer, inputs, config)
+    rollout, _ = step()
+    return step, partial(judge_scores, judge, rollout.fills.completions)
+
+
+def step(G, device):
+    variants = {}
+    for mode in ["eager", "compiled"] if setup.can_compile() else ["eager"]:
+        config = Config(group_size=G, compile=str(mode == "compiled").lower(), **STEP)
+        variants[f"step, {mode}"], variants[f"judge alone, {mode}"] = prepare(config, device)
+    race(f"step, G = {G}", variants, device)
+
+
+def gradient(compute, logits, *others):
+    """By the logits, of the sum of all that the loss is made of."""
+    logp, _, kl, entropy = compute(logits, *others)
+    return torch.autograd.grad(logp.sum() + kl.sum() + entropy.sum(), logits)
+
+
+def operations(G, device):
+    logits, ref_logits = torch.randn(2, B, T, V, device=device)  # (B,T,V), (B,T,V)
+    mask = torch.ones(B, T, device=device).bool()  # (B,T)
+    uniforms = torch.rand(B, G, T, device=device)  # (B,G,T)
+    draw_from = (logits, mask.long(), mask, uniforms, 0.8, 0, 0.95, 0.0)  # temperature to min_p
+    completions, kept = sample_completions(*draw_from)  # (B,G,T), (B,T,V)
+    score = (logits.clone().requires_grad_(), ref_logits, completions, kept, mask, 0.8)
+
+    variants = {"eager": (sample_completions, compute_logprobs)}
+    if setup.can_compile():
+        variants["compiled"] = [torch.compile(f, dynamic=False) for f in variants["eager"]]
+    if kernel.choose(Config(dtype="float32"), device, V) == "cuda":
+        variants["fused"] = (kernel.sample_completions, kernel.logprobs)
+    sample = {name: partial(f, *draw_from) for name, (f, _) in variants.items()}
+    race(f"sample_completions, G = {G}", sample, device)
+    scored = {name: partial(gradient, f, *score) for name, (_, f) in variants.items()}
+    race(f"logprobs and its gradient, G = {G}", scored, device)
+
+
+def main():
+    device = setup.pick_device("auto")
+    print(f"{device}, {torch.get_num_threads()} threads")
+    for part in (step, operations):
+        for G in (16, 32):
+            torch.compiler.reset()
+            part(G, device)
+
+
+if __name__ == "__main__":
+    main()

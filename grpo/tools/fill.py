@@ -1,0 +1,123 @@
+"""Texts with blanks, filled in one parallel step, before and after GRPO.
+
+    python -m grpo.tools.fill "this function returns a ____ of strings"     # with the run in out
+    python -m grpo.tools.fill "th_ c_t" "_ d_g" --run=out-b --k=8 --temperature=0.7
+
+In a program of your own:
+
+    from grpo.tools.fill import fill, load
+
+    generator, vocabulary = load("out")
+    for one in fill(generator, vocabulary, "this function returns a ____ of strings"):
+        print(one.text, one.log_prob)
+
+Each different completion stands once, the likeliest first, with the exact probability of drawing it
+and the judge's mean score. What was filled in is in colour on a terminal, elsewhere in [brackets].
+Letters: k draws, of which n are different, T characters, V vocabulary.
+"""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from data.dataset import encode
+from data.text.prepare import BLANK
+from data.words import decode, highlight
+from grpo.logprobs import compute_logprobs
+from grpo.plumbing.checkpoint import LATEST, build, load_model, read
+from grpo.plumbing.config import Config, Parser, convert, exit_on_mistake, from_saved
+from grpo.reward import judge_scores
+from grpo.rollout import draw_uniforms
+from grpo.sampling import sample_completions
+
+
+class Completion(NamedTuple):
+    text: str
+    log_prob: float  # nats, of drawing it, exact
+
+
+def locate(path):
+    """A run's folder -> the generator's file in it."""
+    file = Path(path)
+    return file / LATEST if file.is_dir() else file
+
+
+def load(path):
+    """A run's folder, or a generator's file -> generator, vocabulary. ValueError if it is none."""
+    file = locate(path)
+    content = read(file)
+    vocabulary = content.get("vocabulary")
+    return build(content, "generator", vocabulary, file), vocabulary
+
+
+@torch.no_grad()
+def fill(generator, vocabulary, text, k=5, temperature=1.0, seed=1):
+    """The n different ones of k draws, the likeliest first: a list of `Completion`."""
+    masked = encode(text, vocabulary, generator.trunk.config.block_size, "text")[None]  # (1,T)
+    mask = masked == vocabulary.index(BLANK)  # (1,T)
+    uniforms = draw_uniforms(1, k, masked.shape[1], (seed,))  # (1,k,T)
+    logits = generator(masked)  # (1,T,V)
+    drawn, kept = sample_completions(logits, masked, mask, uniforms, temperature)  # (1,k,T)
+    logp, *_ = compute_logprobs(logits, logits, drawn, kept, mask, temperature)  # (1,k,T)
+    log_probs = dict(zip(decode(drawn, vocabulary), logp.sum(dim=-1)[0].tolist()))
+    different = [Completion(*one) for one in log_probs.items()]
+    return sorted(different, key=lambda one: -one.log_prob)
+
+
+def show(completions, judge, vocabulary, mask):
+    """A line for each completion of one text."""
+    tokens = [[vocabulary.index(c) for c in one.text] for one in completions]  # (n,T)
+    scores = judge_scores(judge, torch.tensor([tokens]))[0].mean(dim=-1)  # (n,)
+    print("  probability  judge")
+    for one, score in zip(completions, scores):
+        shown = highlight(one.text, mask)
+        print(f"  {math.exp(one.log_prob):11.2g}  {score:5.3f}  {shown}")
+
+
+def parse(arguments):
+    parser = Parser(
+        prog="python -m grpo.tools.fill",
+        description="Fill the blanks of texts in one parallel step, before and after GRPO.",
+    )
+    parser.add_argument("text", nargs="+", help=f"'th{BLANK} c{BLANK}t', {BLANK} for a blank")
+    parser.add_argument("--run", help="a run's folder, or a generator's file; out if it is there")
+    parser.add_argument("--judge", help="who scores; by default the run's own judge")
+    parser.add_argument("--k", type=int, default=5, help="draws")
+    parser.add_argument("--temperature", default=1.0, help="below 1 the likely becomes likelier")
+    args = parser.parse_args(arguments)
+    args.temperature = convert("temperature", args.temperature, "--temperature")
+    if args.k < 1:
+        raise ValueError(f"--k={args.k} draws nothing; it takes 1 or more")
+    if not args.run:
+        there = locate(Config.out_dir).is_file()
+        args.run = Config.out_dir if there else Config.generator_checkpoint
+    return args
+
+
+def main(arguments=None):
+    with exit_on_mistake("fill"):
+        args = parse(arguments)
+        file = locate(args.run)
+        after, vocabulary = load(file)
+        training = read(file).get("training")
+        config = Config()
+        models = {}
+        if training:  # it is a run's: show also what that began with
+            config = from_saved(training["config"], file)
+            path = config.generator_checkpoint
+            models[f"before  {path}"] = load_model(path, "generator", vocabulary)
+        models[f"after   {file}" if models else str(file)] = after
+        judge = load_model(args.judge or config.judge_checkpoint, "judge", vocabulary)
+        for text in args.text:
+            masked = encode(text, vocabulary, after.trunk.config.block_size, "text")  # (T,)
+            mask = (masked == vocabulary.index(BLANK)).tolist()
+            for title, model in models.items():
+                print(title)
+                found = fill(model, vocabulary, text, args.k, args.temperature)
+                show(found, judge, vocabulary, mask)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Log-probability, KL and entropy against their definitions; a gradient by hand against autograd.
+
+Letters: B masked inputs, T characters, G completions of each, V vocabulary.
+"""
+
+import pytest
+import torch
+
+from grpo.logprobs import compute_logprobs, logprobs_backward, logprobs_forward
+
+B, G, T, V = 2, 3, 4, 5
+MASK = torch.tensor([[True, False, True, True], [False, True, True, False]])  # (B,T)
+
+
+def make(seed=0):
+    """logits, ref_logits, completions, kept, mask"""
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randn(B, T, V, generator=g, dtype=torch.float64) * 2
+    ref_logits = torch.randn(B, T, V, generator=g, dtype=torch.float64) * 2
+    kept = torch.rand(B, T, V, generator=g) < 0.7
+    completions = torch.randint(V, (B, G, T), generator=g)
+    kept.scatter_(-1, completions.transpose(1, 2), True)  # what was drawn was kept
+    return logits, ref_logits, completions, kept, MASK
+
+
+def ban_last_character(logits, ref_logits, completions, kept, mask):
+    """As the mask token is: a logit of -inf, never kept, never drawn."""
+    logits[..., -1] = float("-inf")
+    ref_logits[..., -1] = float("-inf")
+    completions[completions == V - 1] = 0
+    kept[..., -1] = False
+    kept[..., 0] = True
+    return logits, ref_logits, completions, kept, mask
+
+
+def slow(logits, ref_logits, completions, kept, mask, temperature):
+    """The definition in the docstring, one blank at a time, differentiated by autograd."""
+    logp = torch.zeros(B, G, T, dtype=logits.dtype)
+    ref_logp = torch.zeros(B, G, T, dtype=logits.dtype)
+    kl = torch.zeros(B, T, dtype=logits.dtype)
+    entropy = torch.zeros(B, T, dtype=logits.dtype)
+    for b, t in mask.nonzero().tolist():
+        weights = (logits[b, t] / temperature).exp()
+        ref_weights = (ref_logits[b, t] / temperature).exp()
+        S = kept[b, t]
+        p = weights / weights.sum()
+        r = ref_weights / ref_weights.sum()
+        q = weights * S / (weights * S).sum()
+        q_ref = ref_weights * S / (ref_weights * S).sum()
+        for j in range(G):
+            logp[b, j, t] = q[completions[b, j, t]].log()
+            ref_logp[b, j, t] = q_ref[completions[b, j, t]].log()
+        kl[b, t] = sum(p[v] * (p[v] / r[v]).log() for v in range(V) if p[v] > 0)
+        entropy[b, t] = -sum(p[v] * p[v].log() for v in range(V) if p[v] > 0)
+    return logp, ref_logp, kl, entropy
+
+
+def values_and_gradient(function, arguments, temperature):
+    """All outputs, and the gradient of a random weighted sum of those that have one."""
+    logits = arguments[0].clone().requires_grad_()
+    values = function(logits, *arguments[1:], temperature)
+    g = torch.Generator().manual_seed(1)
+    loss = 0
+    for i in (0, 2, 3):  # ref_logp has no gradient
+        loss = loss + (torch.randn(values[i].shape, generator=g) * values[i]).sum()
+    loss.backward()
+    return [*(x.detach() for x in values), logits.grad]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.5])
+def test_values_and_gradient_equal_the_definition(temperature):
+    have = values_and_gradient(compute_logprobs, make(), temperature)
+    want = values_and_gradient(slow, make(), temperature)
+    for a, b in zip(have, want):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_gradcheck():
+    logits, *rest = make()
+
+    def differentiable(z):
+        logp, _, kl, entropy = compute_logprobs(z, *rest, 0.8)
+        return logp, kl, entropy
+
+    assert torch.autograd.gradcheck(differentiable, (logits.requires_grad_(),))
+
+
+def test_banned_characters_and_rows_without_blanks():
+    logits, *rest = ban_last_character(*make())
+    logits.requires_grad_()
+    logp, ref_logp, kl, entropy = compute_logprobs(logits, *rest, 0.8)
+    (logp.sum() + kl.sum() + entropy.sum()).backward()
+    assert all(x.isfinite().all() for x in (logp, ref_logp, kl, entropy))
+    assert logits.grad.isfinite().all()
+    assert (logits.grad[..., V - 1] == 0).all()
+    assert (logits.grad[~MASK] == 0).all()
+    assert (logp.transpose(1, 2)[~MASK] == 0).all()
+    assert (ref_logp.transpose(1, 2)[~MASK] == 0).all()
+    assert (kl[~MASK] == 0).all()
+    assert (entropy[~MASK] == 0).all()
+
+
+def test_equal_policies_have_no_kl_and_no_kl_gradient():
+    logits, _, *rest = make()
+    kl = logprobs_forward(logits, logits, *rest, 0.8).kl
+    zeros = torch.zeros(B, G, T, dtype=logits.dtype)
+    gradients = (zeros, torch.ones(B, T), torch.zeros(B, T))
+    grad = logprobs_backward(gradients, logits, logits, *rest, 0.8)
+    assert kl.abs().max() == 0
+    assert grad.abs().max() == 0
+
+
+def test_half_precision_logits_are_summed_in_float32():
+    logits, ref_logits, *rest = make()
+    logits = logits.bfloat16()
+    ref_logits = ref_logits.bfloat16()
+    want = compute_logprobs(logits.double(), ref_logits.double(), *rest, 1.0)
+    have = compute_logprobs(logits, ref_logits, *rest, 1.0)
+    for a, b in zip(have, want):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,264 @@
+"""Every form of the loss against loops over b, g, t written from the papers' formulas.
+
+Letters: B masked inputs, T characters, G completions of each.
+"""
+
+import math
+
+import pytest
+import torch
+
+from grpo.advantage import group_advantages
+from grpo.logprobs import LogProbs
+from grpo.loss import grpo_loss, kl_weight, loss_weights, most_uncertain, policy_loss
+from grpo.plumbing.config import Config
+from grpo.rollout import Inputs, Rollout
+from grpo.sampling import Fills
+
+B, G, T = 3, 4, 5
+BETA = 0.3
+LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "sum"]
+ONE_BLANK = torch.ones(1, 1, dtype=torch.bool)  # (1,1)
+
+
+def settings(**changes):
+    """What the loss reads, none of it at its default."""
+    own = {"clip_eps": 0.1, "clip_eps_high": 0.3, "entropy_coef": 0.2, "group_size": G}
+    return Config(**(own | changes))
+
+
+def batch_of(mask, old, advantages):
+    """A `Rollout` with what the loss reads of it."""
+    nothing = torch.zeros(len(mask), 1)
+    inputs = Inputs(*[nothing] * 5)
+    return Rollout(inputs, Fills(nothing, nothing, mask), nothing, old, advantages)
+
+
+def case(seed=0):
+    """-> what the policy says now, and the batch that it says it of."""
+    g = torch.Generator().manual_seed(seed)
+    logp = -2 * torch.rand(B, G, T, generator=g, dtype=torch.float64)  # (B,G,T)
+    old_logp = -2 * torch.rand(B, G, T, generator=g, dtype=torch.float64)  # (B,G,T)
+    ref_logp = -2 * torch.rand(B, G, T, generator=g, dtype=torch.float64)  # (B,G,T)
+    kl = torch.rand(B, T, generator=g, dtype=torch.float64)  # (B,T)
+    entropy = torch.rand(B, T, generator=g, dtype=torch.float64)  # (B,T)
+    mask = torch.rand(B, T, generator=g) < 0.6  # (B,T)
+    mask[:, 0] = True
+    blank = mask[:, None]  # (B,1,T)
+    now = LogProbs(logp * blank, ref_logp * blank, kl * mask, entropy * mask)
+    advantages = torch.randn(B, G, 1, generator=g, dtype=torch.float64)  # (B,G,1)
+    return now, batch_of(mask, now._replace(logp=old_logp * blank), advantages)
+
+
+def slow_policy_loss(logp, log_ratio, advantage, config):
+    """Of one character."""
+    if config.importance_sampling_level == "none":
+        return -logp * advantage
+    ratio = math.exp(log_ratio)
+    bounded = min(ratio, config.clip_delta or math.inf)
+    clipped = min(max(ratio, 1 - config.clip_eps), 1 + config.clip_eps_high)
+    return -min(bounded * advantage, clipped * advantage)
+
+
+def slow_kl(d, exact, estimator):
+    """Of one character, d = log r - log q."""
+    values = {"exact": exact, "k1": -d, "k2": d * d / 2, "k3": math.exp(d) - d - 1}
+    return values[estimator]
+
+
+def slow_loss(now, batch, learning, config):
+    total = 0.0
+    mask = batch.fills.mask
+    blanks = int(mask.sum())
+    for b in range(B):
+        length = int(mask[b].sum())
+        weight = {
+            "grpo": 1 / (B * G * length),
+            "dapo": 1 / (G * blanks),
+            "bnpo": 1 / (G * blanks),
+            "dr_grpo": 1 / (B * G * T),
+            "sum": 1 / (B * G),
+        }[config.loss_type]
+        for g in range(G):
+            difference = (now.logp - batch.old.logp)[b, g].tolist()
+            mean = sum(difference[t] for t in range(T) if mask[b, t]) / length
+            for t in range(T):
+                if not mask[b, t]:
+                    continue
+                advantage = batch.advantages[b, g].expand(T)[t].item()
+                log_ratio = difference[t]
+                if config.importance_sampling_level == "sequence":
+                    log_ratio = mean
+                logp = now.logp[b, g, t].item()
+                value = 0.0
+                if learning[b, t]:
+                    value = slow_policy_loss(logp, log_ratio, advantage, config)
+                d = now.ref_logp[b, g, t].item() - logp
+                value += BETA * slow_kl(d, now.kl[b, t].item(), config.kl_estimator)
+                value -= config.entropy_coef * now.entropy[b, t].item()
+                total += weight * value
+    return total
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("level", ["token", "sequence", "none"])
+@pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
+def test_loss_equals_the_loops(loss_type, level, estimator):
+    now, batch = case()
+    config = settings(loss_type=loss_type, importance_sampling_level=level, kl_estimator=estimator)
+    have, terms = grpo_loss(now, batch, batch, BETA, config)
+    want = slow_loss(now, batch, batch.fills.mask, config)
+    assert have.item() == pytest.approx(want, rel=1e-6)
+    assert terms["loss"].item() == have.item()
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("level", ["token", "sequence", "none"])
+@pytest.mark.parametrize(
+    "baseline, scale, credit",
+    [
+        ("mean", "group", "input"),
+        ("leave_one_out", "none", "input"),
+        ("mean", "batch", "run"),
+        ("leave_one_out", "group", "run"),
+    ],
+)
+def test_loss_with_every_extra_equals_the_loops(loss_type, level, baseline, scale, credit):
+    """The form of the advantages, credit per blank, two-sided clip, and policy gradient on the most
+    uncertain blanks alone."""
+    config = settings(
+        loss_type=loss_type,
+        baseline=baseline,
+        scale_rewards=scale,
+        credit=credit,
+        importance_sampling_level=level,
+        clip_delta=2.0,
+        top_entropy_quantile=0.5,
+    )
+    now, batch = case(1)
+    mask = batch.fills.mask
+    old_logp = batch.old.logp - 1.5 * mask[:, None]  # so that ratios beyond 2 occur
+    width = T if credit == "run" else 1
+    g = torch.Generator().manual_seed(3)
+    rewards = torch.rand(B, G, width, dtype=torch.float64, generator=g)  # (B,G,T) or (B,G,1)
+    advantages = group_advantages(rewards, mask, config)
+    batch = batch_of(mask, batch.old._replace(logp=old_logp), advantages)
+    have, _ = grpo_loss(now, batch, batch, BETA, config)
+    half = batch.old.entropy >= batch.old.entropy[mask].median()  # of an odd number of blanks
+    assert mask.sum() % 2 == 1
+    assert have.item() == pytest.approx(slow_loss(now, batch, mask & half, config), rel=1e-6)
+
+
+def published(now, batch, config, blanks_of_step):
+    """As TRL documents it: a row for each completion, KL by k3, one micro-batch of two."""
+    logp = now.logp.flatten(0, 1)  # (B·G,T)
+    ref_logp = now.ref_logp.flatten(0, 1)  # (B·G,T)
+    rows = batch.fills.mask.repeat_interleave(G, dim=0).double()  # (B·G,T)
+    A = batch.advantages.reshape(-1, 1)  # (B·G,1)
+    log_weight = logp - batch.old.logp.flatten(0, 1)  # (B·G,T)
+    if config.importance_sampling_level == "sequence":
+        log_weight = ((log_weight * rows).sum(-1) / rows.sum(-1)).unsqueeze(-1)  # (B·G,1)
+    unclipped = log_weight.exp()
+    clipped = unclipped.clamp(1 - config.clip_eps, 1 + config.clip_eps_high)
+    bounded = unclipped.clamp(max=config.clip_delta or math.inf)
+    d = ref_logp - logp  # (B·G,T)
+    each = -torch.minimum(bounded * A, clipped * A) + BETA * (d.exp() - d - 1)  # (B·G,T)
+    return {
+        "grpo": ((each * rows).sum(-1) / rows.sum(-1)).mean() / 2,
+        "bnpo": (each * rows).sum() / rows.sum() / 2,
+        "dr_grpo": (each * rows).sum() / (len(rows) * T) / 2,
+        "dapo": (each * rows).sum() / blanks_of_step,
+    }[config.loss_type]
+
+
+def put_together(cases):
+    """The batch whose two micro-batches these are."""
+    mask, logp, entropy, advantages = (
+        torch.cat(pair)
+        for pair in zip(
+            *((b.fills.mask, b.old.logp, b.old.entropy, b.advantages) for _, b in cases)
+        )
+    )
+    return batch_of(mask, LogProbs(logp, logp, entropy, entropy), advantages)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo", "dr_grpo"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("delta", [0.0, 1.5])
+def test_loss_equals_the_published_formulas(loss_type, level, delta):
+    """Two micro-batches with different numbers of blanks."""
+    config = settings(
+        loss_type=loss_type,
+        importance_sampling_level=level,
+        clip_delta=delta,
+        kl_estimator="k3",
+        entropy_coef=0.0,
+        batch_size=B,
+    )
+    cases = [case(5), case(6)]
+    batch = put_together(cases)
+    blanks = batch.fills.mask.sum() * G
+    for now, micro in cases:
+        have, _ = grpo_loss(now, micro, batch, BETA, config)
+        want = published(now, micro, config, blanks)
+        assert have.item() == pytest.approx(want.item(), rel=1e-6)
+
+
+def test_most_uncertain_blanks():
+    entropy = torch.tensor([[5.0, 1.0, 2.0], [9.0, 3.0, 4.0]])
+    mask = torch.tensor([[True, True, True], [False, True, True]])
+    batch = batch_of(mask, LogProbs(*[entropy] * 4), torch.zeros(2, G, 1))
+    want = torch.tensor([[True, False, False], [False, False, True]])  # the visible 9 is none
+    assert torch.equal(most_uncertain(batch, batch, 0.4), want)
+    for i, micro in enumerate(batch.split(1)):  # the threshold is the whole batch's
+        assert torch.equal(most_uncertain(micro, batch, 0.4)[0], want[i])
+    assert torch.equal(most_uncertain(batch, batch, 1.0), mask)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_micro_batches_add_up(loss_type):
+    """Unequal numbers of blanks in the two halves: their losses still add up to the whole's (bnpo:
+    to the mean of theirs)."""
+    share = torch.tensor([[0.2], [0.3], [0.9], [0.8]])
+    mask = torch.rand(4, 6, generator=torch.Generator().manual_seed(0)) < share  # (4,6)
+    mask[:, 0] = True
+    batch = batch_of(mask, LogProbs(*[torch.zeros(4, 6)] * 4), torch.zeros(4, G, 1))
+    whole = loss_weights(mask, batch, settings(loss_type=loss_type, batch_size=4))
+    config = settings(loss_type=loss_type, batch_size=2)
+    halves = [loss_weights(half, batch, config) for half in mask.chunk(2)]
+    if loss_type == "bnpo":
+        whole = torch.cat([half.float() / half.sum() / (2 * G) for half in mask.chunk(2)])
+    torch.testing.assert_close(torch.cat(halves), whole)
+
+
+def test_clip_stops_the_gradient_only_where_it_must():
+    """Ratio 2 with A > 0 and ratio 0.5 with A < 0 are stopped; the other two go on."""
+    logp = torch.tensor([2.0, 2.0, 0.5, 0.5]).log().view(1, 4, 1).requires_grad_()  # (1,4,1)
+    A = torch.tensor([1.0, -1.0, 1.0, -1.0]).view(1, 4, 1)  # (1,4,1)
+    config = Config(clip_eps=0.2, clip_eps_high=0.2)
+    losses, stopped = policy_loss(logp, torch.zeros(1, 4, 1), A, ONE_BLANK, config)
+    losses.sum().backward()
+    assert stopped.flatten().tolist() == [True, False, False, True]
+    assert torch.equal(logp.grad == 0, stopped)
+
+
+def test_two_sided_clip_stops_large_ratios_of_bad_completions():
+    logp = torch.tensor([2.0, 5.0, 5.0]).log().view(1, 3, 1).requires_grad_()  # (1,3,1)
+    A = torch.tensor([-1.0, -1.0, 1.0]).view(1, 3, 1)  # (1,3,1)
+    config = Config(clip_eps=0.2, clip_eps_high=0.2, clip_delta=4.0)
+    losses, stopped = policy_loss(logp, torch.zeros(1, 3, 1), A, ONE_BLANK, config)
+    losses.sum().backward()
+    torch.testing.assert_close(losses.flatten().detach(), torch.tensor([2.0, 4.0, -1.2]))
+    assert stopped.flatten().tolist() == [False, True, True]
+    assert torch.equal(logp.grad == 0, stopped)
+
+
+def test_the_weight_of_the_kl():
+    """kl_beta at the target, sixteen times that at twice the target; visible characters do not
+    count."""
+    mask = torch.tensor([[True, True, False]])
+    kl = torch.tensor([[0.6, 1.0, 0.0]])  # a mean of 0.8 a blank
+    assert kl_weight(kl, mask, Config(kl_beta=0.2, kl_target=0.0)) == 0.2
+    for target, times in ((0.8, 1), (0.4, 16)):
+        config = Config(kl_beta=0.2, kl_target=target)
+        assert kl_weight(kl, mask, config).item() == pytest.approx(0.2 * times)

@@ -1,0 +1,195 @@
+"""Kept sets against rules in plain words, draws against exact distributions."""
+
+import math
+
+import pytest
+import torch
+
+from grpo.logprobs import compute_logprobs, log_softmax, restrict
+from grpo.sampling import (
+    draw,
+    exclude_top_choices,
+    integer_weights,
+    keep,
+    penalise,
+    sample_completions,
+)
+
+
+def random_uniforms(*shape, seed=0):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_follows(count, expected):
+    """Chi-square: `count` draws of each kind where `expected` were, five deviations allowed."""
+    possible = expected > 0
+    assert count[~possible].sum() == 0
+    assert count.sum().item() == pytest.approx(expected.sum().item(), abs=1)
+    chi_square = ((count - expected) ** 2 / expected)[possible].sum().item()
+    freedom = int(possible.sum()) - 1
+    assert chi_square < freedom + 5 * math.sqrt(2 * freedom) + 10
+
+
+def slow_keep(logits, temperature, top_k=0, top_p=1.0, min_p=0.0):
+    """The rules in plain words, one blank at a time, on real probabilities (no ties)."""
+    p = torch.softmax(logits.double() / temperature, dim=-1).tolist()
+    order = sorted(range(len(p)), key=lambda v: -p[v])
+    if top_k:
+        order = order[:top_k]
+    if top_p < 1:
+        total = sum(p[v] for v in order)
+        share = 0.0
+        kept = []
+        for v in order:
+            kept.append(v)
+            share += p[v]
+            if share >= top_p * total:
+                break
+        order = kept
+    return {v for v in order if p[v] >= min_p * max(p)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 3},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"top_k": 6, "top_p": 0.8, "min_p": 0.05},
+        {"top_k": 1},
+        {"top_p": 1e-6},
+    ],
+)
+def test_kept_set_equals_the_rules(options):
+    logits = torch.randn(200, 9, generator=torch.Generator().manual_seed(1)) * 2
+    kept = keep(integer_weights(logits, 0.8), **options)
+    for row, have in zip(logits, kept):
+        assert set(have.nonzero().squeeze(1).tolist()) == slow_keep(row, 0.8, **options)
+
+
+def test_ties_are_kept():
+    weights = torch.tensor([[5, 3, 3, 3, 1]])
+    assert keep(weights, top_k=2).tolist() == [[True, True, True, True, False]]
+    assert keep(weights, top_p=0.5).tolist() == [[True, True, True, True, False]]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}])
+@pytest.mark.parametrize("temperature", [0.8, 1.7])
+def test_draws_follow_the_differentiated_distribution(options, temperature):
+    """200,000 draws against exp(logp): sampled and scored by the same distribution."""
+    V = 8
+    N = 200_000
+    logits = torch.randn(1, 1, V, generator=torch.Generator().manual_seed(3)) * 1.5
+    logits[..., -1] = float("-inf")
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    masked = torch.full((1, 1), V - 1)
+    uniforms = random_uniforms(1, N, 1, seed=4)
+    completions, kept = sample_completions(logits, masked, mask, uniforms, temperature, **options)
+    count = torch.bincount(completions.flatten(), minlength=V).double()
+    drawable = kept.flatten().nonzero().squeeze(1)
+    logp, *_ = compute_logprobs(logits, logits, drawable.view(1, -1, 1), kept, mask, temperature)
+    expected = torch.zeros(V, dtype=torch.double)
+    expected[drawable] = logp.flatten().double().exp() * N
+    assert_follows(count, expected)
+
+
+def slow_xtc(q, threshold):
+    """XTC in plain words on one blank's probabilities (no ties): what stays."""
+    possible = {v for v in range(len(q)) if q[v] > 0}
+    top = [v for v in range(len(q)) if q[v] >= threshold]
+    if not top:
+        return possible
+    least = min(top, key=lambda v: q[v])
+    return possible - (set(top) - {least})
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.1, 0.3])
+def test_xtc_equals_the_rule(threshold):
+    logits = torch.randn(200, 9, generator=torch.Generator().manual_seed(1)) * 2
+    weights = integer_weights(logits, 0.8)
+    kept = keep(weights, top_p=0.9)
+    uniforms = random_uniforms(200, 4)
+    have = exclude_top_choices(weights, kept, uniforms, threshold, 1.0)
+    q = (weights * kept).double() / (weights * kept).sum(dim=-1, keepdim=True)
+    want = [slow_xtc(row, threshold) for row in q.tolist()]
+    assert [set(row.nonzero().flatten().tolist()) for row in have] == want
+    assert (have != kept).any()
+    assert torch.equal(exclude_top_choices(weights, kept, uniforms, threshold, 0.0), kept)
+
+
+def test_xtc_draws_follow_the_exact_mixture():
+    """A hundred thousand inputs of one blank, two fills each, under one coin:
+    P(v) = (1 − probability) · q(v) + probability · q'(v), exactly, also of the second fill given
+    the first."""
+    V = 8
+    N = 100_000
+    probability = 0.4
+    threshold = 0.15
+    options = {"top_p": 0.9, "min_p": 0.03}
+    logits = torch.tensor([1.2, 0.9, 0.5, 0.1, -0.2, -0.8, -1.5, float("-inf")])
+    kept = keep(integer_weights(logits, 0.8), **options)
+    q = restrict(log_softmax(logits, 0.8), kept).exp().double()  # (V,)
+    stays = slow_xtc(q.tolist(), threshold)
+    dropped = torch.tensor([v in stays for v in range(V)]) * q
+    dropped = dropped / dropped.sum()  # (V,)
+    joint = (1 - probability) * q.outer(q) + probability * dropped.outer(dropped)  # (V,V)
+    completions, kept = sample_completions(
+        logits.expand(N, 1, V),
+        torch.full((N, 1), V - 1),
+        torch.ones(N, 1, dtype=torch.bool),
+        random_uniforms(N, 2, 1, seed=4),
+        0.8,
+        xtc_threshold=threshold,
+        xtc_probability=probability,
+        **options,
+    )
+    assert kept.gather(-1, completions.transpose(1, 2)).all()  # so its log-probability is finite
+    pairs = completions[:, 0, 0] * V + completions[:, 1, 0]  # (N,)
+    assert_follows(torch.bincount(pairs, minlength=V * V).double(), joint.flatten() * N)
+
+
+def test_penalty_falls_on_visible_characters_alone():
+    row = [2.0, -2.0, 1.0, -1.0, float("-inf")]
+    logits = torch.tensor([[row] * 4], dtype=torch.float64, requires_grad=True)
+    masked = torch.tensor([[0, 4, 1, -1]])  # 4 is the blank, -1 no character
+    have = penalise(logits, masked, 1.25)
+    assert have[0, 1].tolist() == [2 / 1.25, -2 * 1.25, 1.0, -1.0, float("-inf")]
+    have[..., :4].sum().backward()
+    assert logits.grad[0, 1].tolist() == [1 / 1.25, 1.25, 1.0, 1.0, 0.0]
+
+
+def test_penalised_draws_follow_the_penalised_distribution():
+    """200,000 draws against softmax of the rescaled logits, written out."""
+    logits = torch.tensor([[[1.0, -0.5, 0.3, -1.0, float("-inf")]] * 3])
+    masked = torch.tensor([[4, 0, 1]])
+    N = 200_000
+    first = penalise(logits, masked, 1.5)[:, :1]  # (1,1,V)
+    blank = masked[:, :1]
+    draws, _ = sample_completions(first, blank, blank == 4, random_uniforms(1, N, 1), 0.7)
+    weights = [math.exp(z / 0.7) for z in (1.0 / 1.5, -0.5 * 1.5, 0.3, -1.0)]
+    expected = torch.tensor(weights, dtype=torch.float64) / sum(weights) * N
+    assert_follows(torch.bincount(draws.flatten(), minlength=4).double(), expected)
+
+
+def test_draw_is_the_inverse_of_the_cumulative_weights():
+    weights = torch.tensor([[0, 2, 0, 1, 1, 0]])
+    uniforms = torch.tensor([[0.0, 0.49, 0.5, 0.74, 0.75, 0.999999]])
+    assert draw(weights, uniforms).tolist() == [[1, 1, 3, 3, 4, 4]]
+
+
+def test_visible_characters_stay_and_completions_differ():
+    logits = torch.zeros(2, 6, 5)
+    masked = torch.arange(12).view(2, 6) % 5
+    mask = random_uniforms(2, 6) < 0.5
+    completions, _ = sample_completions(logits, masked, mask, random_uniforms(2, 7, 6))
+    by_position = completions.transpose(1, 2)  # (B,T,G)
+    assert (by_position[~mask] == masked[~mask][:, None]).all()
+    assert len({tuple(row) for row in completions[0].tolist()}) > 1
+
+
+def test_extreme_logits():
+    infinite = float("-inf")
+    logits = torch.tensor([[1e30, -1e30, 0.0], [-1e30, -1e30, -1e30], [infinite, infinite, 3.0]])
+    kept = keep(integer_weights(logits, 0.8), top_p=0.9, min_p=0.1)
+    assert kept.tolist() == [[True, False, False], [True, True, True], [False, False, True]]

@@ -1,0 +1,187 @@
+// Runs grpo/cuda/kernel.cu on a CPU: include this first, compile with g++ -x c++.
+//
+// Every CUDA thread becomes a fiber, a function with its own stack that can stop in the middle. All
+// 32 fibers of a warp run until each has returned or stands at a __shfl_*_sync. An exchange happens
+// when all lanes named by its mask stand at the same call with the same mask. When none can happen
+// and some lane still waits, a GPU would hang or hand out garbage: launch() then returns false, and
+// `fiber_error` says who waits for whom. Blocks and warps run one after the other.
+//
+// With g++ -fsanitize=thread a fiber is a thread of its own to the sanitizer, which reports a lane
+// that reads or writes what another one wrote, without a __syncwarp between them.
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <functional>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
+#define __shared__ static       // blocks run one after the other
+
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+static struct { unsigned x; } threadIdx, blockIdx;
+static char fiber_error[400];
+
+inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
+inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
+
+#ifdef __SANITIZE_THREAD__
+#define UNSEEN __attribute__((no_sanitize("thread")))
+extern "C" {
+void* __tsan_create_fiber(unsigned);
+void __tsan_destroy_fiber(void*);
+void* __tsan_get_current_fiber();
+void __tsan_switch_to_fiber(void*, unsigned unordered);
+void __tsan_acquire(void*);
+void __tsan_release(void*);
+}
+#else
+#define UNSEEN
+inline void* __tsan_create_fiber(unsigned) { return nullptr; }
+inline void __tsan_destroy_fiber(void*) {}
+inline void* __tsan_get_current_fiber() { return nullptr; }
+inline void __tsan_switch_to_fiber(void*, unsigned) {}
+inline void __tsan_acquire(void*) {}
+inline void __tsan_release(void*) {}
+#endif
+
+const int WARP = 32, STACK = 1 << 16;
+
+struct Fiber {
+    ucontext_t context;     // where it starts, and
+    jmp_buf place;          // where it stopped (swapcontext would call the system at every stop)
+    enum { READY, WAITING, RETURNED } state;
+    bool started;
+    void* thread;           // as the sanitizer knows it
+    const void* site;       // the exchange it waits for: the address of the call
+    unsigned mask;          // the lanes that take part
+    int source;             // the lane whose value it asks for
+    unsigned long long value, answer;   // offered and received
+};
+
+static Fiber fibers[WARP];
+static jmp_buf scheduler;
+static void* main_thread;
+static int lane_now;        // the fiber that runs
+static std::function<void()> body;
+
+UNSEEN static void fiber_main() {
+    body();
+    fibers[lane_now].state = Fiber::RETURNED;
+    __tsan_switch_to_fiber(main_thread, 0);
+    _longjmp(scheduler, 1);
+}
+
+UNSEEN static void resume(Fiber& fiber) {   // returns when the fiber waits or has returned
+    if (_setjmp(scheduler)) return;
+    __tsan_switch_to_fiber(fiber.thread, 1);
+    if (fiber.started) _longjmp(fiber.place, 1);
+    fiber.started = true;
+    setcontext(&fiber.context);
+}
+
+// All shuffles: offer a value, ask for another lane's, wait. Not inlined, so that the return
+// address names the call; those who call it are, always, so that each use of one of kernel.cu's
+// helpers has calls of its own.
+template <class X>
+UNSEEN __attribute__((noinline, noclone)) X exchange(unsigned mask, X value, int source) {
+    Fiber& me = fibers[lane_now];
+    me.state = Fiber::WAITING;
+    me.site = __builtin_return_address(0);
+    me.mask = mask;
+    me.source = source;
+    memcpy(&me.value, &value, sizeof(X));
+    if (!_setjmp(me.place)) {
+        __tsan_switch_to_fiber(main_thread, 1);
+        _longjmp(scheduler, 1);
+    }
+    memcpy(&value, &fibers[lane_now].answer, sizeof(X));
+    return value;
+}
+
+template <class X> __forceinline__ X __shfl_xor_sync(unsigned mask, X x, int bits) {
+    return exchange(mask, x, lane_now ^ bits);
+}
+template <class X> __forceinline__ X __shfl_up_sync(unsigned mask, X x, int by, int width) {
+    return exchange(mask, x, lane_now % width >= by ? lane_now - by : lane_now);
+}
+template <class X> __forceinline__ X __shfl_sync(unsigned mask, X x, int lane, int width) {
+    return exchange(mask, x, lane_now / width * width + lane);
+}
+__forceinline__ void __syncwarp() {     // the one call that orders what the lanes write and read
+    __tsan_release(fibers);
+    exchange(0xffffffffu, 0, lane_now);
+    __tsan_acquire(fibers);
+}
+
+// The first lane that keeps `lane` waiting, or -1: it must name itself, ask a lane it names, and
+// find all of them beside it.
+UNSEEN static int missing(int lane) {
+    const Fiber& me = fibers[lane];
+    if (!(me.mask >> lane & 1)) return lane;
+    if (!(me.mask >> me.source & 1)) return me.source;
+    for (int l = 0; l < WARP; l++) {
+        const Fiber& other = fibers[l];
+        const bool here = other.state == Fiber::WAITING && other.site == me.site;
+        if (me.mask >> l & 1 && !(here && other.mask == me.mask)) return l;
+    }
+    return -1;
+}
+
+UNSEEN static bool run_warp() {
+    for (;;) {
+        for (int l = 0; l < WARP; l++) {
+            lane_now = l;
+            threadIdx.x = threadIdx.x / WARP * WARP + l;
+            if (fibers[l].state == Fiber::READY) resume(fibers[l]);
+        }
+        int stuck = -1;
+        std::vector<int> ready;         // decided for all lanes before any of them moves on
+        for (int l = 0; l < WARP; l++)
+            if (fibers[l].state != Fiber::WAITING) continue;
+            else if (missing(l) < 0) ready.push_back(l);
+            else stuck = l;
+        for (int l : ready) {
+            fibers[l].answer = fibers[fibers[l].source].value;
+            fibers[l].state = Fiber::READY;
+        }
+        if (!ready.empty()) continue;
+        if (stuck < 0) return true;                         // all have returned
+        const int m = missing(stuck);
+        const char* how = fibers[m].state == Fiber::RETURNED ? "has returned" : "is elsewhere";
+        snprintf(fiber_error, sizeof fiber_error,
+                 "divergent or partial exchange: in block %u lane %d waits for the lanes of mask "
+                 "%08x, lane %d %s", blockIdx.x, stuck, fibers[stuck].mask, m, how);
+        return false;
+    }
+}
+
+// Like cuLaunchKernel: `arguments` points at each argument's value in turn. Only the blocks from
+// `first` on run.
+template <class... P>
+UNSEEN bool launch(void (*kernel)(P...), unsigned blocks, unsigned threads, void** arguments,
+                   unsigned first = 0) {
+    static char stacks[WARP][STACK];
+    main_thread = __tsan_get_current_fiber();
+    auto call = [&]<size_t... I>(std::index_sequence<I...>) { kernel(*(P*)arguments[I]...); };
+    body = [&] { call(std::index_sequence_for<P...>{}); };
+    for (blockIdx.x = first; blockIdx.x < blocks; blockIdx.x++)
+        for (unsigned warp = 0; warp < threads / WARP; warp++) {
+            threadIdx.x = warp * WARP;
+            for (int l = 0; l < WARP; l++) {
+                fibers[l] = {};
+                fibers[l].thread = __tsan_create_fiber(0);
+                getcontext(&fibers[l].context);
+                fibers[l].context.uc_stack = {stacks[l], 0, STACK};
+                makecontext(&fibers[l].context, fiber_main, 0);
+            }
+            if (!run_warp()) return false;
+            for (Fiber& fiber : fibers) __tsan_destroy_fiber(fiber.thread);
+        }
+    return true;
+}

@@ -1,0 +1,453 @@
+"""grpo/cuda/kernel.cu against its definitions in grpo/sampling.py and grpo/logprobs.py, on a CPU
+and, where there is one, on a GPU.
+
+On a CPU g++ compiles the same kernel.cu behind fiber.h, and `kernel.py` launches it as it would on
+a GPU: only `cuda.bindings` has a stand-in.
+
+Letters: B masked inputs, T characters, G group size, V vocabulary.
+"""
+
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpo import logprobs, sampling
+from grpo.cuda import kernel
+
+EPS = 2.0**-24  # float32: half a unit in the last place of 1
+INF, NAN = float("inf"), float("nan")
+NAMES = [
+    f"{operation}<{number}, {lanes}, {columns}>"
+    for operation in kernel.OPERATIONS
+    for number in kernel.NUMBERS.values()
+    for lanes, columns in kernel.LAYOUTS.values()
+]
+HEADER = f'#include "{Path(__file__).with_name("fiber.h")}"\n'
+GPU = torch.device("cuda", 0)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+def compiled(folder, source, flags):
+    """The program or library that g++ makes of `source`."""
+    if not shutil.which("g++"):
+        pytest.skip("no g++")
+    (folder / "source.cc").write_text(HEADER + source)
+    command = f"g++ -std=c++20 -O1 -Wno-unknown-pragmas {flags} source.cc -o made"
+    subprocess.run(command.split(), cwd=folder, check=True)
+    return folder / "made"
+
+
+def stand_in(library):
+    """What kernel.py uses of cuda.bindings: it loads any name, and launches it on fibers."""
+    here = threading.local()  # a thread's context
+
+    def launch(name, x, y, z, threads, _, __, shared, stream, parameters, extra):
+        assert (here.context, y, z, shared, stream, extra) == ("context", 1, 1, 0, 7, 0)
+        words = [c_type(value) for value, c_type in zip(*parameters)]
+        addresses = [word.value for word in words if isinstance(word, ctypes.c_void_p)]
+        assert not any(address % 16 for address in addresses)  # a wide read may start there
+        pointers = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
+        assert library.run(name, x, threads, pointers)
+        return (0,)
+
+    names = []
+    nvrtc = SimpleNamespace(
+        names=names,
+        nvrtcCreateProgram=lambda *_: (0, "program"),
+        nvrtcAddNameExpression=lambda _, name: (names.append(name),),
+        nvrtcCompileProgram=lambda *_: (0,),
+        nvrtcGetCUBINSize=lambda _: (0, 0),
+        nvrtcGetCUBIN=lambda *_: (0,),
+        nvrtcGetLoweredName=lambda _, name: (0, name),
+    )
+    driver = SimpleNamespace(
+        cuDevicePrimaryCtxRetain=lambda index: (0, "context"),
+        cuCtxSetCurrent=lambda context: (setattr(here, "context", context),),
+        cuModuleLoadData=lambda cubin: (0, "module"),
+        cuModuleGetFunction=lambda _, symbol: (0, symbol),
+        cuLaunchKernel=launch,
+    )
+    return SimpleNamespace(driver=driver, nvrtc=nvrtc)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """kernel.cu on fibers: the C function run(name, blocks, threads, arguments)."""
+    calls = [f'if (!strcmp(name, "{n}")) return launch({n}, blocks, threads, all);' for n in NAMES]
+    run = "bool run(const char* name, unsigned blocks, unsigned threads, void** all)"
+    source = f'{kernel.SOURCE.read_text()}\nextern "C" {run} {{ {"".join(calls)} return false; }}'
+    folder = tmp_path_factory.mktemp("fibers")
+    return ctypes.CDLL(compiled(folder, source, "-Wall -Werror -fPIC -shared"))
+
+
+@pytest.fixture
+def bindings(library, monkeypatch):
+    bindings = stand_in(library)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
+    kernel.load.cache_clear()
+    yield bindings
+    kernel.load.cache_clear()
+
+
+@pytest.fixture(params=["fibers", pytest.param("gpu", marks=needs_gpu)])
+def device(request):
+    """Where the kernel runs. Tensors without values are full of NaN, or of the largest integer."""
+    if request.param == "fibers":
+        request.getfixturevalue("bindings")
+    torch.use_deterministic_algorithms(True)
+    yield GPU if request.param == "gpu" else torch.device("cpu")
+    torch.use_deterministic_algorithms(False)
+
+
+def scattered(x):
+    """Every second number in memory."""
+    return x.unsqueeze(-1).repeat(*[1] * x.dim(), 2)[..., 0]
+
+
+def shifted(x):
+    """One number further than where PyTorch begins a tensor, which is a multiple of 16 bytes."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
+
+
+def inputs(B, T, G, V, blanks=0.7, dtype=torch.float32):
+    """logits, ref_logits (B,T,V), completions (B,G,T), kept (B,T,V), mask (B,T)."""
+    torch.manual_seed(V)
+    logits = 3 * torch.randn(B, T, V)
+    ref_logits = logits + torch.randn(B, T, V)
+    if V > 2:
+        logits[..., 1] = ref_logits[..., 1] = -INF  # a banned character
+    logits, ref_logits = logits.to(dtype), ref_logits.to(dtype)
+    mask = torch.rand(B, T) < blanks
+    completions, kept = sampling.sample_completions(
+        logits, torch.zeros(B, T).long(), mask, torch.rand(B, G, T), 0.8, top_p=0.9
+    )
+    return logits, ref_logits, completions, kept, mask
+
+
+def check(device, *given, temperature=0.8):
+    """Forward and backward are the definitions' in float64, NaN where those are; always the same
+    bits. To a few roundings of each row's magnitude: its largest finite |log p| or |log r|."""
+    logits, ref_logits, completions, kept, mask = given
+    gradients = [torch.randn(x.shape) for x in (completions, mask, mask)]
+    wide = logits.double(), ref_logits.double(), completions, kept, mask, temperature
+    logs = torch.stack([logprobs.log_softmax(x, temperature) for x in wide[:2]])  # (2,B,T,V)
+    finite = logs.nan_to_num(0, neginf=0).abs()
+    room = 4 * EPS * (1 + finite.amax(dim=(0, 3))) * mask  # (B,T)
+    pull = gradients[0].abs().sum(dim=1) + gradients[1].abs() + gradients[2].abs()  # (B,T)
+    want = list(logprobs.logprobs_forward(*wide))
+    want.append(logprobs.logprobs_backward([g.double() for g in gradients], *wide))
+    rooms = [room[:, None], room[:, None], room, room, (room * pull)[..., None] / temperature]
+    if logits.dtype == torch.bfloat16:
+        rooms[4] = rooms[4] + 2.0**-8 * want[4].abs()
+
+    runs = []
+    for change in torch.clone, scattered, shifted:
+        leaf = logits.clone().to(device).requires_grad_()
+        rest = [change(x.to(device)) for x in given[1:]]
+        logp, ref_logp, kl, entropy = kernel.logprobs(change(leaf), *rest, temperature)
+        assert not ref_logp.requires_grad
+        pulled = [change(g.to(device)) for g in gradients]
+        torch.autograd.backward((logp, kl, entropy), pulled)
+        runs.append([x.detach().cpu() for x in (logp, ref_logp, kl, entropy, leaf.grad)])
+    for x, y, allowed, *others in zip(runs[0], want, rooms, *runs[1:]):
+        near = (x == y) | ((x - y).abs() <= allowed) | (x.isnan() & y.isnan())
+        assert near.all()
+        for other in others:
+            torch.testing.assert_close(x, other, rtol=0, atol=0, equal_nan=True)
+    return runs[0]
+
+
+@both_types
+@pytest.mark.parametrize("V", [1, 27, 28, 96, 97, 255, 256, 1000, 1024])
+def test_logprobs_agree_with_float64(device, V, dtype):
+    for G, blanks in (1, 0.7), (33, 0.7), (5, 0), (64, 1):
+        check(device, *inputs(3, 7, G, V, blanks, dtype))
+
+
+def test_extreme_and_broken_rows(device):
+    logits, ref_logits, completions, kept, mask = inputs(1, 15, 1500, 28, blanks=1)
+    logits[0, 0] = ref_logits[0, 0] = -INF  # one character alone: log p = 0, KL = H = 0
+    logits[0, 0, 5] = ref_logits[0, 0, 5] = 2.0
+    logits[0, 1] = 3e4 * torch.randn(28)
+    logits[0, 2], ref_logits[0, 2] = 1e-30 * torch.randn(28), 1e-38
+    logits[0, 3] = ref_logits[0, 3]  # KL 0
+    ref_logits[0, 4] = -60 * logits[0, 4].clamp(min=-9)  # of which all S is impossible: exp is 0
+    logits[0, 5] = 1e30  # the last bits of 1e30 are worth more than everything else
+    ref_logits[0, 6] += 1e4
+    logits[0, :, 1] = -INF  # still banned
+    completions, kept = sampling.sample_completions(
+        logits, completions[:, 0], mask, torch.rand(1, 1500, 15), 0.5, top_p=0.95
+    )
+    kept[0, 7] = kept[0, 7].roll(3)  # the likeliest is not in S, nor are all completions
+    logits[0, 8] = -INF
+    logits[0, 9, 20], logits[0, 10, 3], ref_logits[0, 11, 4] = NAN, INF, NAN
+    logits[0, 12] = NAN
+    logp, ref_logp, kl, entropy, gradient = check(
+        device, logits, ref_logits, completions, kept, mask, temperature=0.5
+    )
+    assert (logp[0, :, 0] == 0).all() and kl[0, 0] == entropy[0, 0] == kl[0, 3] == 0
+    assert (ref_logp[0, :, 4] > -1e4).all()
+    broken = [8, 9, 10, 12]  # alone, and altogether
+    assert gradient[0].isnan().all(dim=-1).nonzero()[:, 0].tolist() == broken
+    assert entropy[0].isnan().nonzero()[:, 0].tolist() == broken
+
+
+def test_a_completion_outside_the_vocabulary_is_flagged_alone(device):
+    logits, ref_logits, completions, kept, mask = [x.to(device) for x in inputs(1, 8, 6, 28, 1)]
+    completions[0, 0, 0], completions[0, 1, 1], completions[0, 2, 2] = -1, 28, 2**40
+    leaf = logits.clone().requires_grad_()
+    logp, *_ = kernel.logprobs(leaf, ref_logits, completions, kept, mask, 0.8)
+    logp.sum().backward()
+    assert logp[0].isnan().nonzero().tolist() == [[0, 0], [1, 1], [2, 2]]
+    drawn = leaf.grad.sum(dim=-1)[0].cpu() * 0.8  # Σ_v (1[v = y] − q[v]), and 1[v = y] is nowhere
+    torch.testing.assert_close(drawn, torch.tensor([-1.0] * 3 + [0.0] * 5))
+
+
+def test_bfloat16_gradients_are_rounded_to_even(device):
+    scales = 10.0 ** torch.randint(-30, 30, (1000,))
+    wide = torch.randn(1000) * scales, torch.tensor([INF, 3.4e38, NAN])
+    nan_of_a_gpu = torch.tensor([2**31 - 1], dtype=torch.int32).view(torch.float32)
+    g = torch.cat([1 + torch.arange(1024) * 2.0**-9, *wide, nan_of_a_gpu])
+    T = len(g)  # column 1 is impossible and not kept: its gradient is g itself
+    logits = torch.tensor([0, -INF, 1]).expand(1, T, 3).bfloat16().to(device)
+    leaf = logits.clone().requires_grad_()
+    ones = torch.ones(1, 1, T, dtype=torch.int64, device=device)
+    kernel.logprobs(leaf, logits, ones, logits > 0, ones[0] > 0, 1.0)[0].backward(
+        g.to(device)[None, None]
+    )
+    found, want = leaf.grad[0, :, 1].cpu(), g.bfloat16()
+    torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_inputs_of_another_type_are_converted_and_of_another_size_refused(device):
+    given = logits, ref_logits, completions, kept, mask = [
+        x.to(device) for x in inputs(2, 6, 4, 12)
+    ]
+    converted = ref_logits.double(), completions.int(), kept.byte(), mask.byte()
+    for x, y in zip(kernel.logprobs(logits, *converted, 1), kernel.logprobs(*given, 1.0)):
+        assert torch.equal(x, y)
+    for bad in ref_logits[..., 1:], ref_logits[:, 1:]:
+        with pytest.raises(RuntimeError, match="expand"):
+            kernel.logprobs(logits, bad, completions, kept, mask, 1.0)
+
+
+def test_a_thread_without_a_context_gets_one(device):
+    given = inputs(3, 7, 2, 28)
+    check(device, *given)  # so that nothing is left to load
+    with ThreadPoolExecutor() as other:
+        other.submit(check, device, *given).result()
+
+
+def at_the_edges(logits, temperature):
+    """Uniforms on both sides of each character's end: a weight that is off by one moves a draw.
+
+    logits (B,T,V) -> (B,2V,T)
+    """
+    ends = sampling.integer_weights(logits, temperature).cumsum(dim=-1)  # (B,T,V)
+    total = ends[..., -1:]  # (B,T,1)
+    last_before = (ends - 1).clamp(min=0)  # (B,T,V)
+    first_after = torch.minimum(ends, total - 1)  # (B,T,V)
+    target = torch.cat([last_before, first_after], dim=-1)  # (B,T,2V)
+    smallest = (target * 2**24 + total - 1) // total  # (B,T,2V) the smallest u that points there
+    return (smallest.clamp(max=2**24 - 1).double() / 2**24).float().transpose(1, 2)
+
+
+SETTINGS = [  # temperature, top_k, top_p, min_p
+    (0.9, 0, 1.0, 0.0),
+    (1.0, 5, 1.0, 0.0),
+    (1.0, 0, 0.9, 0.0),
+    (1.0, 0, 1.0, 0.1),
+    (0.7, 40, 0.7, 0.01),
+    (1.0, 2000, 0.0, 0.0),
+]
+
+
+@both_types
+@pytest.mark.parametrize("V", [1, 27, 28, 96, 97, 255, 256, 1000, 1024])
+def test_the_sampler_keeps_and_draws_the_same(device, V, dtype):
+    torch.manual_seed(V)
+    logits = 2 * torch.randn(3, 17, V)
+    logits[0] = (2 * logits[0]).round() / 2  # many ties
+    logits[1, :, ::3] = -INF if V > 1 else 0
+    logits[2, 0] = 3.0  # nothing but ties; huge; tiny; one character alone
+    logits[2, 1], logits[2, 2] = 1e4 * torch.randn(V), 1e-30 * torch.randn(V)
+    logits[2, 3], logits[2, 3, V // 2] = -INF, -7
+    if V > 2:  # thresholds between whole numbers: .1 · 2^21 = 209715.2, .9 · 2330169 = 2097152.1
+        weights = [[2**21, 209715, 209716], [2**21, 233017, 0], [2**21, 2**21 - 1, 1]]
+        logits[2, 4:7] = -INF
+        logits[2, 4:7, :3] = (torch.tensor(weights).double() / 2**21).log().float()
+    logits = logits.to(dtype)
+    edges = at_the_edges(logits, 0.9)  # (3,2V,17)
+    uniforms = torch.cat([torch.rand(3, 7, 17), edges], dim=1)
+    uniforms[:, 5], uniforms[:, 6] = 0, 1 - EPS  # the ends of the range
+    logits[2, 7], logits[2, 8], logits[2, 9, 0], logits[2, 10, V // 2] = -INF, NAN, INF, NAN
+    masked, mask = torch.randint(V, (3, 17)), torch.rand(3, 17) < 0.9
+    for i, setting in enumerate(SETTINGS):
+        given = logits, masked, mask, uniforms[:, i:]
+        want = sampling.sample_completions(*given, *setting)
+        for change in torch.clone, scattered, shifted:
+            have = kernel.sample_completions(*[change(x.to(device)) for x in given], *setting)
+            assert all(torch.equal(x.cpu(), y) for x, y in zip(have, want))
+
+
+MEMORY = r"""
+#include <stdint.h>
+#include <stdlib.h>
+const int V = 8, G = 8, ROWS = 3 * 32;    // of three blocks, the last one not quite full; T = 1
+float z[ROWS * V], r[ROWS * V], u[ROWS * G];
+long long masked[ROWS];
+bool mask[ROWS];
+struct Outputs {
+    long long draws[ROWS * G];
+    bool kept[ROWS * V];
+    float logp[ROWS * G], ref_logp[ROWS * G], kl[ROWS], entropy[ROWS], norms[ROWS * 5];
+    float gradient[ROWS * V];
+} near, far;
+
+template <class... P>
+void run(long long skip, void (*kernel)(P...), std::type_identity_t<P>... values) {
+    void* arguments[] = {(void*)&values...};
+    if (launch(kernel, (skip + ROWS) / 32, THREADS, arguments, skip / 32)) return;
+    fputs(fiber_error, stderr);
+    exit(1);
+}
+
+void all(Outputs& o, long long skip) {    // as the rows from number `skip` on
+    auto V_ = [=](auto* x) { return (decltype(x))((uintptr_t)x - skip * V * sizeof *x); };
+    auto G_ = [=](auto* x) { return (decltype(x))((uintptr_t)x - skip * G * sizeof *x); };
+    auto N_ = [=](auto* x) { return (decltype(x))((uintptr_t)x - skip * 5 * sizeof *x); };
+    auto I_ = [=](auto* x) { return (decltype(x))((uintptr_t)x - skip * sizeof *x); };
+    const int B = skip + ROWS - 5;
+    run(skip, sample_completions<float, 4, 8>, V_(z), I_(masked), I_(mask), G_(u), G_(o.draws),
+        V_(o.kept), B, 1, G, V, 1.0, 6, 0.95, 0.01);
+    run(skip, logprobs_forward<float, 4, 8>, V_(z), V_(r), G_(o.draws), V_(o.kept), I_(mask),
+        G_(o.logp), G_(o.ref_logp), I_(o.kl), I_(o.entropy), N_(o.norms), B, 1, G, V, 1.0);
+    run(skip, logprobs_backward<float, 4, 8>, V_(z), V_(r), G_(o.draws), V_(o.kept), I_(mask),
+        I_(o.kl), I_(o.entropy), N_(o.norms), G_(o.logp), I_(o.kl), I_(o.entropy), V_(o.gradient),
+        B, 1, G, V, 1.0);
+}
+
+int main() {
+    for (float& x : z) x = 4.f * rand() / RAND_MAX;
+    for (float& x : r) x = 4.f * rand() / RAND_MAX;
+    for (float& x : u) x = rand() % 1000 / 1000.f;
+    for (bool& x : mask) x = rand() % 4;
+    all(near, 0);
+    all(far, ((1LL << 32) / 5 / 32 + 1) * 32);    // where even `norms` has passed 2^32 numbers
+    return memcmp(&near, &far, sizeof near) ? 2 : 0;
+}"""
+SYNC = "__syncwarp();\n    if (!p.there) return;"
+PLACE = "= place_of_this_thread<LANES>(mask, B, T, G, V);"
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("", "", ""),
+        (SYNC, SYNC.replace("__syncwarp();", ""), "data race"),
+        ("column / 4 % LANES == p.lane", "column % LANES == p.lane", "data race"),
+        ("(long long)row * V", "row * V", "SEGV"),
+        ("(long long)(row / T)", "(row / T)", "SEGV"),
+        ("norms + (long long)p.row * 5", "norms + p.row * 5", "SEGV"),
+        ("team_max<LANES>(top);", "if (p.lane != 3) team_max<LANES>(top);", "is elsewhere"),
+        (PLACE, PLACE + "if (!p.blank) return;", "has returned"),
+    ],
+)
+def test_lanes_do_not_race_and_offsets_are_long(tmp_path, old, new, message):
+    """What a lane reads of another one's writes a __syncwarp has ordered, all lanes meet at each
+    exchange, and rows beyond 2^32 numbers are found; a fault that is planted is noticed."""
+    if not Path(subprocess.getoutput("g++ -print-file-name=libtsan.so")).exists():
+        pytest.skip("no thread sanitizer")
+    source = kernel.SOURCE.read_text()
+    assert old in source
+    program = compiled(tmp_path, source.replace(old, new, 1) + MEMORY, "-w -fsanitize=thread")
+    ran = subprocess.run([program], capture_output=True, text=True)
+    if "FATAL: ThreadSanitizer" in ran.stderr:
+        pytest.skip(ran.stderr.splitlines()[0])
+    assert message in ran.stderr and (ran.returncode == 0) == (not message), ran.stderr
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
+def test_nvcc_keeps_everything_in_registers(tmp_path):
+    table = ", ".join(f"(void*){name}" for name in NAMES)
+    (tmp_path / "all.cu").write_text(f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};')
+    compilers = []  # at the same time: they take as long as many tests
+    for arch in "sm_80", "sm_90":
+        command = f"nvcc -cubin -arch={arch} -Xptxas -v all.cu -o {arch}".split()
+        pipe = subprocess.PIPE
+        compilers.append(subprocess.Popen(command, cwd=tmp_path, stderr=pipe, text=True))
+    for compiler in compilers:
+        _, log = compiler.communicate()
+        found = re.findall(
+            r"(\d+) bytes stack frame, (\d+) bytes spill st.*, (\d+) bytes spill", log
+        )
+        assert compiler.returncode == 0 and found == [("0", "0", "0")] * len(NAMES), log
+
+
+def test_nvrtc_compiles_what_kernel_py_asks_for(bindings, monkeypatch):
+    monkeypatch.delitem(sys.modules, "cuda.bindings")
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    bindings.nvrtc = nvrtc
+    loaded = []
+    bindings.driver.cuModuleLoadData = lambda cubin: (loaded.append(cubin),)
+    try:
+        _, functions = kernel.load(0, torch.bfloat16, (32, 32))
+    except RuntimeError as error:
+        pytest.skip(str(error).splitlines()[0])
+    assert b"logprobs_backwardI4bf16Li32ELi32E" in functions["logprobs_backward"]
+    assert loaded[0].startswith(b"\x7fELF") and functions["logprobs_backward"] in loaded[0]
+
+
+def config(**changes):
+    common = {"kernel": "auto", "group_size": 16, "dtype": "float32", "xtc_probability": 0.0}
+    return SimpleNamespace(**common | changes)
+
+
+def test_choose_compiles_what_the_run_uses(bindings):
+    for setting in "auto", "cuda":
+        assert kernel.choose(config(kernel=setting), torch.device("cuda"), 28) == "cuda"
+    kernel.load(0, torch.float32, (4, 8))  # as a step does
+    assert bindings.nvrtc.names == [f"{name}<float, 4, 8>".encode() for name in kernel.OPERATIONS]
+    kernel.choose(config(dtype="bfloat16"), GPU, 1024)
+    assert bindings.nvrtc.names[-1] == b"logprobs_backward<bf16, 32, 32>"
+    assert kernel.choose(config(kernel="torch"), GPU, 28) == "torch"
+
+
+@pytest.mark.parametrize(
+    "where, changes, V, reason",
+    [
+        ("cpu", {}, 28, "it needs a CUDA device, not 'cpu'"),
+        ("cuda", {}, 1025, "it takes 1024 characters, not 1025"),
+        ("cuda", {"xtc_probability": 0.1}, 28, "it has no XTC: xtc_probability must be 0"),
+        ("cuda", {}, 28, "RuntimeError: CUDA_ERROR_NO_DEVICE"),
+    ],
+)
+def test_why_the_kernel_cannot_run_is_one_line(bindings, capsys, where, changes, V, reason):
+    no_device = SimpleNamespace(name="CUDA_ERROR_NO_DEVICE")
+    bindings.driver.cuDevicePrimaryCtxRetain = lambda index: (no_device, None)
+    assert kernel.choose(config(**changes), torch.device(where), V) == "torch"
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (where == "cuda") and all(line.endswith(reason) for line in lines)
+    line = f"kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'"
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        kernel.choose(config(kernel="cuda", **changes), torch.device(where), V)
+
+
+def test_without_cuda_bindings_pytorch_does_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    kernel.load.cache_clear()
+    assert kernel.choose(config(), GPU, 28) == "torch"
+    assert "ModuleNotFoundError: " in capsys.readouterr().err

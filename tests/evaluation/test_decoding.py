@@ -1,0 +1,105 @@
+import pytest
+import torch
+
+from grpo.evaluation.decoding import best_by_run, fill_in_passes
+from grpo.plumbing.config import Config
+
+VOCABULARY = " abcdefghijklmnopqrstuvwxyz_"
+BLANK = 27
+
+
+def encode(*texts):
+    return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
+
+
+def fill(policy, masked, passes, surest=False, seed=0):
+    config = Config(temperature=1.0, top_p=1.0, seed=seed)
+    return fill_in_passes(policy, masked, masked == BLANK, passes, config, surest)
+
+
+def copycat(calls):
+    """Sure of the same character as the visible ones; notes what it is asked."""
+
+    def policy(tokens):
+        calls.append(tokens.clone())
+        seen = torch.where(tokens == BLANK, 0, tokens).amax(dim=1)  # (N,)
+        logits = torch.zeros(*tokens.shape, 28)
+        logits[..., BLANK] = float("-inf")
+        logits[torch.arange(len(tokens)), :, seen] = 60.0
+        return logits
+
+    return policy
+
+
+@pytest.mark.parametrize("passes", [4, 1 << 20])
+@pytest.mark.parametrize("surest", [False, True])
+def test_blank_by_blank_takes_a_pass_per_blank_and_sees_what_it_filled(surest, passes):
+    calls = []
+    fills = fill(copycat(calls), encode("a____", "bb___"), passes, surest)
+    assert fills[:, 0].tolist() == encode("aaaaa", "bbbbb").tolist()
+    assert [len(c) for c in calls] == [2, 2, 2, 1]  # a finished input is not run again
+    assert [(c[0] == BLANK).sum().item() for c in calls] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "passes, left", [(1, [7]), (2, [7, 3]), (3, [7, 4, 2]), (6, [7, 5, 4, 3, 2, 1])]
+)
+def test_each_pass_keeps_an_equal_share_of_the_blanks(passes, left):
+    calls = []
+    fills = fill(copycat(calls), encode("a_______", "b_bbbbbb"), passes)
+    assert fills[:, 0].tolist() == encode("aaaaaaaa", "bbbbbbbb").tolist()
+    assert [(c[0] == BLANK).sum().item() for c in calls] == left
+
+
+def test_which_blanks_are_kept_is_chosen_at_random():
+    kept = set()
+    for seed in range(8):
+        calls = []
+        fill(copycat(calls), encode("a____"), 2, seed=seed)
+        kept.add(tuple((calls[1][0] != BLANK).tolist()))
+    assert len(kept) > 2
+
+
+def test_surest_first_is_a_loop_over_blanks():
+    """A policy that sees its neighbours; the loop takes one input, one blank, at a time."""
+    weights = torch.randn(3, 28, 28, generator=torch.Generator().manual_seed(0))
+
+    def policy(tokens):
+        near = torch.stack([tokens.roll(1, dims=1), tokens, tokens.roll(-1, dims=1)])  # (3,N,T)
+        logits = sum(w[t] for w, t in zip(weights, near))  # (N,T,28)
+        return logits.index_fill(-1, torch.tensor(BLANK), float("-inf"))
+
+    masked = encode("a__b___c", "________", "d_e_f_g_")
+    fills = fill(policy, masked, 8, surest=True)
+    for row, fast in zip(masked, fills[:, 0]):
+        while (row == BLANK).any():
+            p, best = policy(row[None])[0].softmax(dim=-1).max(dim=-1)  # (T,), (T,)
+            at = p.where(row == BLANK, 0).argmax()
+            row[at] = best[at]
+        assert row.tolist() == fast.tolist()
+
+
+def test_one_pass_draws_from_the_policy_and_from_what_truncation_keeps():
+    p = torch.zeros(28)
+    p[1:4] = torch.tensor([0.6, 0.3, 0.1])
+    masked = torch.full((600, 1), BLANK)
+
+    def policy(tokens):
+        return p.log().expand(*tokens.shape, 28)
+
+    shares = fill(policy, masked, 1).flatten().bincount(minlength=4) / 600
+    assert shares.tolist() == pytest.approx([0, 0.6, 0.3, 0.1], abs=0.06)
+    config = Config(temperature=1.0, top_k=2)
+    assert fill_in_passes(policy, masked, masked == BLANK, 1, config).unique().tolist() == [1, 2]
+
+
+def test_best_of_n_takes_each_run_from_the_fill_that_the_judge_likes_best_there():
+    masked = encode("the ___ _ on")
+    fills = torch.stack([encode("the cat q on"), encode("the xyz a on"), encode("the dog b on")], 1)
+    scores = torch.zeros(1, 3, 12)
+    scores[0, 0, 4:7] = torch.tensor([0.5, 0.5, 0.5])
+    scores[0, 1, 4:7] = torch.tensor([0.9, 0.2, 0.2])  # one good character is not a good word
+    scores[0, 1, 8] = 0.7
+    scores[0, 2, 0:3] = 1.0  # what is no blank says nothing
+    best = best_by_run(fills, scores, masked == BLANK)
+    assert best.tolist() == [encode("the cat a on").tolist()]

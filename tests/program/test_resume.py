@@ -1,0 +1,92 @@
+"""A run that goes on is the run that never stopped, bit for bit; the same command, the same run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import run, same
+
+import train_grpo
+
+REWARD = """
+import torch
+
+def late(completions, masked, mask, decode):
+    return (completions > 5).float().mean(dim=-1) + torch.rand(())
+"""
+CUT_SHORT = """{"iteration": 3, "written": "after the last checkpoint, before the kill"}
+{"iteration": 4, "cut sho"""
+VARIANTS = [
+    {},
+    {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo", "log_interval": 3},
+    {"reference_mode": "ema", "minibatch_size": 2, "num_iterations": 2, "kl_target": 0.01},
+    {"reference_mode": "periodic", "reference_update_freq": 2, "xtc_probability": 0.5},
+    {"reward": "judge,{folder}/r.py:late:0.5", "credit": "run", "top_entropy_quantile": 0.5},
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "r.py").write_text(REWARD)
+    return tmp_path
+
+
+def resume(*flags):
+    train_grpo.main(["--init_from=resume", *flags])
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_n_steps_and_n_more_are_2n(flags, folder, changes):
+    """Weights, moments, reference and metrics, though a kill left lines of later steps."""
+    changes = {"eval_inputs": 1, "lr_decay_iters": 6} | changes
+    changes = {name: str(value).format(folder=folder) for name, value in changes.items()}
+    whole, metrics = run(flags, out_dir=folder / "whole", max_iters=6, **changes)
+    halves = {"out_dir": folder / "halves", **changes}
+    run(flags, max_iters=3, **halves)
+    with open(folder / "halves" / "metrics.jsonl", "a") as file:
+        file.write(CUT_SHORT)
+    again, metrics_again = run(flags, max_iters=6, init_from="resume", **halves)
+    assert metrics == metrics_again
+    for content in (whole, again):
+        del content["training"]["config"]
+    assert same(whole, again)
+
+
+def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, folder, capsys):
+    run(flags, kl_beta=0.3, max_iters=2)
+    resume(f"--out_dir={folder}/out", "--max_iters=4", "--top_p=0.9")
+    settings = json.loads((folder / "out" / "config.json").read_text())
+    assert (settings["kl_beta"], settings["top_p"], settings["max_iters"]) == (0.3, 0.9, 4)
+    said = capsys.readouterr().out
+    assert f"{folder}/out goes on from step 2 with the settings it was saved with, and {{" in said
+    assert "'max_iters': 4, 'top_p': 0.9}; processes: 1 then, 1 now" in said
+
+
+def test_a_run_that_is_done_says_what_to_do(flags, folder, capsys):
+    run(flags)
+    with pytest.raises(SystemExit) as end:
+        resume(f"--out_dir={folder}/out")
+    assert end.value.code == 2
+    line = "out is at step 4 already; give a larger max_iters, or for its table: python -m grpo.eva"
+    assert line in capsys.readouterr().err
+
+
+def test_a_reward_of_the_users_own_must_be_given_again(flags, folder, capsys):
+    reward = f"judge,{folder}/r.py:late"
+    run(flags, reward=reward, max_iters=2)
+    assert f"python -m grpo.evaluation {folder}/out --reward={reward}" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        resume(f"--out_dir={folder}/out", "--max_iters=3")
+    assert end.value.code == 2
+    assert f"give it again: --reward={reward}\n" in capsys.readouterr().err
+    resume(f"--out_dir={folder}/out", "--max_iters=3", f"--reward={reward}")
+
+
+def test_the_same_command_gives_the_same_run_and_another_seed_another(flags, folder):
+    one, metrics = run(flags, out_dir=folder / "a")
+    again, metrics_again = run(flags, out_dir=folder / "b")
+    other, other_metrics = run(flags, out_dir=folder / "c", seed=2)
+    assert metrics == metrics_again != other_metrics
+    assert same(one["weights"], again["weights"])
+    tables = [(Path(folder) / name / "evaluation.json").read_text() for name in "ab"]
+    assert tables[0] == tables[1]

@@ -1,0 +1,139 @@
+"""A run in a process of its own, that is asked to stop, or killed."""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import command_line, figures, run, same
+
+import train_grpo
+from grpo.plumbing.checkpoint import read
+
+SLOW = """
+import os, time
+
+def slow(completions, masked, mask, decode):
+    if len(completions) == 4:  # not the trial at the start
+        os.mkdir("{begun}")
+        time.sleep(60)
+    return completions.float().mean(dim=-1)
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Forks processes that have imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train_grpo"])
+    return context
+
+
+def child(arguments, errors):
+    """A run whose stderr is a file."""
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    sys.stderr = open(2, "w", buffering=1)
+    train_grpo.main(arguments)
+
+
+def wait_for(condition):
+    for _ in range(20000):
+        if condition():
+            return
+        time.sleep(0.003)
+    raise TimeoutError
+
+
+class Background:
+    """The program in a process of its own."""
+
+    def __init__(self, server, flags, **changes):
+        self.out = Path((flags | changes)["out_dir"])
+        self.errors = self.out.with_name("errors.txt")
+        arguments = (command_line(flags, **changes), self.errors)
+        self.process = server.Process(target=child, args=arguments, daemon=True)
+        self.process.start()
+
+    def wait_for_step(self, step):
+        metrics = self.out / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > step)
+        return self
+
+    def send(self, number):
+        os.kill(self.process.pid, number)
+        return self
+
+    def end(self):
+        """-> exit code, what stands on stderr."""
+        self.process.join(60)
+        return self.process.exitcode, self.errors.read_text(errors="replace")
+
+
+def same_run(a, b):
+    """Two folders hold the same run, bit for bit: all but the settings, and the times."""
+    contents = [read(Path(folder) / "checkpoint.pt") for folder in (a, b)]
+    for content in contents:
+        del content["training"]["config"]
+    return same(*contents) and figures(a) == figures(b)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(server, flags, tmp_path, number):
+    flags = flags | {"max_iters": 300, "save_interval": 1000, "eval_interval": 1000}
+    code, errors = Background(server, flags).wait_for_step(2).send(number).end()
+    done = read(tmp_path / "out" / "checkpoint.pt")["training"]["iteration"]
+    assert code == 128 + number
+    assert 2 < done < 300
+    assert errors.count("finishing what is at hand; again: stop now") == 1
+    last = errors.splitlines()[-1]
+    assert f"step {done - 1}: stopped by {number.name}; {done} of 300 steps are saved" in last
+    assert f"to go on: --init_from=resume --out_dir={tmp_path}/out" in last
+    more = {"max_iters": done + 2, "lr_decay_iters": 300}
+    run(flags, init_from="resume", **more)
+    run(flags, out_dir=tmp_path / "whole", **more)
+    assert same_run(tmp_path / "out", tmp_path / "whole")
+
+
+def test_a_second_signal_stops_at_once(server, flags, tmp_path):
+    begun = tmp_path / "begun"
+    (tmp_path / "slow.py").write_text(SLOW.format(begun=begun))
+    slow = Background(server, flags, reward=f"judge,{tmp_path}/slow.py:slow")
+    wait_for(begun.exists)
+    slow.send(signal.SIGTERM)
+    wait_for(lambda: "again: stop now" in slow.errors.read_text())
+    assert slow.process.is_alive()
+    assert slow.send(signal.SIGINT).end()[0] == 128 + signal.SIGINT
+
+
+def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):
+    """kill -9 again and again, in one folder, of a run that saves every step.
+
+    The checkpoint always loads, and the end is that of a run never killed. KILLS=50 is longer.
+    """
+    kills = int(os.environ.get("KILLS", 4))
+    draw = random.Random(1)
+    flags = flags | {"max_iters": 30 * kills, "eval_interval": 10**6, "reference_mode": "ema"}
+    run(flags, out_dir=tmp_path / "whole")
+    checkpoint = tmp_path / "out" / "checkpoint.pt"
+    for _ in range(kills):
+        before = checkpoint.read_bytes() if checkpoint.exists() else b""
+        start = "resume" if before else "pretrained"
+        life = Background(server, flags, save_interval=1, init_from=start)
+        if draw.random() < 0.8:  # else while it starts
+            wait_for(lambda: checkpoint.exists() and checkpoint.read_bytes() != before)  # noqa: B023
+        time.sleep(draw.uniform(0, 0.5))
+        assert life.send(signal.SIGKILL).end()[0] == -signal.SIGKILL
+        if checkpoint.exists():
+            assert 0 < read(checkpoint)["training"]["iteration"] < flags["max_iters"]
+    run(flags, init_from="resume")
+    assert same_run(tmp_path / "out", tmp_path / "whole")
+
+
+def test_a_dead_run_keeps_no_folder(server, flags):
+    endless = flags | {"max_iters": 10**5, "eval_interval": 10**6, "compile": "false"}
+    Background(server, endless).wait_for_step(0).send(signal.SIGKILL).end()
+    run(flags)

@@ -1,0 +1,93 @@
+"""Several processes are one process with as many micro-batches, and end together."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import command_line, figures, run
+
+from grpo.plumbing.checkpoint import read
+
+TORCHRUN = "-m torch.distributed.run --nproc_per_node=2 --rdzv_backend=c10d"
+TORCHRUN = [sys.executable, *TORCHRUN.split(), "--rdzv_endpoint=localhost:0"]
+ALL_RUNS = """
+import json, sys, train_grpo
+for arguments in json.loads(sys.argv[1]):
+    train_grpo.main(arguments)
+"""
+SHARED = {
+    "max_iters": 2,
+    "eval_inputs": 2,
+    "scale_rewards": "batch",
+    "top_entropy_quantile": 0.5,
+    "num_iterations": 2,
+    "credit": "run",
+    "reward": "judge,valid_words",
+    "kl_target": 0.01,
+    "reference_mode": "ema",
+}
+
+
+def start(folder, *arguments):
+    """Two processes."""
+    (folder / "all.py").write_text(ALL_RUNS)
+    command = [*TORCHRUN, str(folder / "all.py"), json.dumps(arguments)]
+    environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, **pipes)
+
+
+def distance(a, b):
+    """Of two models' weights."""
+    return sum((a[name] - b[name]).square().sum() for name in a).sqrt()
+
+
+def test_two_processes_are_one_with_two_micro_batches(flags, tmp_path):
+    """And, but for bnpo, with one batch of twice the size: weights and metrics, to rounding."""
+    losses = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
+    own = {loss: SHARED | {"loss_type": loss, "out_dir": tmp_path / loss} for loss in losses}
+    out, err = start(
+        tmp_path, *(command_line(flags, **each) for each in own.values())
+    ).communicate()
+    assert out.count("next:") == len(own), err  # one process speaks
+    base = read(flags["generator_checkpoint"])["weights"]
+    for loss, each in own.items():
+        have = read(tmp_path / loss / "checkpoint.pt")["weights"]
+        for batch in ({"gradient_accumulation_steps": 2}, {"batch_size": 8}):
+            if loss == "bnpo" and "batch_size" in batch:
+                continue
+            one, metrics = run(flags, **each | batch | {"out_dir": tmp_path / "one"})
+            assert distance(one["weights"], have) < 1e-4 * distance(one["weights"], base), each
+            for a, b in zip(figures(tmp_path / loss), metrics, strict=True):
+                assert a == pytest.approx(b, rel=1e-3, abs=1e-5), each
+
+
+def children(pid):
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in found.split()]
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/children").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_another(flags, tmp_path, trouble):
+    """One of them is killed; torchrun is asked to stop: the step is finished and saved."""
+    endless = command_line(flags, max_iters=10**5, eval_interval=10**6, compile="false")
+    launcher = start(tmp_path, endless)
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
+        assert launcher.poll() is None, launcher.communicate()
+        time.sleep(0.05)
+    ranks = children(launcher.pid)
+    assert len(ranks) == 2
+    os.kill(ranks[-1] if trouble == signal.SIGKILL else launcher.pid, trouble)
+    _, err = launcher.communicate()
+    assert launcher.returncode
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    if trouble == signal.SIGTERM:
+        assert err.count("stopped by SIGTERM") == 1
+        assert (tmp_path / "out" / "checkpoint.pt").exists()

@@ -1,0 +1,60 @@
+"""Every published variant that is a setting trains: three steps each, on tiny nets."""
+
+import math
+from pathlib import Path
+
+import pytest
+from conftest import command_line, figures
+
+import train_grpo
+from grpo.plumbing.config import load_config
+from grpo.plumbing.run import Run
+
+VARIANTS = [
+    *({"loss_type": name} for name in ("grpo", "dapo", "bnpo", "dr_grpo", "sum")),
+    {"clip_eps_high": 0.28, "clip_delta": 4},
+    {"importance_sampling_level": "sequence"},
+    {"importance_sampling_level": "none"},
+    {"num_iterations": 3},
+    {"minibatch_size": 2},
+    {"baseline": "leave_one_out", "scale_rewards": "none"},
+    {"scale_rewards": "batch", "credit": "run"},
+    *({"kl_estimator": name} for name in ("k1", "k2", "k3")),
+    {"kl_target": 0.5},
+    {"entropy_coef": 0.1},
+    {"top_entropy_quantile": 0.2},
+    {"reference_mode": "ema", "ema_alpha": 0.1},
+    {"reference_mode": "periodic", "reference_update_freq": 2},
+    {"top_k": 3, "top_p": 0.9, "min_p": 0.05},
+    {"xtc_probability": 0.5},
+    {"repetition_penalty": 1.2},
+    {"reward": "judge:1,valid_words:0.5"},
+    {"gradient_accumulation_steps": 2},
+    {"gradient_checkpointing": "true"},
+    {"dtype": "bfloat16"},
+]
+
+
+def train(arguments, out_dir):
+    """Three steps, without the table -> the lines of metrics.jsonl."""
+    with Run(load_config(arguments)) as run:
+        train_grpo.train(run)
+    return figures(out_dir)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_variant_trains(variant, flags):
+    steps = train(command_line(flags, max_iters=3, **variant), flags["out_dir"])
+    assert len(steps) == 3
+    assert all(math.isfinite(value) for step in steps for value in step.values())
+    assert steps[0]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("file", sorted(map(str, Path("config").glob("*.py"))))
+def test_a_config_file_trains(file, flags, monkeypatch):
+    """On top of the default experiment, its models and sizes replaced by tiny ones."""
+    small = ["dataset", "generator_checkpoint", "judge_checkpoint", "out_dir", "block_size"]
+    small += ["batch_size", "group_size", "warmup_iters", "eval_inputs", "device", "dtype"]
+    own = command_line({name: flags[name] for name in small}, max_iters=3, minibatch_size=0)
+    files = list(dict.fromkeys(["config/grpo_config.py", file]))
+    assert len(train([*files, *own], flags["out_dir"])) == 3
