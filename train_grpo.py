@@ -44,9 +44,10 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config):
     credits, parts = rewards(fills, inputs, config.credit)
 
     # 3. Compare: how much better than the rest of its group was each one?
+    #    scale_rewards=batch, the default, divides by the deviation of the whole step.
     advantages = group_advantages(credits, inputs.mask, config)  # as credits
     beta = kl_weight(old.kl, inputs.mask, config)  # kl_beta · (KL / kl_target)^4, or kl_beta
-    metrics = StepMetrics(rewards, parts, beta)
+    metrics = StepMetrics(rewards, parts, beta)  # of rewards: names and weights of the parts
 
     # 4. Update: make the characters of better completions likelier, stay close to the reference.
     rollout = Rollout(inputs, fills, ref_logits, old, advantages)
@@ -55,9 +56,10 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config):
             logits = policy(micro.inputs.masked)  # (B,T,V), with their graph
             now = logprobs(logits, micro.ref_logits, micro.fills, config)
             loss, terms = grpo_loss(now, micro, batch, beta, config)  # batch: for its totals
-            optimizer.backward(loss)  # gradients add up
+            optimizer.backward(loss)  # loss.backward(); gradients and losses add up
             metrics.add(terms, now, micro, batch)
-        metrics.updated(optimizer.step())  # sum over processes, clip; AdamW, if all is finite
+        grad_norm = optimizer.step()  # sum over processes, clip; AdamW, if all is finite
+        metrics.updated(grad_norm)
     return rollout, metrics.result()
 
 
@@ -72,14 +74,14 @@ def train(run):
         )
         # The modules behind `reference` and `policy`; with reference_mode=static nothing happens.
         update_reference(run.reference_model, run.generator, step + 1, config)
-        run.after(step, rollout, metrics)  # log, save, stop if asked to or if not finite
+        run.after(step, rollout, metrics)  # log, save, show a few fills; stop if asked to, or NaN
 
 
 def main(arguments):
     with exit_on_mistake("train_grpo.py"):
         config = load_config(arguments)
         run = Run(config)  # every mistake is found here, before the first step
-    with run:  # however it ends, one line says what was saved and how to go on
+    with run:  # Ctrl-C finishes the step; an early end says what was saved and how to go on
         train(run)
         run.finish()  # the table: is it really better?
 

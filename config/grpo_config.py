@@ -21,6 +21,4 @@ kl_beta = 0.09  # the weight of the KL at kl_target
 kl_target = 0.65  # nats a blank; farther: more valid words, less entropy; nearer: the other way
 credit = "run"  # a word need not answer for the others
 scale_rewards = "batch"  # where all fills are hopeless, their noise is not scaled up
-dtype = "auto"  # the judge in bfloat16 where the CPU multiplies it: half the time
 eval_inputs = 512
-eval_interval = 25

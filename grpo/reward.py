@@ -136,5 +136,4 @@ class Rewards:
 
     def total(self, parts):
         """(B,G,P) -> the weighted sum (B,G)."""
-        weights = [weight for _, weight in self.parts.values()]
-        return sum(weight * parts[..., i] for i, weight in enumerate(weights))
+        return sum(w * parts[..., i] for i, (_, w) in enumerate(self.parts.values()))

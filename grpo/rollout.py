@@ -1,4 +1,4 @@
-"""What a step draws, and the batches its updates take from that.
+"""A step's inputs and random numbers, what came of them, and the batches its updates take.
 
 Letters: B inputs, T characters of each, G completions of each input, V characters of vocabulary.
 """

@@ -1,4 +1,4 @@
-"""A run: what the settings become (data, models, optimizer, files), and what follows each step."""
+"""One run: put together from its settings, then what follows each of its steps, and its end."""
 
 import math
 import signal

@@ -1,4 +1,4 @@
-"""From settings to what a run works with: the device, the data, the models, the rewards."""
+"""The loaders: from settings to a device, data, models, rewards, and a run to go on with."""
 
 import os
 import re
