@@ -35,19 +35,18 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config):
     with torch.no_grad():
         logits = in_batches(policy, inputs.masked, config.batch_size)  # (B,T,V)
         ref_logits = in_batches(reference, inputs.masked, config.batch_size)  # (B,T,V)
-        fills = sample(logits, inputs, config)  # completions (B,G,T), and what could be drawn
-        old = logprobs(logits, ref_logits, fills, config)  # log q (B,G,T); KL, entropy (B,T)
+        fills = sample(logits, inputs, config)  # completions (B,G,T), by the inputs' uniforms
+        old = logprobs(logits, ref_logits, fills, config)  # log q, log q_ref (B,G,T); KL, H (B,T)
 
-    # 2. Judge: how real does each completion look? With credit=run: each word of it?
-    #    credits (B,G,1) or (B,G,T): the weighted sum of the reward's P parts, for each blank;
+    # 2. Judge: how real does each word look? (credit=input: how real each whole completion?)
+    #    credits (B,G,T), or (B,G,1): the weighted sum of the reward's P parts, for each blank;
     #    parts (B,G,P): each part's view of the whole completion, for the log alone.
     credits, parts = rewards(fills, inputs, config.credit)
 
-    # 3. Compare: how much better than the rest of its group was each one?
-    #    scale_rewards=batch, the default, divides by the deviation of the whole step.
-    advantages = group_advantages(credits, inputs.mask, config)  # as credits
-    beta = kl_weight(old.kl, inputs.mask, config)  # kl_beta · (KL / kl_target)^4, or kl_beta
-    metrics = StepMetrics(rewards, parts, beta)  # of rewards: names and weights of the parts
+    # 3. Compare: how much better than its group, in standard deviations of the step?
+    advantages = group_advantages(credits, inputs.mask, config)  # as credits; blanks alone count
+    beta = kl_weight(old.kl, inputs.mask, config)  # kl_beta · (mean KL a blank / kl_target)^4
+    metrics = StepMetrics(rewards, parts, beta)  # of rewards: names and weights of its parts
 
     # 4. Update: make the characters of better completions likelier, stay close to the reference.
     rollout = Rollout(inputs, fills, ref_logits, old, advantages)
@@ -55,7 +54,7 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config):
         for micro in batch.split(config.batch_size):  # pieces that fit in memory: losses add up
             logits = policy(micro.inputs.masked)  # (B,T,V), with their graph
             now = logprobs(logits, micro.ref_logits, micro.fills, config)
-            loss, terms = grpo_loss(now, micro, batch, beta, config)  # batch: for its totals
+            loss, terms = grpo_loss(now, micro, batch, beta, config)  # batch: counts for the mean
             optimizer.backward(loss)  # loss.backward(); gradients and losses add up
             metrics.add(terms, now, micro, batch)
         grad_norm = optimizer.step()  # sum over processes, clip; AdamW, if all is finite
@@ -65,16 +64,16 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config):
 
 def train(run):
     """The loop. `run` holds what the settings became: models, data, optimizer, files."""
-    config = run.config
+    config = run.config  # of a resumed run: its checkpoint's, and what was given again
     for step in range(run.start, config.max_iters):
         run.optimizer.set_learning_rate(learning_rate(step, config))
-        inputs = run.inputs(step)
+        inputs = run.inputs(step)  # from (seed, step) alone
         rollout, metrics = grpo_step(
             run.policy, run.reference, run.rewards, run.optimizer, inputs, config
         )
         # The modules behind `reference` and `policy`; with reference_mode=static nothing happens.
         update_reference(run.reference_model, run.generator, step + 1, config)
-        run.after(step, rollout, metrics)  # log, save, show a few fills; stop if asked to, or NaN
+        run.after(step, rollout, metrics)  # log, save, show a few fills; raises to end early
 
 
 def main(arguments):

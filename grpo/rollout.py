@@ -1,5 +1,7 @@
 """A step's inputs and random numbers, what came of them, and the batches its updates take.
 
+The draws themselves are in grpo/sampling.py.
+
 Letters: B inputs, T characters of each, G completions of each input, V characters of vocabulary.
 """
 

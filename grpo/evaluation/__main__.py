@@ -40,13 +40,13 @@ def main(argv=None):
                 f" --reward={own['reward']}, or leave it out: --reward=judge"
             )
         given = {name: value for name, value in vars(args).items() if value and name in own}
-        before = {"reference_checkpoint": "", "reference_mode": "static"}  # as the run began
-        config = from_saved(own | given | before | {"kernel": "torch"}, path)
+        own |= {"reference_checkpoint": "", "kernel": "torch"}  # before: as the run began
+        config = from_saved(own | given, path)
         device = pick_device(config.device)
         train, val = load_data(config.dataset, config.block_size, config.prompts_file)
         *generators, judge = load_models(config, train.vocabulary, saved)
-        policy, before = (as_policy(model.to(device), device, config) for model in generators)
-        judge = forward(judge.to(device), device, config)
+        policy, before = (as_policy(model, device, config) for model in generators)
+        judge = forward(judge, device, config)
         held_out = hold_out(config, train, val, device, args.eval_seed)
         rewards = load_rewards(config, judge, train.vocabulary, held_out.lexicon, device)
         result, completions = table(policy, before, judge, rewards, held_out, config)

@@ -159,24 +159,25 @@ def measure(fills, inputs):
         for start, end in hidden_words(original, blanks):
             words = [text[start:end] for text in row]
             valid = [is_valid(text, start, end, inputs.lexicon) for text in row]
-            exact = words.count(original[start:end])
-            counts += 1, sum(valid), exact, len({*compress(words, valid)})
+            different = {*compress(words, valid)}
+            counts += 1, sum(valid), words.count(original[start:end]), len(different)
             hidden.add(original[start:end])
-            first.update(compress(words[:1], valid))
-    total, valid, exact, different = counts.tolist()
+            if valid[0]:
+                first.add(words[0])
+    total, n_valid, n_exact, n_different = counts.tolist()
     total = max(total, 1)  # without a hidden word all is 0
     right = fills == inputs.tokens[:, None]  # (N,n,T) as it is wherever there is no blank
     probability = ngram(inputs.text, len(inputs.vocabulary) - 1)
     figures = {
-        "valid_words": valid / (total * n),
-        "exact_words": exact / (total * n),
+        "valid_words": n_valid / (total * n),
+        "exact_words": n_exact / (total * n),
         "distinct_words": len(first) / max(len(hidden), 1),
         "ngram_bits": ngram_bits(probability, mask, texts),
     }
     if n > 1:
         solved = right.all(dim=-1).sum(dim=1).tolist()  # (N,)
         figures |= {f"pass@{k}": pass_at_k(solved, n, k) for k in (1, 4, 16)}
-        figures["different_valid_words"] = different / total
+        figures["different_valid_words"] = n_different / total
     return figures
 
 
@@ -218,6 +219,7 @@ def table(policy, before, judge, rewards, held_out, config):
         result[f"{name}_sample"]["entropy"] = (entropy.sum() / mask.sum()).item()
         add(f"{name}_argmax", logits.argmax(dim=-1).where(mask, masked)[:, None], 1)
         add(f"{name}_best_of_16", best_by_run(fills.completions, scores, mask), 1)
+    completions = completion_lines(fills.completions, said, held_out)  # of after_sample
     for name, most in PASSES.items():
         surest = name == "reference_sequential_confident"
         passes = mask.sum(dim=1).clamp(max=most).float().mean().item()
@@ -231,7 +233,7 @@ def table(policy, before, judge, rewards, held_out, config):
     names = ("before_sample", "after_sample", "reference_sequential_confident")
     low, reached, high = (result[name]["valid_words"] for name in names)
     result["gap_closed"] = (reached - low) / (high - low) if high > low else None
-    return result, completion_lines(fills.completions, said, held_out)
+    return result, completions
 
 
 def save(out_dir, result, completions):

@@ -104,14 +104,14 @@ class Config:
 
 FIELDS = Config.__annotations__  # {name: type}
 LARGEST = 2**31 - 1
-# From, to. Any other whole number is 1 or more, any other number 0 or more.
+# From, to. Any other number is 0 or more, a whole one 1 or more, unless its default is 0.
 RANGES = {
     "group_size": (2, LARGEST),
     "block_size": (5, LARGEST),  # the 5-gram model of the evaluation needs 5
     "temperature": (1e-3, 100),
     "repetition_penalty": (0.01, 100),
 }
-for name in ("top_k", "minibatch_size", "warmup_iters", "lr_decay_iters", "seed"):
+for name in ("warmup_iters", "seed"):
     RANGES[name] = (0, LARGEST)
 for name in ("mask_ratio", "min_p", "xtc_probability", "clip_eps"):
     RANGES[name] = (0, 1)
@@ -136,7 +136,8 @@ def convert(name, value, source):
     refuse(name not in FIELDS, f"{source}: there is no setting {name!r}; {fix}")
     kind = FIELDS[name]
     choices = get_args(kind)  # of a Literal
-    low, high = RANGES.get(name, (int(kind is int), LARGEST))
+    least = int(kind is int and getattr(Config, name) > 0)
+    low, high = RANGES.get(name, (least, LARGEST))
     text = str(value)
     with contextlib.suppress(ValueError):  # of text that is no number
         if kind is str and isinstance(value, str):

@@ -66,7 +66,7 @@ class Clock:
 class Signals:
     """SIGINT and SIGTERM ask for the step at hand to be finished, and saved.
 
-    A second one ends the program at once, but under torchrun, which passes on what all were sent.
+    A second one ends the program at once, except under torchrun, which sends each signal again.
     """
 
     def __enter__(self):

@@ -80,19 +80,19 @@ class Run:
         self.config = config
         self.device = device
 
-        # The models, and what they are called as: autocast, compiled, timed, wherever they live.
+        # The modules, and the functions that call them: autocast, compiled, timed.
         self.generator, base, judge = load_models(config, vocabulary, saved)
         self.reference_model = make_reference(base, config.reference_mode, state.get("reference"))
-        began = base  # what the run began with
+        before = base  # the generator as the run began
         if config.reference_checkpoint:
-            began = load_model(config.generator_checkpoint, "generator", vocabulary)
+            before = load_model(config.generator_checkpoint, "generator", vocabulary)
         self.clock = Clock(device)
         timed = self.clock.timed
         self.policy = timed("policy", as_policy(self.generator, device, config))
         self.reference = timed(
             "reference", as_policy(self.reference_model, reference_device, config)
         )
-        self.before = as_policy(began, reference_device, config)
+        self.before = as_policy(before, reference_device, config)
         self.judge = forward(judge, device, config)
         self.held_out = evaluate.hold_out(config, self.data, val, device)
         self.rewards = load_rewards(config, self.judge, vocabulary, self.held_out.lexicon, device)
@@ -100,6 +100,7 @@ class Run:
         fills = few.tokens[:, None].repeat(1, 3, 1)  # (2,3,T)
         with torch.compiler.set_stance("force_eager"):  # a mistake in the user's own is found now
             evaluate.opinions(self.judge, self.rewards, fills, few)
+        # Timed in place: grpo_step knows of no clock.
         self.rewards.score = timed("judge", self.rewards.score)
         self.optimizer = Optimizer(self.generator, config)
         # Inputs and draws have seeds of their own; this is for whatever else may draw.

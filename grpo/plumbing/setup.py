@@ -99,7 +99,7 @@ def load_data(dataset, block_size, prompts_file=""):
     folder = Path("data") / dataset
     missing = dataset == Config.dataset and not (folder / "meta.json").exists()
     if missing and is_first():
-        print(f"making {folder} from the docstrings of numpy and torch: some seconds", flush=True)
+        print(f"making {folder} from your Python's documentation: some seconds", flush=True)
         prepare(folder)
     agree(0)  # no process reads before it is written
     train = Dataset(folder, "train")

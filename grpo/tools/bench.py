@@ -58,7 +58,7 @@ def prepare(config, device):
     generator, reference, judge = setup.load_models(config, data.vocabulary)
     optimizer = Optimizer(generator.to(device), config)
     policy, reference, judge = (
-        setup.forward(model.to(device), device, config) for model in (generator, reference, judge)
+        setup.forward(model, device, config) for model in (generator, reference, judge)
     )
     rewards = setup.load_rewards(config, judge, data.vocabulary, set(), device)
     inputs = draw_inputs(data, config, 0, device)

@@ -48,7 +48,7 @@ def side_by_side(folders, settings, metrics, tables):
     last = [lines[-1] for lines in metrics]
     parts = {
         "settings that differ": (different, settings),
-        "the last step's inputs": (named(last, ["iteration", *CURVES, "step_ms"]), last),
+        "training, the last step logged": (named(last, ["iteration", *CURVES, "step_ms"]), last),
     }
     for when in ("before", "after"):
         rows = [table.get(f"{when}_sample", {}) for table in tables]

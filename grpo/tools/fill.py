@@ -100,12 +100,13 @@ def main(arguments=None):
     with exit_on_mistake("fill"):
         args = parse(arguments)
         file = locate(args.run)
-        after, vocabulary = load(file)
-        training = read(file).get("training")
+        content = read(file)
+        vocabulary = content.get("vocabulary")
+        after = build(content, "generator", vocabulary, file)
         config = Config()
         models = {}
-        if training:  # it is a run's: show also what that began with
-            config = from_saved(training["config"], file)
+        if "training" in content:  # it is a run's: show also what that began with
+            config = from_saved(content["training"]["config"], file)
             path = config.generator_checkpoint
             models[f"before  {path}"] = load_model(path, "generator", vocabulary)
         models[f"after   {file}" if models else str(file)] = after
