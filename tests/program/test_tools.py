@@ -152,7 +152,7 @@ def test_runs_stand_side_by_side(runs, capsys):
         "log_interval": ["1", "2"],
         "kl_beta": ["0.1", "0.5"],
     }
-    last = parts["the last step's inputs"]
+    last = parts["training, the last step logged"]
     assert last["iteration"] == ["3", "3"]
     for name in ("mean_reward", "valid_words", "reward_vowels"):
         assert last[name] == [f"{last_line(run)[name]:.4g}" for run in "ab"]
