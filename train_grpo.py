@@ -36,16 +36,17 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config):
         logits = in_batches(policy, inputs.masked, config.batch_size)  # (B,T,V)
         ref_logits = in_batches(reference, inputs.masked, config.batch_size)  # (B,T,V)
         fills = sample(logits, inputs, config)  # completions (B,G,T), by the inputs' uniforms
-        old = logprobs(logits, ref_logits, fills, config)  # log q, log q_ref (B,G,T); KL, H (B,T)
+        # log q, log q_ref of the draws (B,G,T), q as sampled; KL, H (B,T) of the whole vocabulary
+        old = logprobs(logits, ref_logits, fills, config)
 
-    # 2. Judge: how real does each word look? (credit=input: how real each whole completion?)
+    # 2. Judge: how real does each run of blanks, a word, look? (credit=input: each completion?)
     #    credits (B,G,T), or (B,G,1): the weighted sum of the reward's P parts, for each blank;
     #    parts (B,G,P): each part's view of the whole completion, for the log alone.
     credits, parts = rewards(fills, inputs, config.credit)
 
-    # 3. Compare: how much better than its group, in standard deviations of the step?
+    # 3. Compare: how much better than its group, in standard deviations of the whole step?
     advantages = group_advantages(credits, inputs.mask, config)  # as credits; blanks alone count
-    beta = kl_weight(old.kl, inputs.mask, config)  # kl_beta · (mean KL a blank / kl_target)^4
+    beta = kl_weight(old.kl, inputs.mask, config)  # kl_beta · (KL / kl_target)^4, or kl_beta
     metrics = StepMetrics(rewards, parts, beta)  # of rewards: names and weights of its parts
 
     # 4. Update: make the characters of better completions likelier, stay close to the reference.
@@ -57,7 +58,7 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config):
             loss, terms = grpo_loss(now, micro, batch, beta, config)  # batch: counts for the mean
             optimizer.backward(loss)  # loss.backward(); gradients and losses add up
             metrics.add(terms, now, micro, batch)
-        grad_norm = optimizer.step()  # sum over processes, clip; AdamW, if all is finite
+        grad_norm = optimizer.step()  # sum over processes, clip, AdamW; not finite: no update
         metrics.updated(grad_norm)
     return rollout, metrics.result()
 
@@ -73,14 +74,14 @@ def train(run):
         )
         # The modules behind `reference` and `policy`; with reference_mode=static nothing happens.
         update_reference(run.reference_model, run.generator, step + 1, config)
-        run.after(step, rollout, metrics)  # log, save, show a few fills; raises to end early
+        run.after(step, rollout, metrics)  # log, save, show; raises after Ctrl-C, or if not finite
 
 
 def main(arguments):
     with exit_on_mistake("train_grpo.py"):
         config = load_config(arguments)
-        run = Run(config)  # every mistake is found here, before the first step
-    with run:  # Ctrl-C finishes the step; an early end says what was saved and how to go on
+        run = Run(config)  # mistakes in settings and files end here, before the first step
+    with run:  # shows a few fills; Ctrl-C finishes the step; an early end says how to go on
         train(run)
         run.finish()  # the table: is it really better?
 
