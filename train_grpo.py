@@ -50,7 +50,7 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config):
     metrics = StepMetrics(rewards, parts, beta)  # of rewards: names and weights of its parts
 
     # 4. Update: make the characters of better completions likelier, stay close to the reference.
-    rollout = Rollout(inputs, fills, ref_logits, old, advantages)
+    rollout = Rollout(inputs, fills, ref_logits, old, credits, advantages)
     for batch in rollout.updates(config):  # num_iterations passes, each whole or in mini-batches
         for micro in batch.split(config.batch_size):  # pieces that fit in memory: losses add up
             logits = policy(micro.inputs.masked)  # (B,T,V), with their graph

@@ -40,7 +40,8 @@ class Rollout(NamedTuple):
     fills: Fills
     ref_logits: torch.Tensor  # (B,T,V)
     old: LogProbs  # as they were drawn
-    advantages: torch.Tensor  # (B,G,1) or (B,G,T)
+    credits: torch.Tensor  # (B,G,1) or (B,G,T)
+    advantages: torch.Tensor  # as credits
 
     def take(self, index):
         """Some of the inputs: a slice, or their numbers in any order."""

@@ -41,6 +41,7 @@ class Config:
     log_interval: int = 1  # steps between lines of metrics.jsonl
     eval_interval: int = 25  # steps between looks at a few held-out inputs
     eval_inputs: int = 512  # held-out inputs of the final table
+    replay: bool = True  # after each step a line of replay.jsonl, for `python -m grpo.tools.replay`
     wandb_log: bool = False  # log to Weights & Biases too
     wandb_project: str = "fill-in-grpo"  # its project
     wandb_run_name: str = ""  # its run name; empty: wandb invents one

@@ -93,7 +93,7 @@ class Signals:
 
 
 def read_metrics(path):
-    """The lines of a metrics.jsonl: a list of dicts. One that a kill cut short is left out."""
+    """The lines of a .jsonl: a list of dicts. One that a kill cut short is left out."""
     lines = Path(path).read_text().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -121,6 +121,12 @@ def curves(metrics):
     return "\n".join(lines)
 
 
+def cut_back(path, start):
+    """Leave a .jsonl the lines of iterations before `start`."""
+    kept = sum(line["iteration"] < start for line in read_metrics(path))
+    os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
+
+
 def claim(folder, start):
     """-> its metrics.jsonl, cut back to step `start`; while that is open, no other run gets in.
 
@@ -143,8 +149,7 @@ def claim(folder, start):
             f"out_dir={folder} is in use by another run, or cannot be written ({error.strerror});"
             " wait for its end, or name another out_dir"
         ) from None
-    kept = sum(line["iteration"] < start for line in read_metrics(path))
-    file.truncate(sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
+    cut_back(path, start)
     return file
 
 

@@ -11,6 +11,7 @@ from grpo.cuda.kernel import choose
 from grpo.evaluation import evaluate
 from grpo.metrics import text_metrics
 from grpo.optimizer import Optimizer
+from grpo.plumbing import recorder
 from grpo.plumbing.checkpoint import (
     LATEST,
     load_model,
@@ -117,9 +118,12 @@ class Run:
         self.start = self.step = self.saved = state.get("iteration", 0)
         self.signals = Signals()
         self.log = Log(config, self.start)  # from here on files are written
+        self.records = config.replay and self.log.first
 
     def __enter__(self):
         self.signals.__enter__()
+        if self.records:
+            recorder.begin(self.before, self.held_out, self.config, self.start)
         self.look(self.start)
         return self
 
@@ -147,6 +151,8 @@ class Run:
             )
             numbers["lr"] = self.optimizer.adamw.param_groups[0]["lr"]
             self.log.metrics(step, numbers | self.clock.read())
+        if self.records:
+            recorder.record(self.policy, self.held_out, self.config, step, rollout)
         self.log.bar.update()
         if last or stop or done % config.save_interval == 0:
             save_training(
@@ -174,10 +180,12 @@ class Run:
         say = self.log.say
         say(evaluate.format_table(result, evaluate.SHORT_ROWS, evaluate.SHORT_COLUMNS))
         say(curves({"": read_metrics(Path(out) / "metrics.jsonl")}))
+        watch = f"\n  python -m grpo.tools.replay {out}    # watch it learn" if self.records else ""
         say(
             f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:"
             f"\n  python -m grpo.evaluation {self.again}"
             f'\n  python -m grpo.tools.fill "this function returns a ____ of strings" --run={out}'
+            + watch
         )
         self.log.to_wandb(lambda run: run.summary.update(result))
 

@@ -88,7 +88,7 @@ def expected_gradient(kept, config, advantages=compared, beta=0.0, drawn_from=No
         now = logprobs(z, REFERENCE, Fills(group[None], kept, MASK), config)
         old = now._replace(logp=now.logp.detach())
         fills = Fills(group[None], kept, MASK)
-        batch = Rollout(None, fills, REFERENCE, old, advantages(group))
+        batch = Rollout(None, fills, REFERENCE, old, None, advantages(group))
         loss, _ = grpo_loss(now, batch, batch, beta, config)
         expected = expected + chance * loss
     return torch.autograd.grad(expected, leaf)[0]

@@ -31,7 +31,7 @@ def batch_of(mask, old, advantages):
     """A `Rollout` with what the loss reads of it."""
     nothing = torch.zeros(len(mask), 1)
     inputs = Inputs(*[nothing] * 5)
-    return Rollout(inputs, Fills(nothing, nothing, mask), nothing, old, advantages)
+    return Rollout(inputs, Fills(nothing, nothing, mask), nothing, old, advantages, advantages)
 
 
 def case(seed=0):

@@ -20,7 +20,7 @@ def make_rollout(orders):
     inputs = Inputs(of_characters, of_characters, of_characters, of_draws, orders)
     fills = Fills(of_draws, of_logits, of_characters)
     old = LogProbs(of_draws, of_draws, of_characters, of_characters)
-    return Rollout(inputs, fills, of_logits, old, of_draws)
+    return Rollout(inputs, fills, of_logits, old, of_draws, of_draws)
 
 
 def inputs_of(rollout):
@@ -31,6 +31,7 @@ def inputs_of(rollout):
         *rollout.fills,
         *rollout.old,
         rollout.ref_logits,
+        rollout.credits,
     )
     for x in everything:
         assert torch.equal(x.flatten(1)[:, 0], numbers)

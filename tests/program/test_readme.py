@@ -149,7 +149,7 @@ def by_hand(logits, reference, rewards, kl_beta=0.0):
     advantages = group_advantages(torch.tensor(rewards).view(1, -1, 1), MASK, config)  # (1,G,1)
     now = logprobs(logits, reference, fills, config)
     old = now._replace(logp=now.logp.detach())
-    batch = Rollout(None, fills, reference, old, advantages)
+    batch = Rollout(None, fills, reference, old, None, advantages)
     loss, _ = grpo_loss(now, batch, batch, kl_beta, config)
     gradient = torch.autograd.grad(loss, logits)[0].nan_to_num()  # (1,4,V)
     return advantages.flatten().tolist(), loss.item(), gradient, now.kl[0, 1], now.entropy[0, 1]

@@ -1,0 +1,91 @@
+"""replay.jsonl, what grpo/tools/replay.py makes its page from: a header, then a line for each step.
+
+Letters: N held-out inputs, n blanks of one text or of all, G completions, T characters, V
+vocabulary. A line has at most 6 kB with 28 characters, whatever the settings.
+"""
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data.words import decode
+from grpo.logprobs import log_softmax
+from grpo.plumbing.log import cut_back, read_metrics
+
+FILE = "replay.jsonl"
+FORMAT = 1
+INPUTS = 8
+PROBABILITIES = 2700  # bytes: 96 blanks, which eight inputs of the default experiment never pass
+DRAWS = 200  # drawn characters: of a group too large for that the first completions are recorded
+
+
+def pack(x, kind):
+    """A tensor as text: kind u1, whole numbers to 255, or f2, half precision."""
+    return base64.b64encode(x.cpu().numpy().astype(kind).tobytes()).decode()
+
+
+def unpack(text, kind, width):
+    """What `pack` packed, in rows of `width`."""
+    return np.frombuffer(base64.b64decode(text), kind).reshape(-1, width)
+
+
+def watched(held_out):
+    """The first eight held-out inputs; fewer where their probabilities do not fit."""
+    few = held_out.first(INPUTS)
+    needed = few.mask.sum(dim=1).cumsum(dim=0) * len(few.vocabulary)  # (N,)
+    return few.first(max(1, int((needed <= PROBABILITIES).sum())))
+
+
+@torch.no_grad()
+@torch.compiler.set_stance("force_eager")
+def probabilities(model, few, config):
+    """p of every character at each blank of the inputs, 255 for 1: (n,V) packed."""
+    p = log_softmax(model(few.masked)[few.mask], config.temperature).exp()  # (n,V)
+    return pack((255 * p).round(), "u1")
+
+
+def append(config, line):
+    with open(Path(config.out_dir) / FILE, "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def begin(before, held_out, config, start):
+    """The header: what is watched, and the base model's view. A resumed run keeps its lines."""
+    few = watched(held_out)
+    header = {
+        "iteration": -1,
+        "format": FORMAT,
+        "vocabulary": few.vocabulary,
+        "texts": decode(few.tokens, few.vocabulary),
+        "masked": decode(few.masked, few.vocabulary),
+        "probabilities": probabilities(before, few, config),
+    }
+    path = Path(config.out_dir) / FILE
+    old = read_metrics(path) if start and path.exists() else []
+    if old and old[0]["masked"] == header["masked"]:
+        cut_back(path, start)
+    else:  # a new run, or one that goes on with other inputs
+        path.unlink(missing_ok=True)
+        append(config, header)
+
+
+def record(policy, held_out, config, step, rollout):
+    """What the policy says after the step, and the group of the step's first input."""
+    first = rollout.take(0)
+    mask = first.inputs.mask  # (T,)
+    text = first.inputs.masked[first.inputs.masked >= 0]  # padding is -1
+    shown = slice(max(1, DRAWS // int(mask.sum())))
+    blanks = first.fills.completions[shown, mask]  # (G,n)
+    line = {
+        "iteration": step,
+        "probabilities": probabilities(policy, watched(held_out), config),
+        "masked": decode(text, held_out.vocabulary)[0],
+        "fills": decode(blanks, held_out.vocabulary),
+    }
+    of_draws = {"rewards": first.credits, "advantages": first.advantages, "logp": first.old.logp}
+    for name, values in of_draws.items():
+        line[name] = pack(values.expand(-1, len(mask))[shown, mask], "f2")  # (G,n)
+    append(config, line)
