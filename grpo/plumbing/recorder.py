@@ -73,19 +73,20 @@ def begin(before, held_out, config, start):
 
 
 def record(policy, held_out, config, step, rollout):
-    """What the policy says after the step, and the group of the step's first input."""
-    first = rollout.take(0)
-    mask = first.inputs.mask  # (T,)
-    text = first.inputs.masked[first.inputs.masked >= 0]  # padding is -1
+    """What the policy says after the step, and that group of the step which it pushed most."""
+    size = (rollout.advantages * rollout.inputs.mask[:, None]).abs().sum(dim=(1, 2))  # (B,)
+    most = rollout.take(int(size.argmax()))  # without B
+    mask = most.inputs.mask  # (T,)
+    text = most.inputs.masked[most.inputs.masked >= 0]  # padding is -1
     shown = slice(max(1, DRAWS // int(mask.sum())))
-    blanks = first.fills.completions[shown, mask]  # (G,n)
+    blanks = most.fills.completions[shown, mask]  # (G,n)
     line = {
         "iteration": step,
         "probabilities": probabilities(policy, watched(held_out), config),
         "masked": decode(text, held_out.vocabulary)[0],
         "fills": decode(blanks, held_out.vocabulary),
     }
-    of_draws = {"rewards": first.credits, "advantages": first.advantages, "logp": first.old.logp}
+    of_draws = {"rewards": most.credits, "advantages": most.advantages, "logp": most.old.logp}
     for name, values in of_draws.items():
         line[name] = pack(values.expand(-1, len(mask))[shown, mask], "f2")  # (G,n)
     append(config, line)

@@ -1,0 +1,91 @@
+"""Watch it learn: a page that replays a run, one file for any browser.
+
+    python -m grpo.tools.replay out        # writes out/replay.html
+
+Its numbers are the run's, from replay.jsonl (`--replay=false` leaves it out) and metrics.jsonl. A
+push is A · (1 − q(y)): the advantage of a drawn character times the derivative of log q(y) by its
+own logit over the temperature, in the step's first update. Letters: G completions, n blanks of one.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from grpo.plumbing.checkpoint import write
+from grpo.plumbing.config import Parser, exit_on_mistake, refuse
+from grpo.plumbing.log import read_metrics
+from grpo.plumbing.recorder import FILE, FORMAT, unpack
+
+PAGE = Path(__file__).with_suffix(".html")
+CURVES = {
+    "mean_reward": "reward",
+    "valid_words": "valid words",
+    "mean_kl": "KL",
+    "entropy": "entropy",
+}
+STRONG = 90  # percentile of a run's pushes from which on the colour is full
+
+
+def load(folder):
+    """-> the lines of replay.jsonl and of metrics.jsonl. ValueError where there is no replay."""
+    path = Path(folder) / FILE
+    lines = read_metrics(path) if path.exists() else []
+    fix = "name the out_dir of a run, made without --replay=false"
+    refuse(len(lines) < 2, f"{path} is missing or holds no step; {fix}")
+    found = lines[0].get("format")
+    refuse(found != FORMAT, f"{path} has format {found}, not {FORMAT}; make the run again")
+    return lines, read_metrics(path.with_name("metrics.jsonl"))
+
+
+def group(line):
+    """A step's completions, the best first: of each its numbers, (n,), and their means."""
+    names = ("rewards", "advantages", "logp")
+    width = len(line["fills"][0])
+    draws = {name: unpack(line[name], "f2", width).astype(float) for name in names}  # (G,n) each
+    draws["push"] = draws["advantages"] * (1 - np.exp(draws["logp"]))  # (G,n)
+    rows = []
+    for i in np.argsort(-draws["rewards"].mean(axis=1), kind="stable"):
+        row = {name: values[i].round(3).tolist() for name, values in draws.items()}
+        means = {name: draws[f"{name}s"][i].mean().round(3) for name in ("reward", "advantage")}
+        rows.append({"fill": line["fills"][i]} | row | means)
+    return rows
+
+
+def curve(metrics, name, last):
+    """One figure of the steps 1 to `last`: its values, and its line in a box of 100 x 40."""
+    values = {x["iteration"] + 1: round(x[name], 3) for x in metrics if x["iteration"] < last}
+    y = np.array([*values.values()])
+    heights = 38 - 36 * (y - y.min()) / (np.ptp(y) or 1)
+    points = [f"{100 * step / last:.2f},{height:.2f}" for step, height in zip(values, heights)]
+    return {"title": CURVES[name], "values": values, "points": " ".join(points)}
+
+
+def page(folder):
+    """The page, with what it shows in it."""
+    (header, *lines), metrics = load(folder)
+    groups = [group(line) for line in lines]
+    pushes = np.abs([push for rows in groups for row in rows for push in row["push"]])
+    shown = {name: header[name] for name in ("vocabulary", "texts", "masked")} | {
+        "run": folder,
+        "probabilities": [line["probabilities"] for line in (header, *lines)],
+        "inputs": [line["masked"] for line in lines],
+        "groups": groups,
+        "strong": np.percentile(pushes, STRONG) or 1,
+        "curves": [curve(metrics, name, len(lines)) for name in CURVES],
+    }
+    content = json.dumps(shown).replace("<", "\\u003c")  # no text ends the script
+    return PAGE.read_text().replace("DATA", content, 1)
+
+
+def main(arguments=None):
+    with exit_on_mistake("replay"):
+        parser = Parser(prog="python -m grpo.tools.replay", description="Make a page of a run.")
+        parser.add_argument("folder", metavar="out_dir", help="a run's folder")
+        folder = parser.parse_args(arguments).folder
+        write(Path(folder) / "replay.html", page(folder).encode())
+        print(f"open in a browser: {folder}/replay.html")
+
+
+if __name__ == "__main__":
+    main()
