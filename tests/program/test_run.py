@@ -49,7 +49,7 @@ def files(folder):
 def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, capsys):
     checkpoint, metrics = run(flags)
     out = Path(flags["out_dir"])
-    made = {"config", "metrics", "checkpoint", "evaluation", "completions"}
+    made = {"config", "metrics", "replay", "checkpoint", "evaluation", "completions"}
     assert made == {path.stem for path in out.iterdir()}
     assert json.loads((out / "config.json").read_text())["group_size"] == 4
     assert checkpoint["training"]["iteration"] == 4
