@@ -1,9 +1,9 @@
-"""Draws the pictures of the READMEs, from runs of the default experiment. Needs matplotlib.
+"""Draws the pictures of the READMEs, from runs of the default experiment. Needs matplotlib, Pillow.
 
     for seed in 1 2 3; do python train_grpo.py --seed=$seed --out_dir=out-$seed; done
     PYTHONPATH=. python .github/pictures.py out-1 out-2 out-3
 
-passes.png is of the first run, curves.png of all of them, toy.png of none.
+passes.png and learning.webp are of the first run, curves.png of all of them, toy.png of none.
 """
 
 import json
@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from matplotlib import rcParams
+from matplotlib import get_data_path, rcParams
 from matplotlib.figure import Figure
+from PIL import Image, ImageDraw, ImageFont
 
 from grpo.plumbing.log import read_metrics
-from grpo.tools import toy
+from grpo.plumbing.recorder import unpack
+from grpo.tools import replay, toy
 
 GREY = "#808890"  # readable on light ground and on dark
 for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick."):
@@ -106,8 +108,48 @@ def tables():
     return figure
 
 
+TEXTS = (0, 1, 7)  # held-out texts of the moving picture
+GROUND, INK, BLUE = (21, 24, 27), (236, 239, 241), (31, 102, 184)
+CELL, LEFT = (12, 44), 16  # pixels
+
+
+def learning(folder):
+    """Frames: three texts after each step, filled with the same random numbers each time."""
+    (header, *lines), _ = replay.load(folder)
+    font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", 20)
+    uniforms = np.random.default_rng(2).random(10_000)
+    frames = []
+    for line in (header, *lines):
+        image = Image.new("RGB", (64 * CELL[0] + 2 * LEFT, 200), GROUND)
+        draw = ImageDraw.Draw(image)
+        p = unpack(line["probabilities"], "u1", len(header["vocabulary"])).astype(float)  # (n,V)
+        p /= p.sum(axis=1, keepdims=True)
+        drawn = (p.cumsum(axis=1) < uniforms[: len(p), None]).sum(axis=1)  # (n,)
+        draw.text((LEFT, 12), f"step {line['iteration'] + 1}", font=font, fill=INK)
+        blank = 0
+        for i, text in enumerate(header["masked"]):
+            for t, letter in enumerate(text):
+                at = (LEFT + t * CELL[0], 58 + CELL[1] * TEXTS.index(i)) if i in TEXTS else None
+                if letter == header["vocabulary"][-1]:
+                    letter, share = header["vocabulary"][drawn[blank]], p[blank, drawn[blank]]
+                    blank += 1
+                    colour = tuple(int(g + share * (b - g)) for g, b in zip(GROUND, BLUE))
+                    if at:
+                        box = (at[0], at[1] - 2, at[0] + CELL[0] - 1, at[1] + 28)
+                        draw.rectangle(box, fill=colour)
+                        draw.line((at[0], box[3], box[2], box[3]), fill=BLUE, width=2)
+                if at:
+                    draw.text(at, letter, font=font, fill=INK)
+        frames.append(image)
+    return frames
+
+
 if __name__ == "__main__":
     folders = sys.argv[1:]
     pictures = {"passes": passes(folders[0]), "curves": curves(folders), "toy": tables()}
     for name, figure in pictures.items():
         figure.savefig(Path(__file__).with_name(f"{name}.png"))
+    first, *frames = learning(folders[0])
+    each = [1500] + [120] * (len(frames) - 1) + [3000]  # milliseconds
+    file = Path(__file__).with_name("learning.webp")
+    first.save(file, save_all=True, append_images=frames, duration=each, loop=0, quality=60)

@@ -18,12 +18,7 @@ from grpo.plumbing.log import read_metrics
 from grpo.plumbing.recorder import FILE, FORMAT, unpack
 
 PAGE = Path(__file__).with_suffix(".html")
-CURVES = {
-    "mean_reward": "reward",
-    "valid_words": "valid words",
-    "mean_kl": "KL",
-    "entropy": "entropy",
-}
+CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy")
 STRONG = 90  # percentile of a run's pushes from which on the colour is full
 
 
@@ -52,27 +47,31 @@ def group(line):
     return rows
 
 
-def curve(metrics, name, last):
-    """One figure of the steps 1 to `last`: its values, and its line in a box of 100 x 40."""
-    values = {x["iteration"] + 1: round(x[name], 3) for x in metrics if x["iteration"] < last}
+def curve(metrics, name, lines):
+    """One figure of these steps: its values, and its line in a box of 100 x 40."""
+    logged = {figures["iteration"]: round(figures[name], 3) for figures in metrics}
+    numbers = [logged.get(line["iteration"]) for line in lines]  # not each step is logged
+    values = {step: value for step, value in enumerate(numbers, 1) if value is not None}
     y = np.array([*values.values()])
     heights = 38 - 36 * (y - y.min()) / (np.ptp(y) or 1)
-    points = [f"{100 * step / last:.2f},{height:.2f}" for step, height in zip(values, heights)]
-    return {"title": CURVES[name], "values": values, "points": " ".join(points)}
+    across = 100 * np.array([*values]) / len(lines)
+    points = [f"{x:.2f},{y:.2f}" for x, y in zip(across, heights)]
+    return {"name": name, "values": values, "points": " ".join(points)}
 
 
 def page(folder):
-    """The page, with what it shows in it."""
+    """The page, with all that it shows."""
     (header, *lines), metrics = load(folder)
     groups = [group(line) for line in lines]
     pushes = np.abs([push for rows in groups for row in rows for push in row["push"]])
     shown = {name: header[name] for name in ("vocabulary", "texts", "masked")} | {
-        "run": folder,
+        "run": str(folder),
+        "steps": [line["iteration"] + 1 for line in (header, *lines)],
         "probabilities": [line["probabilities"] for line in (header, *lines)],
         "inputs": [line["masked"] for line in lines],
         "groups": groups,
         "strong": np.percentile(pushes, STRONG) or 1,
-        "curves": [curve(metrics, name, len(lines)) for name in CURVES],
+        "curves": [curve(metrics, name, lines) for name in CURVES],
     }
     content = json.dumps(shown).replace("<", "\\u003c")  # no text ends the script
     return PAGE.read_text().replace("DATA", content, 1)

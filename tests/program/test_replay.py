@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import run
 
+from data.words import decode
 from grpo.plumbing import recorder
 from grpo.plumbing.checkpoint import load_model
 from grpo.plumbing.recorder import unpack
@@ -42,15 +43,14 @@ def test_a_line_holds_what_the_step_drew_and_what_the_policy_says_after_it(
     monkeypatch.setattr(recorder, "record", lambda *args: (rollouts.append(args[-1]), real(*args)))
     run(flags, credit="run")
     header, *lines = lines_of(tmp_path)
-    for line, rollout in zip(lines, rollouts, strict=True):
-        mask = rollout.inputs.mask[:, None].expand(rollout.advantages.shape)
-        sizes = [a[m].abs().sum() for a, m in zip(rollout.advantages, mask)]
-        i = sizes.index(max(sizes))
-        drawn = rollout.fills.completions[i][mask[i]]
-        assert "".join(line["fills"]) == "".join(header["vocabulary"][c] for c in drawn)
-        for have, x in zip(of_draws(line), (rollout.credits, rollout.advantages, rollout.old.logp)):
-            np.testing.assert_allclose(have.flatten(), x[i][mask[i]], rtol=1e-3, atol=1e-4)
     vocabulary = header["vocabulary"]
+    for line, rollout in zip(lines, rollouts, strict=True):
+        pushes = rollout.advantages * rollout.inputs.mask[:, None]
+        most = rollout.take(pushes.abs().sum(dim=(1, 2)).argmax())
+        mask = most.inputs.mask
+        assert line["fills"] == decode(most.fills.completions[:, mask], vocabulary)
+        for have, want in zip(of_draws(line), (most.credits, most.advantages, most.old.logp)):
+            np.testing.assert_allclose(have, want[:, mask], rtol=1e-3, atol=1e-4)
     masked = torch.tensor([[vocabulary.index(c) for c in text] for text in header["masked"]])
     paths = {flags["generator_checkpoint"]: header, tmp_path / "out" / "checkpoint.pt": lines[-1]}
     for path, line in paths.items():
@@ -78,6 +78,7 @@ def test_resuming_cuts_it_back_and_other_inputs_begin_it_anew(flags, tmp_path):
     assert lines_of(tmp_path) == lines_of(tmp_path, "whole")
     run(flags, max_iters=8, masking="span", init_from="resume")
     assert [line["iteration"] for line in lines_of(tmp_path)] == [-1, 6, 7]
+    assert '"steps": [0, 7, 8]' in replay.page(tmp_path / "out")
 
 
 def test_without_a_replay_the_tool_says_so_and_a_cut_line_is_left_out(flags, tmp_path, capsys):
@@ -101,13 +102,13 @@ def test_without_a_replay_the_tool_says_so_and_a_cut_line_is_left_out(flags, tmp
 
 @pytest.mark.skipif(not BROWSER, reason="needs chromium")
 def test_the_page_shows_what_the_run_recorded(flags, tmp_path):
-    """At step 7 the second word of the second input, where two keys lead; an error would be seen."""
+    """Where two keys lead: at step 7 the second input's second word. An error would be seen."""
     run(flags, max_iters=8, credit="run")
     header, *lines = lines_of(tmp_path)
     line, vocabulary = lines[6], header["vocabulary"]
     keys = """for (const key of ["ArrowRight", "ArrowDown"])
     document.dispatchEvent(new KeyboardEvent("keydown", {key})); nonsense"""
-    page = replay.page(str(tmp_path / "out")).replace("</body>", f"<script>{keys}</script>")
+    page = replay.page(tmp_path / "out").replace("</body>", f"<script>{keys}</script>")
     (tmp_path / "page.html").write_text(page)
     address = f"file://{tmp_path}/page.html#step=6&input=2"
     command = [BROWSER, *OPTIONS.split(), f"--user-data-dir={tmp_path}/browser", address]
