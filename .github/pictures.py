@@ -111,6 +111,7 @@ def tables():
 TEXTS = (0, 1, 7)  # held-out texts of the moving picture
 GROUND, INK, BLUE = (21, 24, 27), (236, 239, 241), (31, 102, 184)
 CELL, LEFT = (12, 44), 16  # pixels
+LOSSLESS = {"lossless": True, "quality": 100}  # smaller here than what loses
 
 
 def learning(folder):
@@ -152,4 +153,4 @@ if __name__ == "__main__":
     first, *frames = learning(folders[0])
     each = [1500] + [120] * (len(frames) - 1) + [3000]  # milliseconds
     file = Path(__file__).with_name("learning.webp")
-    first.save(file, save_all=True, append_images=frames, duration=each, loop=0, quality=60)
+    first.save(file, save_all=True, append_images=frames, duration=each, loop=0, **LOSSLESS)
