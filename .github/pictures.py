@@ -108,14 +108,13 @@ def tables():
     return figure
 
 
-TEXTS = (0, 1, 7)  # held-out texts of the moving picture
 GROUND, INK, BLUE = (21, 24, 27), (236, 239, 241), (31, 102, 184)
 CELL, LEFT = (12, 44), 16  # pixels
-LOSSLESS = {"lossless": True, "quality": 100}  # smaller here than what loses
+LOSSLESS = {"lossless": True, "quality": 100, "method": 4}  # smaller here than what loses
 
 
 def learning(folder):
-    """Frames: three texts after each step, filled with the same random numbers each time."""
+    """Frames: the first three texts after each step, drawn with the same random numbers."""
     (header, *lines), _ = replay.load(folder)
     font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", 20)
     uniforms = np.random.default_rng(2).random(10_000)
@@ -127,20 +126,16 @@ def learning(folder):
         p /= p.sum(axis=1, keepdims=True)
         drawn = (p.cumsum(axis=1) < uniforms[: len(p), None]).sum(axis=1)  # (n,)
         draw.text((LEFT, 12), f"step {line['iteration'] + 1}", font=font, fill=INK)
-        blank = 0
-        for i, text in enumerate(header["masked"]):
+        letters = iter([(header["vocabulary"][v], p[n, v]) for n, v in enumerate(drawn)])
+        for i, text in enumerate(header["masked"][:3]):
             for t, letter in enumerate(text):
-                at = (LEFT + t * CELL[0], 58 + CELL[1] * TEXTS.index(i)) if i in TEXTS else None
+                x, y = LEFT + t * CELL[0], 58 + i * CELL[1]
                 if letter == header["vocabulary"][-1]:
-                    letter, share = header["vocabulary"][drawn[blank]], p[blank, drawn[blank]]
-                    blank += 1
+                    letter, share = next(letters)
                     colour = tuple(int(g + share * (b - g)) for g, b in zip(GROUND, BLUE))
-                    if at:
-                        box = (at[0], at[1] - 2, at[0] + CELL[0] - 1, at[1] + 28)
-                        draw.rectangle(box, fill=colour)
-                        draw.line((at[0], box[3], box[2], box[3]), fill=BLUE, width=2)
-                if at:
-                    draw.text(at, letter, font=font, fill=INK)
+                    draw.rectangle((x, y - 2, x + CELL[0] - 1, y + 28), fill=colour)
+                    draw.line((x, y + 28, x + CELL[0] - 1, y + 28), fill=BLUE, width=2)
+                draw.text((x, y), letter, font=font, fill=INK)
         frames.append(image)
     return frames
 

@@ -1,7 +1,7 @@
 """replay.jsonl, what grpo/tools/replay.py makes its page from: a header, then a line for each step.
 
 Letters: N held-out inputs, n blanks of one text or of all, G completions, T characters, V
-vocabulary. A line has at most 6 kB with 28 characters, whatever the settings.
+vocabulary. A line has some 6 kB at most: 4 kB in the default experiment.
 """
 
 import base64

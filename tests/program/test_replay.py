@@ -63,7 +63,7 @@ def test_a_line_holds_what_the_step_drew_and_what_the_policy_says_after_it(
 def test_a_line_is_small_whatever_the_settings_and_false_leaves_all_out(flags, tmp_path):
     run(flags, masking="random", mask_ratio=1, group_size=64, max_iters=2)
     header, *lines = lines_of(tmp_path)
-    assert len(lines) == 2 and all(len(json.dumps(line)) <= 6000 for line in lines)
+    assert max(len(json.dumps(line)) for line in lines) <= 6000
     assert 1 < len(lines[0]["fills"]) < 64
     run(flags, replay="false", max_iters=1)
     assert not (tmp_path / "out" / "replay.jsonl").exists()
@@ -86,18 +86,17 @@ def test_without_a_replay_the_tool_says_so_and_a_cut_line_is_left_out(flags, tmp
     file = tmp_path / "out" / "replay.jsonl"
     good = file.read_text()
     for text, said in {
-        good.splitlines()[0]: "is missing or holds no step; name the out_dir of a run",
+        good.splitlines()[
+            0
+        ]: "is missing or holds no step; name the out_dir of a run, made without",
         good.replace('"format": 1', '"format": 0'): "has format 0, not 1; make the run again",
     }.items():
         file.write_text(text)
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            replay.main([str(tmp_path / "out")])
-        err = capsys.readouterr().err
-        assert end.value.code == 2 and said in err and err.count("\n") == 1
+        with pytest.raises(SystemExit, match="2"):
+            replay.main([str(file.parent)])
+        assert said in capsys.readouterr().err.splitlines()[-1]
     file.write_text(good[:-9])
-    replay.main([str(tmp_path / "out")])
-    assert "replay.html" in capsys.readouterr().out
+    assert '"steps": [0, 1]' in replay.page(file.parent)
 
 
 @pytest.mark.skipif(not BROWSER, reason="needs chromium")
