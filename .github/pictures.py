@@ -1,9 +1,8 @@
-"""Draws the pictures of the READMEs, from runs of the default experiment. Needs matplotlib, Pillow.
+"""Draws the pictures of the READMEs, from a run of the default experiment.
 
-    for seed in 1 2 3; do python train_grpo.py --seed=$seed --out_dir=out-$seed; done
-    PYTHONPATH=. python .github/pictures.py out-1 out-2 out-3
+    PYTHONPATH=. python .github/pictures.py out
 
-passes.png and learning.webp are of the first run, curves.png of all of them, toy.png of none.
+Needs matplotlib and Pillow.
 """
 
 import json
@@ -15,9 +14,8 @@ from matplotlib import get_data_path, rcParams
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
-from grpo.plumbing.log import read_metrics
 from grpo.plumbing.recorder import unpack
-from grpo.tools import replay, toy
+from grpo.tools import replay
 
 GREY = "#808890"  # readable on light ground and on dark
 for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick."):
@@ -67,47 +65,6 @@ def passes(folder):
     return figure
 
 
-CURVES = {
-    "mean_reward": "reward",
-    "valid_words": "hidden words filled with a word",
-    "mean_kl": "KL from the reference, nats a blank",
-    "entropy": "entropy, nats a blank",
-    "frac_reward_zero_std": "groups whose rewards are all equal",
-    "grad_norm": "norm of the gradient",
-}
-
-
-def curves(folders):
-    """Mean over the runs, and a band from the lowest to the highest, against the step."""
-    runs = [read_metrics(Path(folder) / "metrics.jsonl") for folder in folders]
-    figure = new_figure(10, 5)
-    for axes, (name, title) in zip(figure.subplots(2, 3).flat, CURVES.items()):
-        values = np.array([[line[name] for line in run] for run in runs])  # (runs,steps)
-        steps = [line["iteration"] + 1 for line in runs[0]]
-        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.3)
-        axes.plot(steps, values.mean(axis=0))
-        axes.set_title(title, fontsize=11)
-    figure.supxlabel("step", fontsize=11)
-    return figure
-
-
-def tables():
-    """The four completions of h_l_ as a 2 x 2 table of probabilities, before and after."""
-    figure = new_figure(6, 3)
-    titles = {"before": 0, "after 150 steps of GRPO": 150}
-    for axes, (title, steps) in zip(figure.subplots(1, 2), titles.items()):
-        p = toy.train(steps=steps)
-        axes.imshow([[p["help"], p["helf"]], [p["halp"], p["half"]]], vmin=0, vmax=1, cmap="Blues")
-        axes.set_title(title, fontsize=11)
-        axes.set_xticks([0, 1], ["p", "f"])
-        axes.set_yticks([0, 1], ["e", "a"])
-        for word, value in p.items():
-            at = ("pf".index(word[3]), "ea".index(word[1]))
-            ink = "white" if value > 0.6 else "black"
-            axes.text(*at, f"{word}\n{value:.2f}", ha="center", va="center", color=ink)
-    return figure
-
-
 GROUND, INK, BLUE = (21, 24, 27), (236, 239, 241), (31, 102, 184)
 CELL, LEFT = (12, 44), 16  # pixels
 LOSSLESS = {"lossless": True, "quality": 100, "method": 4}  # smaller here than what loses
@@ -141,11 +98,9 @@ def learning(folder):
 
 
 if __name__ == "__main__":
-    folders = sys.argv[1:]
-    pictures = {"passes": passes(folders[0]), "curves": curves(folders), "toy": tables()}
-    for name, figure in pictures.items():
-        figure.savefig(Path(__file__).with_name(f"{name}.png"))
-    first, *frames = learning(folders[0])
+    folder = sys.argv[1]
+    passes(folder).savefig(Path(__file__).with_name("passes.png"))
+    first, *frames = learning(folder)
     each = [1500] + [120] * (len(frames) - 1) + [3000]  # milliseconds
     file = Path(__file__).with_name("learning.webp")
     first.save(file, save_all=True, append_images=frames, duration=each, loop=0, **LOSSLESS)
