@@ -34,7 +34,8 @@ def auc(real, fake):
     (B,) and (B,); a tie is half a pair.
     """
     real = real[:, None]  # (B,1)
-    return ((real > fake).float() + 0.5 * (real == fake)).mean().item()
+    wins = (real > fake).float() + 0.5 * (real == fake)  # (B,B)
+    return wins.mean().item()
 
 
 @torch.no_grad()
@@ -63,4 +64,5 @@ def report(generator, judge, dataset, words, block_size, size=1024):
     changed = others != tokens  # (B,T)
     real, other = mean_scores(judge, tokens, others, changed)  # (B,) twice
     prefers = (real > other)[changed.any(dim=1)]  # (inputs with another word,)
-    print(f"another word in its place: prefers the original {prefers.float().mean():.3f}")
+    share = prefers.float().mean()
+    print(f"another word in its place: prefers the original {share:.3f}")

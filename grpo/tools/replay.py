@@ -35,23 +35,28 @@ def load(folder):
 
 def group(line):
     """A step's completions, the best first: of each its numbers, (n,), and their means."""
-    names = ("rewards", "advantages", "logp")
     width = len(line["fills"][0])
-    draws = {name: unpack(line[name], "f2", width).astype(float) for name in names}  # (G,n) each
+    draws = {}  # (G,n) each
+    for name in ("rewards", "advantages", "logp"):
+        draws[name] = unpack(line[name], "f2", width).astype(float)
     draws["push"] = draws["advantages"] * (1 - np.exp(draws["logp"]))  # (G,n)
     rows = []
     for i in np.argsort(-draws["rewards"].mean(axis=1), kind="stable"):
         row = {name: values[i].round(3).tolist() for name, values in draws.items()}
-        means = {name: draws[f"{name}s"][i].mean().round(3) for name in ("reward", "advantage")}
-        rows.append({"fill": line["fills"][i]} | row | means)
+        row["fill"] = line["fills"][i]
+        row["reward"] = draws["rewards"][i].mean().round(3)
+        row["advantage"] = draws["advantages"][i].mean().round(3)
+        rows.append(row)
     return rows
 
 
 def curve(metrics, name, lines):
     """One figure of these steps: its values, and its line in a box of 100 x 40."""
     logged = {figures["iteration"]: round(figures[name], 3) for figures in metrics}
-    numbers = [logged.get(line["iteration"]) for line in lines]  # not each step is logged
-    values = {step: value for step, value in enumerate(numbers, 1) if value is not None}
+    values = {}  # by step: not each is logged
+    for step, line in enumerate(lines, 1):
+        if line["iteration"] in logged:
+            values[step] = logged[line["iteration"]]
     y = np.array([*values.values()])
     heights = 38 - 36 * (y - y.min()) / (np.ptp(y) or 1)
     across = 100 * np.array([*values]) / len(lines)
@@ -63,16 +68,19 @@ def page(folder):
     """The page, with all that it shows."""
     (header, *lines), metrics = load(folder)
     groups = [group(line) for line in lines]
-    pushes = np.abs([push for rows in groups for row in rows for push in row["push"]])
-    shown = {name: header[name] for name in ("vocabulary", "texts", "masked")} | {
-        "run": str(folder),
-        "steps": [line["iteration"] + 1 for line in (header, *lines)],
-        "probabilities": [line["probabilities"] for line in (header, *lines)],
-        "inputs": [line["masked"] for line in lines],
-        "groups": groups,
-        "strong": np.percentile(pushes, STRONG) or 1,
-        "curves": [curve(metrics, name, lines) for name in CURVES],
-    }
+    pushes = []
+    for rows in groups:
+        for row in rows:
+            pushes += row["push"]
+    shown = {name: header[name] for name in ("vocabulary", "texts", "masked")}
+    shown["run"] = str(folder)
+    every = (header, *lines)
+    shown["steps"] = [line["iteration"] + 1 for line in every]
+    shown["probabilities"] = [line["probabilities"] for line in every]
+    shown["inputs"] = [line["masked"] for line in lines]
+    shown["groups"] = groups
+    shown["strong"] = np.percentile(np.abs(pushes), STRONG) or 1
+    shown["curves"] = [curve(metrics, name, lines) for name in CURVES]
     content = json.dumps(shown).replace("<", "\\u003c")  # no text ends the script
     return PAGE.read_text().replace("DATA", content, 1)
 
