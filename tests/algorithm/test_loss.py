@@ -262,3 +262,23 @@ def test_the_weight_of_the_kl():
     for target, times in ((0.8, 1), (0.4, 16)):
         config = Config(kl_beta=0.2, kl_target=target)
         assert kl_weight(kl, mask, config).item() == pytest.approx(0.2 * times)
+
+
+def test_the_ratio_of_a_completion_has_the_gradient_of_each_blanks_own():
+    """GSPO-token (2507.18071, section 4.3): of blank t it is −ρ·A[t], ρ the whole completion's."""
+    mask = torch.tensor([[True, True, False]])  # (1,T)
+    old = torch.tensor([[[-1.0, -2.0, 0.0]]])  # (1,1,T)
+    logp = (old + torch.tensor([0.05, -0.01, 0.0])).requires_grad_()
+    A = torch.tensor([[[2.0, -1.0, 0.0]]])  # (1,1,T)
+    config = Config(importance_sampling_level="sequence")
+    losses, _ = policy_loss(logp, old, A, mask, config)
+    losses[..., :2].sum().backward()
+    torch.testing.assert_close(logp.grad, -torch.tensor(0.02).exp() * A)
+
+
+def test_the_threshold_of_uncertainty_is_the_whole_batchs():
+    entropy = torch.tensor([[5.0, 6.0], [1.0, 2.0]])
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    batch = batch_of(mask, LogProbs(*[entropy] * 4), torch.zeros(2, 4, 1))
+    have = [most_uncertain(micro, batch, 0.5).tolist() for micro in batch.split(1)]
+    assert have == [[[True, True]], [[False, False]]]

@@ -254,3 +254,11 @@ def raises(completions, *_):
 def test_what_is_no_reward_is_named(function, message):
     with pytest.raises(RewardFailed, match=message):
         own_reward("f", function, some_completions(2, 3, 4), MASK.long(), MASK, decode)
+
+
+def test_valid_words_reads_each_input_with_its_own_blanks():
+    masked = encode("so ___ on so", "so cat __ so")  # (2,T)
+    completions = encode("so cat on so", "so xxx on so", "so cat on so", "so cat xx so")
+    completions = completions.view(2, 2, -1)
+    have = valid_words({"so", "on", "cat"}, completions, masked, masked == BLANK, decode)
+    assert have.tolist() == [[1.0, 0.0], [1.0, 0.0]]

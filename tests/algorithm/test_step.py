@@ -189,3 +189,24 @@ def test_a_gradient_that_is_not_finite_changes_no_weight():
     assert torch.equal(weights_of(generator), before)
     assert not optimizer.adamw.state
     assert all(p.grad is None for p in generator.parameters())
+
+
+def test_later_updates_score_on_the_set_that_was_drawn_from():
+    """With top_k=1: one character, of log-probability 0, wherever the KL moves the policy."""
+    mask = torch.ones(4, 8, dtype=torch.bool)
+    settings = {"top_k": 1, "num_iterations": 4, "kl_beta": 5.0}
+    before, after, _, metrics = step(settings, text(6, 8), mask)
+    assert not torch.equal(before, after)
+    assert metrics["mean_log_prob"] == metrics["approx_kl"] == 0
+
+
+def test_every_parameter_learns_at_the_rate_of_the_step():
+    """A norm's weight, too: AdamW's first step is the rate itself."""
+    generator, _ = models(6, 8)
+    optimizer = Optimizer(generator, Config(learning_rate=1.0, grad_clip=0.0, weight_decay=0.0))
+    optimizer.set_learning_rate(0.25)
+    before = weights_of(generator)
+    optimizer.backward(sum(p.sum() for p in generator.parameters()))
+    optimizer.step()
+    moved = before - weights_of(generator)
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.25))

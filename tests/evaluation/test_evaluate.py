@@ -255,3 +255,10 @@ def test_a_bar_is_shown_on_a_terminal_alone(settings, monkeypatch):
         monkeypatch.setattr(sys, "stderr", terminal)
         evaluated(settings, model(0), model(0))
         assert (f"/{len(ROWS)}" in terminal.getvalue()) == terminal.isatty()
+
+
+def test_the_completions_are_those_after(settings):  # noqa: F811
+    result, completions = evaluated(settings, model(1), model(0))
+    mean = sum(line["judge"] for line in completions) / len(completions)
+    assert mean == pytest.approx(result["after_sample"]["judge"], abs=1e-5)
+    assert mean != pytest.approx(result["before_sample"]["judge"], abs=1e-3)

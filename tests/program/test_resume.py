@@ -90,3 +90,11 @@ def test_the_same_command_gives_the_same_run_and_another_seed_another(flags, fol
     assert same(one["weights"], again["weights"])
     tables = [(Path(folder) / name / "evaluation.json").read_text() for name in "ab"]
     assert tables[0] == tables[1]
+
+
+def test_the_optimizers_settings_may_be_given_again(flags):
+    run(flags, max_iters=2)
+    again, _ = run(flags, max_iters=3, init_from="resume", weight_decay=0.3, beta2=0.8)
+    decayed, others = again["training"]["optimizer"]["param_groups"]
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
+    assert decayed["betas"] == others["betas"] == (0.9, 0.8)

@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import command_line, run, same
 
 import train_grpo
@@ -214,3 +215,30 @@ def test_what_saves_memory_changes_no_figure(flags, tmp_path, changes):
     _, saving = run(flags, out_dir=tmp_path / "saving", **changes)
     for a, b in zip(plain, saving):
         assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
+
+
+def test_a_periodic_reference_is_the_policy_after_each_period(flags, world):
+    own = {"reference_mode": "periodic", "reference_update_freq": 2}
+    first, _ = run(flags, max_iters=1, **own)
+    assert same(first["training"]["reference"], dict(read(world / "generator.pt")["weights"]))
+    second, _ = run(flags, max_iters=2, **own)
+    assert same(second["training"]["reference"], second["weights"])
+
+
+def test_the_rate_of_a_step_is_the_schedules(flags):
+    """Cosine from 1e-2 to 0 in 4 steps, the first at the peak."""
+    _, lines = run(flags, max_iters=4)
+    have = [line["lr"] for line in lines]
+    assert have == pytest.approx([1e-2, 0.8535533905932737e-2, 0.5e-2, 0.14644660940672624e-2])
+
+
+def test_before_is_the_generator_also_where_the_reference_is_another(flags, world, tmp_path):
+    other = read(world / "generator.pt")
+    torch.manual_seed(7)
+    other["weights"] = {k: torch.randn_like(w) for k, w in other["weights"].items()}
+    write(tmp_path / "other.pt", other)
+    rows = []
+    for reference in ("", str(tmp_path / "other.pt")):
+        run(flags, max_iters=1, reference_checkpoint=reference)
+        rows.append(json.loads((tmp_path / "out" / "evaluation.json").read_text()))
+    assert rows[0]["before_sample"] == rows[1]["before_sample"]
