@@ -6,6 +6,6 @@ out_dir = "out-long"
 generator_checkpoint = "model/pretrained/generator_long.pt"
 masking = "word"
 hidden_words = 2
-kl_beta = 0.03  # more words, less certain scores: a longer rein
+kl_beta = 0.03  # more words, less certain scores: the KL weighs less
 kl_target = 0.0
 eval_inputs = 256

@@ -192,7 +192,7 @@ def total(completions, masked, mask, decode):
 MASK = torch.tensor([[True, True, False, True], [False, True, False, True]])
 
 
-def test_the_weighted_sum_is_credited_and_the_parts_are_told():
+def test_the_weighted_sum_is_credited_and_the_parts_are_given():
     """The judge's part per run, another's on every blank of its completion."""
     parts = {"judge": (partial(judge_reward, some_judge), 2.0), "total": (total, 0.5)}
     completions = some_completions(2, 3, 4)
