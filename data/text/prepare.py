@@ -1,8 +1,8 @@
 """Text -> train.bin, val.bin (one byte a character), meta.json (the vocabulary). No network needed.
 
-The default text is English prose that every reader already owns: the language reference in
-`pydoc_data.topics` and the docstrings of the standard library, read with `ast`, so that no module
-is imported. `--input=FILE` takes any text. Kept are a to z and space, as in text8.
+The default text is English prose that every reader has just installed: what numpy and torch, as
+requirements.txt pins them, say of themselves. It is read with `ast`, so that no module is imported.
+`--input=FILE` takes any text. Kept are a to z and space, as in text8.
 
     python data/text/prepare.py
     python data/text/prepare.py --input=my.txt --out_dir=data/mine
@@ -14,32 +14,40 @@ import hashlib
 import json
 import re
 import string
-import sysconfig
 import unicodedata
+import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 BLANK = "_"  # stands for the mask token in every vocabulary, hence never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK
 MIN_CHARACTERS = 1000  # in each of the two files: less than that is no text to learn from
-# Folders of the standard library without prose of its own.
-SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+SOURCES = {  # the documented folders; all of torch takes longer to parse than it says
+    "numpy": "_core lib linalg fft random polynomial ma matrixlib",
+    "torch": "nn optim distributions utils autograd linalg fft special func cuda amp masked",
+}
 PLAIN_WORD = re.compile(r"[\"'(*`]*[A-Za-z][a-z'-]*[\"').,:;*`?!]*")
 
 
-def standard_library_text():
-    """Every topic of `help()` and every docstring of the standard library, in a fixed order."""
-    from pydoc_data.topics import topics
+def documentation():
+    """Every string of two lines or more: docstrings, and what torch's *_docs.py hand over.
 
-    for name in sorted(topics):
-        yield topics[name]
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        if SKIPPED & set(path.relative_to(root).parts):
-            continue
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, DOCUMENTED):
-                yield ast.get_docstring(node) or ""
+    In a fixed order, and raw: what is left of a docstring's indentation depends on the Python.
+    """
+    for package, folders in SOURCES.items():
+        root = Path(find_spec(package).origin).parent
+        paths = list(root.glob("*.py"))
+        for folder in folders.split():
+            paths += (root / folder).rglob("*.py")
+        for path in sorted(paths, key=Path.as_posix):
+            if "tests" in path.parts:
+                continue
+            with warnings.catch_warnings(action="ignore"):  # of "\\d" in a string
+                tree = ast.parse(path.read_bytes())
+            for node in ast.walk(tree):
+                value = getattr(node, "value", None)
+                if isinstance(node, ast.Constant) and isinstance(value, str) and "\n" in value:
+                    yield value
 
 
 def cut(text):
@@ -75,7 +83,7 @@ def prepare(out_dir, input_file=None):
     if input_file:
         text = Path(input_file).read_text(encoding="utf-8")
     else:
-        text = "\n\n".join(standard_library_text())
+        text = "\n\n".join(documentation())
     splits = {"train": {}, "val": {}}  # dicts for their keys: without duplicates, in order
     for piece in cut(text):
         paragraph = normalise(piece)
@@ -105,7 +113,7 @@ def prepare(out_dir, input_file=None):
 def main(argv=None):
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--input", help="a UTF-8 text file; default: the docstrings of your own Python")
+    add("--input", help="a UTF-8 text file; default: the documentation of numpy and torch")
     add("--out_dir", help="default, for the default text alone: this script's folder")
     args = parser.parse_args(argv)
     if args.input and not args.out_dir:
