@@ -14,22 +14,22 @@ import sys
 import torch
 
 from grpo.advantage import group_advantages
-from grpo.logprobs import logprobs
-from grpo.loss import grpo_loss, kl_weight
+from grpo.loss import grpo_loss
 from grpo.metrics import StepMetrics
 from grpo.optimizer import learning_rate
 from grpo.plumbing.config import exit_on_mistake, load_config
 from grpo.plumbing.run import Run
+from grpo.policy import logprobs, sample
 from grpo.reference import update_reference
 from grpo.rollout import Rollout, in_batches
-from grpo.sampling import sample
 
 
 def grpo_step(policy, reference, rewards, optimizer, inputs, config):
     """One step on this process's inputs -> (Rollout, {metric: scalar}).
 
-    policy and reference map tokens (B,T) to logits (B,T,V). A parallel fill depends on the input
-    alone, so one forward pass serves all its G completions: no input is ever repeated G times.
+    policy and reference map tokens (B,T) to logits (B,T,V), of a mixture (B,T,K,V). A parallel fill
+    depends on the input alone, so one forward pass serves all its G completions: no input is ever
+    repeated G times.
     """
     # 1. Sample: fill every input G times, each in one parallel step.
     with torch.no_grad():
@@ -39,15 +39,15 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config):
         # log q, log q_ref of the draws (B,G,T), q as sampled; KL, H (B,T) of the whole vocabulary
         old = logprobs(logits, ref_logits, fills, config)
 
-    # 2. Judge: how real does each run of blanks, a word, look? (credit=input: each completion?)
+    # 2. Judge: log p/q of each run of blanks, a word: how much more would the text write it than
+    #    the base model? (credit=input: of each completion, the mean over its blanks.)
     #    credits (B,G,T), or (B,G,1): the weighted sum of the reward's P parts, for each blank;
     #    parts (B,G,P): each part's view of the whole completion, for the log alone.
     credits, parts = rewards(fills, inputs, config.credit)
 
-    # 3. Compare: how much better than its group, in standard deviations of the whole step?
+    # 3. Compare: how much better than the others of its group?
     advantages = group_advantages(credits, inputs.mask, config)  # as credits; blanks alone count
-    beta = kl_weight(old.kl, inputs.mask, config)  # kl_beta · (KL / kl_target)^4, or kl_beta
-    metrics = StepMetrics(rewards, parts, beta)  # of rewards: names and weights of its parts
+    metrics = StepMetrics(rewards, parts)  # of rewards: names and weights of its parts
 
     # 4. Update: make the characters of better completions likelier, stay close to the reference.
     rollout = Rollout(inputs, fills, ref_logits, old, credits, advantages)
@@ -55,7 +55,7 @@ def grpo_step(policy, reference, rewards, optimizer, inputs, config):
         for micro in batch.split(config.batch_size):  # pieces that fit in memory: losses add up
             logits = policy(micro.inputs.masked)  # (B,T,V), with their graph
             now = logprobs(logits, micro.ref_logits, micro.fills, config)
-            loss, terms = grpo_loss(now, micro, batch, beta, config)  # batch: counts for the mean
+            loss, terms = grpo_loss(now, micro, batch, config)  # batch: counts for the mean
             optimizer.backward(loss)  # loss.backward(); gradients and losses add up
             metrics.add(terms, now, micro, batch)
         grad_norm = optimizer.step()  # sum over processes, clip, AdamW; not finite: no update

@@ -14,11 +14,17 @@ top_p = 1.0
 group_size = 16
 batch_size = 64  # many inputs per step: the gradient's noise is mostly that of the inputs
 num_iterations = 2  # the judge is most of a step's time, and need not be asked again
-max_iters = 110
+max_iters = 60
 learning_rate = 1e-3  # 100 times an LLM's: a million parameters, a fresh reward
 warmup_iters = 5
-kl_beta = 0.09  # the weight of the KL at kl_target
-kl_target = 0.65  # nats a blank; farther: more valid words, less entropy; nearer: the other way
+
+# The reward of a word is log p/q, what the judge says of the text's distribution p and the base
+# model's q. E[log p/q] - kl_beta KL is then best, with kl_beta 1, where the policy is p: nothing is
+# to be scaled, and no mean may hold a part of the reward back. Below 1, as a judge that does not
+# know all asks for, the policy is sharper than the text.
+judge_score = "log_odds"
+scale_rewards = "none"
+baseline = "leave_one_out"
+kl_beta = 0.4
 credit = "run"  # a word need not answer for the others
-scale_rewards = "batch"  # where all fills are hopeless, their noise is not scaled up
 eval_inputs = 512

@@ -5,4 +5,3 @@
 out_dir = "out-moving-reference"
 reference_mode = "ema"
 ema_alpha = 0.02
-kl_target = 0.0  # a distance from what moves is no target

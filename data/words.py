@@ -30,22 +30,6 @@ def hidden_words(text, mask, cut=True):
     return spans
 
 
-def filled_words(fill, mask, cut=True):
-    """(start, end) of each word in the hidden words' places, a blank taken for a letter.
-
-    A fill that puts spaces there makes several words of one; spaces alone make one that is none.
-    """
-    letters = "".join("a" if blank else c for c, blank in zip(fill, mask))
-    spans = []
-    for start, end in hidden_words(letters, mask, cut):
-        pieces = [match.span() for match in re.finditer(r"\S+", fill[start:end])]
-        if not pieces:
-            pieces = [(0, end - start)]
-        for first, last in pieces:
-            spans.append((start + first, start + last))
-    return spans
-
-
 def is_valid(fill, start, end, words):
     """Is the fill of the hidden word at start:end one word of the lexicon, of just this length?"""
     word = WORD.match(fill, start)  # the pattern looks at what stands before start, too

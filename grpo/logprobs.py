@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 import torch
 
-from grpo.cuda import kernel
-
 
 class LogProbs(NamedTuple):
     """In nats, zero wherever there is no blank."""
@@ -121,14 +119,3 @@ class LogProbsFunction(torch.autograd.Function):
 
 
 compute_logprobs = LogProbsFunction.apply  # runs everywhere
-
-
-def logprobs(logits, ref_logits, fills, config):
-    """Log-probabilities of the draws, exact KL and entropy, differentiable in `logits`.
-
-    logits, ref_logits (B,T,V), `Fills` -> `LogProbs`.
-    """
-    fused = config.kernel == "cuda"  # decided when the run began
-    compute = kernel.logprobs if fused else compute_logprobs
-    completions, kept, mask = fills
-    return LogProbs(*compute(logits, ref_logits, completions, kept, mask, config.temperature))

@@ -17,8 +17,6 @@ import torch
 
 from grpo.plumbing.distributed import gather, world
 
-STIFFNESS = 4  # of `kl_weight`
-
 
 def loss_weights(mask, batch, config):
     """The weight of each blank: mask (B,T) of one micro-batch -> (B,T) float, 0 where no blank is.
@@ -110,20 +108,7 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
     return d.exp() - 1 - d
 
 
-def kl_weight(kl, mask, config):
-    """β, the weight of the KL: kl_beta, or with a kl_target kl_beta · (KL / kl_target)^STIFFNESS.
-
-    kl, mask (B,T) as drawn; KL is the whole step's mean per blank, in nats, of all processes. So
-    the KL of a run ends near the target, and depends less on kl_beta. (1909.08593 steers the weight
-    by feedback, over many steps; this acts at once, and has no state.)
-    """
-    if not config.kl_target:
-        return config.kl_beta
-    mean_kl = gather(kl).sum() / gather(mask).sum().clamp(min=1)
-    return config.kl_beta * (mean_kl / config.kl_target) ** STIFFNESS
-
-
-def grpo_loss(now, micro, batch, beta, config):
+def grpo_loss(now, micro, batch, config):
     """The loss of one micro-batch and its terms: a scalar, {name: scalar}.
 
     `now` holds the `LogProbs` of the policy; `micro` and `batch` are `Rollout`s. Losses and terms
@@ -140,7 +125,7 @@ def grpo_loss(now, micro, batch, beta, config):
         return (weights[:, None] * x.expand_as(losses)).sum()
 
     pg_loss = total(learning[:, None] * losses)
-    kl_penalty = beta * total(kl)
+    kl_penalty = config.kl_beta * total(kl)
     loss = pg_loss + kl_penalty - config.entropy_coef * total(now.entropy[:, None])
     clipped = (stopped & learning[:, None]).sum()
     return loss, {"loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty, "clipped": clipped}

@@ -15,7 +15,7 @@ from grpo.plumbing.distributed import add_up, gather
 class StepMetrics:
     """Of the rollout, at once; of the updates, sums over micro-batches and means over updates."""
 
-    def __init__(self, rewards, parts, beta):
+    def __init__(self, rewards, parts):
         """parts (B,G,P) of this process's inputs."""
         parts = gather(parts)
         total = rewards.total(parts)  # (B,G)
@@ -24,7 +24,6 @@ class StepMetrics:
             "mean_reward": total.mean(),
             "std_reward": total.std(),
             "frac_reward_zero_std": (span <= INDISTINCT).float().mean(),
-            "kl_weight": beta,
         }
         for i, name in enumerate(rewards.parts):
             self.figures[f"reward_{name}"] = parts[..., i].mean()

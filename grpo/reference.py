@@ -25,7 +25,7 @@ def make_reference(base, mode, state=None):
 
 @torch.no_grad()
 def update_reference(model, generator, done, config):
-    """After `done` steps: move the reference's weights towards the policy's, wherever they live."""
+    """After `done` steps: move the reference's weights towards the policy's."""
     if config.reference_mode == "ema":
         alpha = config.ema_alpha
     elif config.reference_mode == "periodic" and done % config.reference_update_freq == 0:
@@ -33,4 +33,4 @@ def update_reference(model, generator, done, config):
     else:
         return
     for r, p in zip(model.parameters(), generator.parameters()):
-        r.lerp_(p.to(r.device), alpha)  # with alpha 1 exactly p
+        r.lerp_(p, alpha)  # with alpha 1 exactly p

@@ -9,7 +9,8 @@ Letters: B masked inputs, T characters, G group size. A reward is a function
     reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) where it speaks of each character
 
 of completions (B,G,T), masked (B,T), mask (B,T) bool: True at the blanks; `decode` turns any
-(...,T) tokens into a flat list of strings. A judge, a model, maps tokens (N,T) to logits (N,T).
+(...,T) tokens into a flat list of strings. A judge, a model, maps tokens (N,T) to logits (N,T): its
+log-odds that a character was not filled in.
 `grpo/plumbing/setup.py` loads what the setting `reward` names.
 """
 
@@ -20,6 +21,7 @@ from data import words
 
 CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
 CUDA_ROWS = 8192  # bounds the memory of activations
+SUREST = 8  # log-odds beyond that are none the better
 
 
 class RewardFailed(ValueError):
@@ -27,8 +29,8 @@ class RewardFailed(ValueError):
 
 
 @torch.no_grad()
-def judge_scores(judge, completions):
-    """P(real) of every character: completions (B,G,T) -> (B,G,T) in [0,1]; judge: (N,T) -> (N,T).
+def judge_logits(judge, completions):
+    """The log-odds of every character: completions (B,G,T) -> (B,G,T); judge: (N,T) -> (N,T).
 
     On a CPU each of the D different completions is judged once, in batches of one shape. On CUDA,
     counting them would wait for the device.
@@ -41,13 +43,12 @@ def judge_scores(judge, completions):
         rows, which = rows.unique(dim=0, return_inverse=True)  # (D,T), (B·G,)
         rows = F.pad(rows, (0, 0, 0, -len(rows) % size))  # (multiple of size,T)
     logits = torch.cat([judge(part) for part in rows.split(size)])  # as rows
-    return logits.float().sigmoid()[which].view(completions.shape)
+    return logits.float()[which].view(completions.shape)
 
 
-def mean_over_input(scores, masked):
-    """scores (B,G,T) -> (B,G): the mean over an input's characters; padding (-1) is none."""
-    real = (masked >= 0)[:, None].to(scores.dtype)  # (B,1,T)
-    return (scores * real).sum(dim=-1) / real.sum(dim=-1)
+def mean_over_blanks(scores, mask):
+    """scores (B,G,T) -> (B,G): the mean over an input's blanks."""
+    return (scores * mask[:, None]).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)[:, None]
 
 
 def begins_run(mask):
@@ -64,20 +65,32 @@ def mean_over_run(scores, mask):
 
 
 def valid_words(lexicon, completions, masked, mask, decode, cut=True):
-    """The share of an input's hidden words whose fill is a word of the lexicon: -> (B,G)."""
-    B, G, _ = completions.shape
-    flags = mask.repeat_interleave(G, dim=0).cpu().numpy()  # (B·G,T)
+    """The share of an input's hidden words whose fill is a word of the lexicon: -> (B,G).
+
+    A blank is taken for a letter: what is hidden between two spaces is one word.
+    """
+    G = completions.shape[1]
+    texts = decode(completions)
+    letters = decode(completions[:, 0].masked_fill(mask, 1))  # token 1: the letter a
+    blanks = mask.cpu().numpy()  # (B,T)
     shares = []
-    for text, blanks in zip(decode(completions), flags):
-        spans = words.filled_words(text, blanks, cut)
-        valid = sum(words.is_valid(text, start, end, lexicon) for start, end in spans)
-        shares.append(valid / max(len(spans), 1))
-    return torch.tensor(shares, device=mask.device).view(B, G)
+    for i, text in enumerate(letters):
+        spans = words.hidden_words(text, blanks[i], cut)
+        for text in texts[i * G : (i + 1) * G]:
+            valid = [words.is_valid(text, *span, lexicon) for span in spans]
+            shares.append(sum(valid) / max(len(valid), 1))
+    return torch.tensor(shares, device=mask.device).view(-1, G)
 
 
-def judge_reward(judge, completions, masked, mask, decode):
-    """P(real) of every character as a reward: -> (B,G,T)."""
-    return judge_scores(judge, completions)
+def log_odds(judge, completions, mask):
+    """Of each blank's run, as the judge learned them (model/losses.py): log p/q -> (B,G,T)."""
+    return mean_over_run(judge_logits(judge, completions), mask).clamp(-SUREST, SUREST)
+
+
+def judge_reward(judge, judge_score, completions, masked, mask, decode):
+    """Of each blank's run the log-odds of being text, or P(real): -> (B,G,T)."""
+    logits = log_odds(judge, completions, mask)  # (B,G,T)
+    return logits if judge_score == "log_odds" else logits.sigmoid()
 
 
 def own_reward(name, function, completions, masked, mask, decode):
@@ -120,13 +133,13 @@ class Rewards:
         `credit=run`: a part that speaks of each character is averaged over the blank's own run of
         adjacent blanks: with whole words hidden, its word. What happens to another word is noise in
         its gradient. The price is a bias: what it does to the view of the rest is not credited.
-        parts (B,G,P): the mean over the input of each part.
+        parts (B,G,P): the mean over the input's blanks of each part.
         """
         credits = 0
         parts = []
         for name, (_, weight) in self.parts.items():
             each = self.score(name, fills.completions, inputs.masked, inputs.mask)  # (B,G,T)
-            whole = mean_over_input(each, inputs.masked)  # (B,G)
+            whole = mean_over_blanks(each, inputs.mask)  # (B,G)
             own = whole[..., None]  # (B,G,1)
             if credit == "run":
                 own = mean_over_run(each, inputs.mask)  # (B,G,T)

@@ -23,14 +23,15 @@ class Inputs(NamedTuple):
     mask: torch.Tensor  # (B,T) bool, True at a blank
     masked: torch.Tensor  # (B,T) the text, its blanks replaced by the mask token
     uniforms: torch.Tensor  # (B,G,T) float32 in [0,1): each decides one draw
-    orders: torch.Tensor  # (B,E) in which each of E passes takes the inputs, in mini-batches
+    z_uniforms: torch.Tensor  # (B,G,T) as uniforms: of a mixture, each decides one z
+    orders: torch.Tensor = None  # (B,E) in which each of E passes takes the inputs, in mini-batches
 
 
 def take_rows(x, index):
     """x[index] of a tensor, or of every tensor in a named tuple."""
-    if isinstance(x, torch.Tensor):
-        return x[index]
-    return type(x)(*(take_rows(each, index) for each in x))
+    if isinstance(x, tuple):
+        return type(x)(*(take_rows(each, index) for each in x))
+    return None if x is None else x[index]
 
 
 class Rollout(NamedTuple):
@@ -76,6 +77,15 @@ def draw_uniforms(B, G, T, seed):
     return torch.from_numpy(rng.random((B, G, T), dtype=np.float32))
 
 
+def to_fill(tokens, mask, mask_id, G, seed):
+    """tokens (B,T), mask (B,T) -> `Inputs`, on the CPU, with the numbers of G fills of each."""
+    shape = (len(mask), G, mask.shape[1])
+    masked = tokens.masked_fill(mask, mask_id)  # (B,T)
+    uniforms = draw_uniforms(*shape, (*seed, 1))  # (B,G,T)
+    z_uniforms = draw_uniforms(*shape, (*seed, 3))  # (B,G,T)
+    return Inputs(tokens, mask, masked, uniforms, z_uniforms)
+
+
 def draw_orders(passes, B, seed):
     """(B,passes): all inputs in a random order for each pass, a function of `seed` alone."""
     rng = np.random.default_rng(seed)
@@ -91,9 +101,7 @@ def draw_inputs(dataset, config, step, device):
     tokens, mask = dataset.batch(
         size, config.block_size, masking, config.mask_ratio, config.hidden_words, (*seed, 0)
     )  # (B,T), (B,T)
-    uniforms = draw_uniforms(size, config.group_size, config.block_size, (*seed, 1))  # (B,G,T)
-    tokens = share(tokens).to(device)
-    mask = share(mask).to(device)
-    masked = tokens.masked_fill(mask, dataset.mask_id)  # (B,T)
-    orders = draw_orders(config.num_iterations, len(tokens), (*seed, 2)).to(device)  # (B,E)
-    return Inputs(tokens, mask, masked, share(uniforms).to(device), orders)
+    whole = to_fill(tokens, mask, dataset.mask_id, config.group_size, seed)
+    inputs = Inputs(*map(share, whole[:5]))
+    orders = draw_orders(config.num_iterations, len(inputs.mask), (*seed, 2))  # (B,E)
+    return Inputs(*(x.to(device) for x in inputs._replace(orders=orders)))

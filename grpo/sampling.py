@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 import torch
 
-from grpo.cuda import kernel
-
 SCALE = 1 << 21  # V <= 1024 weights of at most SCALE add up to less than 2^32
 UNIT = 1 << 24  # a float32 uniform is a whole number of 2^-24
 
@@ -28,6 +26,7 @@ class Fills(NamedTuple):
     completions: torch.Tensor  # (B,G,T) the filled-in copies of each input
     kept: torch.Tensor  # (B,T,V) bool, the characters that could be drawn; none but at a blank
     mask: torch.Tensor  # (B,T) bool, True at a blank
+    z: torch.Tensor = None  # (B,G,T) of a mixture: which value each completion drew for the run
 
 
 def options(config):
@@ -36,19 +35,6 @@ def options(config):
     if config.xtc_probability:
         names += ["xtc_threshold", "xtc_probability"]
     return {name: getattr(config, name) for name in names}
-
-
-def penalise(logits, masked, penalty):
-    """Make the characters that are visible in the input less likely, differentiably.
-
-    logits (B,T,V), masked (B,T) -> (B,T,V). A visible character's logit is divided by the penalty
-    if it is positive (CTRL, 1909.05858, section 4.1), else multiplied by it. This comes before
-    temperature and truncation, and it is part of the policy: sampled, scored and differentiated.
-    """
-    characters = torch.arange(logits.shape[-1], device=masked.device)  # (V,); padding is -1
-    seen = (masked[..., None] == characters).any(dim=1, keepdim=True)  # (B,1,V)
-    lower = torch.where(logits < 0, logits * penalty, logits / penalty)  # (B,T,V)
-    return torch.where(seen, lower, logits)
 
 
 def integer_weights(logits, temperature):
@@ -132,12 +118,3 @@ def sample_completions(
     draws = draw(weights * kept, uniforms).transpose(1, 2)  # (B,G,T)
     drawable = kept.any(dim=-1)[:, None]  # (B,1,T) a blank whose logits are NaN stays a blank
     return torch.where(drawable, draws, masked[:, None]), kept
-
-
-def sample(logits, inputs, config):
-    """Fill every input G times, as the run's settings say: logits (B,T,V) -> `Fills`."""
-    where = (inputs.masked, inputs.mask, inputs.uniforms)
-    fused = config.kernel == "cuda"  # decided when the run began
-    draw_all = kernel.sample_completions if fused else sample_completions
-    completions, kept = draw_all(logits, *where, **options(config))  # (B,G,T), (B,T,V)
-    return Fills(completions, kept, inputs.mask)

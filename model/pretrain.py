@@ -1,10 +1,10 @@
 """Train the models that GRPO starts from: the generator (fill the blanks), then the judge.
 
-    python -m model.pretrain --out_dir=out-pretrain            # both: over an hour on 2 CPU cores
+    python -m model.pretrain --out_dir=out-pretrain            # both: half an hour on a CPU core
     python -m model.pretrain --out_dir=out-pretrain --resume   # go on where it was stopped
 
 What they learn from is in `model/losses.py`: the generator to fill masked characters, the judge,
-which starts as a copy of it, to tell fills from text. Then `model/report.py` says how well they do.
+which starts as a copy of it, to tell its draws from text. `model/report.py` says how well they do.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from grpo.plumbing.checkpoint import load_model, model_file, read, write
 from grpo.plumbing.config import Config, Parser, exit_on_mistake
 from grpo.plumbing.log import Signals
 from grpo.plumbing.setup import forward, load_data, pick_device
-from model.losses import DOUBT, MASKING, generator_loss, judge_loss, words_by_length
+from model.losses import generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
 
@@ -35,14 +35,18 @@ class Settings:
     dataset: str = "text"  # folder under data/, made by prepare.py
     out_dir: str = "out-pretrain"  # generator.pt and judge.pt are written here
     start: str = ""  # a generator's file to begin from, of any size; empty: random weights
-    masking: str = MASKING  # what is hidden from the generator
+    masking: str = "word:0.5,random:0.25,span:0.1,sticky:0.15"  # what is hidden from the generator
+    judge_masking: str = "short:0.8,word:0.2"  # and what the judge has to tell: what GRPO will hide
     block_size: int = 64  # characters per input
     n_layer: int = 6  # layers of the generator
     judge_layers: int = 0  # layers of the judge; 0: as many
+    start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
+    policy: str = ""  # a run's checkpoint: the judge learns its fills, too, as drawn
     n_embd: int = 128  # width, a multiple of 32
+    n_latent: int = 1  # values of a latent, chosen before a word is spelled: grpo/mixture.py
     batch_size: int = 64  # inputs per step
-    generator_steps: int = 11000  # 0: it stays as it starts
-    judge_steps: int = 2400
+    generator_steps: int = 2500  # 0: it stays as it starts
+    judge_steps: int = 1000
     seed: int = 1  # of weights, inputs and draws
     # bfloat16: a step in two thirds of the time, on a CPU that multiplies it.
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -119,7 +123,19 @@ def make_models(args, vocabulary):
         sizes = (len(vocabulary), args.block_size, args.n_layer, width // 32, width)
         generator = Generator(TransformerConfig(*sizes))
     shape = generator.trunk.config
-    return generator, Judge(replace(shape, n_layer=args.judge_layers or shape.n_layer))
+    if args.n_latent > shape.n_latent:
+        generator = with_latent(generator, args.n_latent)
+    return generator, Judge(replace(shape, n_layer=args.judge_layers or shape.n_layer, n_latent=1))
+
+
+def with_latent(product, n_latent):
+    """A generator whose values of z begin as copies of a product, a little noise apart."""
+    generator = Generator(replace(product.trunk.config, n_latent=n_latent))
+    generator.trunk.load_state_dict(product.trunk.state_dict())
+    head = product.head.weight.detach().repeat(n_latent, 1)  # (K·(V-1),C)
+    noise = 0.1 * head.std() * torch.randn_like(head)
+    generator.head.weight.data.copy_(head + noise)
+    return generator
 
 
 def pretrain(args):
@@ -132,22 +148,32 @@ def pretrain(args):
     config = Config(dtype=args.dtype, compile="false")
     generate = forward(generator, device, config)
     score = forward(judge, device, config)
-    words = words_by_length(train)
+    drawing = [generate]
+    if args.policy:
+        policy = load_model(args.policy, "generator", train.vocabulary)
+        drawing.append(forward(policy, device, config))
 
     def loss_of_generator(step):
         return generator_loss(generate, train, args, (args.seed, 0, step))
 
     def loss_of_judge(step):
-        return judge_loss(score, generate, train, words, args, (args.seed, 1, step))
+        # At first hot draws: to a judge that has seen none, good ones may look like text for long.
+        hot = 0 if args.start_judge else max(0, 1 - 2 * step / args.judge_steps)
+        source = drawing[step % len(drawing)]  # in turn
+        return judge_loss(score, source, train, args, 1 + hot, (args.seed, 1, step))
 
     peak = 2e-3 if args.start else 8e-3
     fit("generator", generator, loss_of_generator, args.generator_steps, peak, args)
     write(out / "generator.pt", model_file(generator, train.vocabulary, torch.float16))
-    judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)  # its first layers
-    fit("judge", judge, loss_of_judge, args.judge_steps, 4e-3, args)
-    judge.head.bias.data -= DOUBT
+    peak = 4e-3
+    if args.start_judge:
+        judge.load_state_dict(load_model(args.start_judge, "judge", train.vocabulary).state_dict())
+        peak = 1e-3
+    else:
+        judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)  # its first layers
+    fit("judge", judge, loss_of_judge, args.judge_steps, peak, args)
     write(out / "judge.pt", model_file(judge, train.vocabulary, torch.float16))
-    report(generate, score, val, words, args.block_size)
+    report(generate, score, val, args)
 
 
 def parse(argv):
@@ -165,6 +191,7 @@ def parse(argv):
     parser.add_argument("--resume", action="store_true", help=about)
     args = parser.parse_args(argv)
     parse_masking(args.masking)
+    parse_masking(args.judge_masking)
     if args.n_embd % 32 or args.n_embd < 32:
         raise ValueError(f"--n_embd={args.n_embd} is not allowed; it takes a multiple of 32")
     return args

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
+
+from grpo.mixture import spread
+from grpo.reward import mean_over_run
+
+IMPOSSIBLE = -1e9  # as -inf, but a difference of two is no NaN
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class TransformerConfig:
     n_layer: int = 6
     n_head: int = 4
     n_embd: int = 128
+    n_latent: int = 1  # values of the generator's latent, K: see grpo/mixture.py
 
 
 def rotary_table(length, head_width):
@@ -73,8 +78,6 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     # May some tokens be negative, that is, no characters? They are never attended to.
     padded = False
-    # Forget each block's activations, and compute them again in the backward pass?
-    checkpointing = False
 
     def __init__(self, config):
         super().__init__()
@@ -101,11 +104,7 @@ class Trunk(nn.Module):
             tokens = tokens.clamp(min=0)  # (B,T)
         x = self.embedding(tokens)  # (B,T,C)
         for block in self.blocks:
-            arguments = (x, self.cos[:T], self.sin[:T], attended)
-            if self.checkpointing:
-                x = checkpoint(block, *arguments, use_reentrant=False)
-            else:
-                x = block(*arguments)
+            x = block(x, self.cos[:T], self.sin[:T], attended)
         return self.norm(x)
 
 
@@ -116,16 +115,32 @@ class Generator(nn.Module):
         super().__init__()
         self.trunk = Trunk(config)
         characters = config.vocab_size - 1  # all but the mask token
-        self.head = nn.Linear(config.n_embd, characters, bias=False)
+        self.head = nn.Linear(config.n_embd, config.n_latent * characters, bias=False)
         nn.init.normal_(self.head.weight, std=0.02)
+        if config.n_latent > 1:
+            self.prior = nn.Linear(config.n_embd, config.n_latent)
+            nn.init.normal_(self.prior.weight, std=0.02)
+            nn.init.zeros_(self.prior.bias)
 
     def forward(self, tokens):
-        """Masked input (B,T) -> logits (B,T,V).
+        """Masked input (B,T) -> logits (B,T,V), with a latent (B,T,K,V): see `mixture`.
 
         The mask token's logit is -inf, so that no blank is ever filled with a blank.
         """
-        logits = self.head(self.trunk(tokens))  # (B,T,V-1)
-        return F.pad(logits, (0, 1), value=float("-inf"))  # (B,T,V)
+        features = self.trunk(tokens)  # (B,T,C)
+        if self.trunk.config.n_latent > 1:
+            return self.mixture(features, tokens == self.trunk.config.vocab_size - 1)
+        return F.pad(self.head(features), (0, 1), value=float("-inf"))  # (B,T,V)
+
+    def mixture(self, features, mask):
+        """log π(z) + log q_z(v) at the blanks alone, zeros elsewhere: (B,T,C) -> (B,T,K,V)."""
+        K = self.trunk.config.n_latent
+        of_run = mean_over_run(features.float().mT, mask).mT  # (B,T,C)
+        log_pi = self.prior(of_run[mask]).float().log_softmax(dim=-1)  # (M,K)
+        letters = self.head(features[mask]).float().unflatten(-1, (K, -1))  # (M,K,V-1)
+        log_q = letters.log_softmax(dim=-1)
+        both = F.pad(log_pi[..., None] + log_q, (0, 1), value=IMPOSSIBLE)  # (M,K,V)
+        return spread(both, mask)
 
 
 class Judge(nn.Module):

@@ -27,7 +27,7 @@ OPERATIONS = {  # inputs -> outputs; f: float32, i: int64, b: bool, x: the logit
 }
 
 
-def choose(config, device, vocab_size):
+def choose(config, device, vocab_size, n_latent=1):
     """Will the kernel run, or its definitions? -> "cuda" or "torch". The first compiles it.
 
     ValueError: config.kernel is "cuda", and it cannot run.
@@ -38,6 +38,8 @@ def choose(config, device, vocab_size):
         reason = f"it needs a CUDA device, not {device.type!r}"
     elif vocab_size > max(LAYOUTS):
         reason = f"it takes {max(LAYOUTS)} characters, not {vocab_size}"
+    elif n_latent > 1:
+        reason = f"it has no latent, the generator one of {n_latent} values"
     elif config.xtc_probability:
         reason = "it has no XTC: xtc_probability must be 0"
     else:

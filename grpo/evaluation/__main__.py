@@ -13,7 +13,6 @@ from grpo.evaluation.evaluate import EVALUATION_SEED, format_table, hold_out, sa
 from grpo.plumbing.checkpoint import LATEST, read, training_state
 from grpo.plumbing.config import Parser, exit_on_mistake, from_saved
 from grpo.plumbing.setup import (
-    as_policy,
     forward,
     load_data,
     load_models,
@@ -45,7 +44,7 @@ def main(argv=None):
         device = pick_device(config.device)
         train, val = load_data(config.dataset, config.block_size, config.prompts_file)
         *generators, judge = load_models(config, train.vocabulary, saved)
-        policy, before = (as_policy(model, device, config) for model in generators)
+        policy, before = (forward(model, device, config) for model in generators)
         judge = forward(judge, device, config)
         held_out = hold_out(config, train, val, device, args.eval_seed)
         rewards = load_rewards(config, judge, train.vocabulary, held_out.lexicon, device)

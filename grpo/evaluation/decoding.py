@@ -5,7 +5,7 @@ Letters: N inputs, M of them that still have blanks, n fills of each, T characte
 
 import torch
 
-from grpo.reward import mean_over_run
+from grpo.mixture import log_prob_of_runs, marginal
 from grpo.rollout import in_batches
 from grpo.sampling import integer_weights, options, sample_completions
 
@@ -29,7 +29,8 @@ def fill_in_passes(policy, masked, mask, passes, config, surest=False):
             break
         now = filled[rows]  # (M,T)
         still = left[rows]  # (M,T)
-        logits = in_batches(policy, now, AT_ONCE)  # (M,T,V)
+        logits = in_batches(policy, now, AT_ONCE)  # (M,T,V) or (M,T,K,V)
+        logits = marginal(logits, still, config.temperature)  # (M,T,V)
         if surest:
             weights = integer_weights(logits, config.temperature)  # (M,T,V)
             choice = weights.argmax(dim=-1)  # (M,T)
@@ -47,11 +48,12 @@ def fill_in_passes(policy, masked, mask, passes, config, surest=False):
     return filled[:, None]  # (N,1,T)
 
 
-def best_by_run(fills, scores, mask):
-    """Of n fills, each run of blanks as the judge likes it best there: -> (N,1,T).
+def best_by_run(logits, fills, log_odds, mask):
+    """Of n fills, each run of blanks as it is likeliest in the text, says the judge: (N,1,T).
 
-    fills (N,n,T), the judge's scores of them (N,n,T), mask (N,T)
+    log p = log q + log p/q: the base model's logits (N,T,V) or (N,T,K,V), and the judge's log-odds
+    (N,n,T) of the fills (N,n,T); mask (N,T). The log-odds alone would take what q thinks rare.
     """
-    liked = mean_over_run(scores.double(), mask)  # (N,n,T) the same all over a run
-    best = liked.argmax(dim=1, keepdim=True)  # (N,1,T)
+    log_q = log_prob_of_runs(logits, fills, mask)  # (N,n,T) the same all over a run
+    best = (log_q + log_odds).argmax(dim=1, keepdim=True)  # (N,1,T)
     return fills.take_along_dim(best, dim=1)  # (N,1,T)

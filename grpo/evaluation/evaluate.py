@@ -8,7 +8,6 @@ without any training. What each row and column is: grpo/README.md#the-table.
 """
 
 import json
-import math
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -21,19 +20,19 @@ from data.masking import parse_masking
 from data.words import decode, hidden_words, highlight, is_valid, lexicon
 from grpo.evaluation.decoding import AT_ONCE, best_by_run, fill_in_passes
 from grpo.evaluation.ngram import ngram, ngram_bits
-from grpo.logprobs import logprobs
+from grpo.logprobs import expectation, log_softmax
+from grpo.mixture import likeliest, marginal
 from grpo.plumbing.checkpoint import write
 from grpo.plumbing.distributed import is_first
-from grpo.reward import judge_scores, mean_over_input
-from grpo.rollout import draw_uniforms, in_batches
-from grpo.sampling import sample
+from grpo.policy import sample
+from grpo.reward import log_odds, mean_over_blanks
+from grpo.rollout import in_batches, to_fill
 
 EVALUATION_SEED = 2**31  # no run's own seed: every run is evaluated on the same inputs
 SAMPLES = 16  # fills of an input where fills are sampled
 PEEK = 64  # inputs of a look in passing
 BLANK_BY_BLANK = 1 << 20  # passes: more than an input has blanks
 PASSES = {
-    "reference_steps_2": 2,
     "reference_steps_4": 4,
     "reference_sequential_random": BLANK_BY_BLANK,
     "reference_sequential_confident": BLANK_BY_BLANK,
@@ -48,7 +47,6 @@ ROWS = {  # what fills the blanks: its title in the table
     "after_sample": "after, one step, sampled",
     "after_argmax": "after, one step, argmax",
     "after_best_of_16": "after, best of 16",
-    "reference_steps_2": "before, in 2 passes",
     "reference_steps_4": "before, in 4 passes",
     "reference_sequential_random": "blank by blank, random",
     "reference_sequential_confident": "blank by blank, surest",
@@ -61,8 +59,6 @@ COLUMNS = {
     "distinct_words": "distinct",
     "ngram_bits": "bits",
     "entropy": "entropy",
-    "pass@1": "pass@1",
-    "pass@4": "pass@4",
     "pass@16": "pass@16",
     "different_valid_words": "words in 16",
     "forward_passes": "passes",
@@ -98,6 +94,7 @@ class HeldOut:
     mask: torch.Tensor  # (N,T)
     masked: torch.Tensor  # (N,T)
     uniforms: torch.Tensor  # (N,16,T)
+    z_uniforms: torch.Tensor  # (N,16,T)
     vocabulary: str
     text: str  # of the training split
     lexicon: set
@@ -113,33 +110,24 @@ def hold_out(config, train, val, device, seed=EVALUATION_SEED):
     N, T = config.eval_inputs, config.block_size
     masking = parse_masking(config.masking)
     batch = val.batch(N, T, masking, config.mask_ratio, config.hidden_words, (seed, 0))
-    tokens, mask = (x.to(device) for x in batch)  # (N,T), (N,T)
-    masked = tokens.masked_fill(mask, train.mask_id)  # (N,T)
-    uniforms = draw_uniforms(N, SAMPLES, T, (seed, 1)).to(device)  # (N,16,T)
+    inputs = to_fill(*batch, train.mask_id, SAMPLES, (seed,))
+    tensors = (x.to(device) for x in inputs[:5])
     text = train.decode(train.tokens)
-    return HeldOut(tokens, mask, masked, uniforms, train.vocabulary, text, lexicon(text))
+    return HeldOut(*tensors, train.vocabulary, text, lexicon(text))
 
 
 def opinions(judge, rewards, fills, inputs):
-    """The judge's score of each character, and what each part of the reward says of whole fills.
+    """The judge's log-odds of each run, and what is said of whole fills, the judge's as P(real).
 
     fills (N,n,T) -> (N,n,T), {"judge": (N,n), "reward_NAME" of each other part: (N,n)}
     """
-    scores = judge_scores(judge, fills)  # (N,n,T)
-    said = {"judge": mean_over_input(scores, inputs.masked)}  # (N,n)
+    scores = log_odds(judge, fills, inputs.mask)  # (N,n,T)
+    said = {"judge": mean_over_blanks(scores.sigmoid(), inputs.mask)}  # (N,n)
     for name in rewards.parts:
         if name != "judge":
             each = rewards.score(name, fills, inputs.masked, inputs.mask)  # (N,n,T)
-            said[f"reward_{name}"] = mean_over_input(each, inputs.masked)
+            said[f"reward_{name}"] = mean_over_blanks(each, inputs.mask)
     return scores, said
-
-
-def pass_at_k(solved, n, k):
-    """P(at least one of k of the n fills is right), unbiased (2107.03374, equation 1).
-
-    solved (N,): how many of each input's n fills are. -> mean over inputs
-    """
-    return float(np.mean([1 - math.comb(n - right, k) / math.comb(n, k) for right in solved]))
 
 
 def measure(fills, inputs):
@@ -175,8 +163,7 @@ def measure(fills, inputs):
         "ngram_bits": ngram_bits(probability, mask, texts),
     }
     if n > 1:
-        solved = right.all(dim=-1).sum(dim=1).tolist()  # (N,)
-        figures |= {f"pass@{k}": pass_at_k(solved, n, k) for k in (1, 4, 16)}
+        figures[f"pass@{n}"] = right.all(dim=-1).any(dim=1).float().mean().item()
         figures["different_valid_words"] = n_different / total
     return figures
 
@@ -196,8 +183,7 @@ def completion_lines(fills, said, inputs):
 def table(policy, before, judge, rewards, held_out, config):
     """All rows -> what evaluation.json and completions.jsonl hold.
 
-    policy, before (the base model) and judge are functions of tokens. Best of 16: the judge reads
-    the samples as they are, and each run of blanks takes the fill that it likes best there.
+    policy, before (the base model) and judge are functions of tokens.
     """
     mask, masked = held_out.mask, held_out.masked
     result = {}
@@ -211,23 +197,24 @@ def table(policy, before, judge, rewards, held_out, config):
         return scores, said
 
     add("original", held_out.tokens[:, None], 0)
-    for name, model in (("before", before), ("after", policy)):
-        logits = in_batches(model, masked, AT_ONCE)  # (N,T,V)
+    base = in_batches(before, masked, AT_ONCE)  # (N,T,V) or (N,T,K,V)
+    now = in_batches(policy, masked, AT_ONCE)  # as base
+    for name, logits in (("before", base), ("after", now)):
         fills = sample(logits, held_out, config)
-        entropy = logprobs(logits, logits, fills, config).entropy  # (N,T)
+        of_blanks = marginal(logits, mask, config.temperature)[mask]  # (blanks,V)
+        log_p = log_softmax(of_blanks, config.temperature)
         scores, said = add(f"{name}_sample", fills.completions, 1)
-        result[f"{name}_sample"]["entropy"] = (entropy.sum() / mask.sum()).item()
-        add(f"{name}_argmax", logits.argmax(dim=-1).where(mask, masked)[:, None], 1)
-        add(f"{name}_best_of_16", best_by_run(fills.completions, scores, mask), 1)
+        result[f"{name}_sample"]["entropy"] = -expectation(log_p.exp(), log_p).mean().item()
+        add(f"{name}_argmax", likeliest(logits, masked, mask)[:, None], 1)
+        add(f"{name}_best_of_16", best_by_run(base, fills.completions, scores, mask), 1)
     completions = completion_lines(fills.completions, said, held_out)  # of after_sample
     for name, most in PASSES.items():
         surest = name == "reference_sequential_confident"
         passes = mask.sum(dim=1).clamp(max=most).float().mean().item()
         add(name, fill_in_passes(before, masked, mask, most, config, surest), passes)
-    logits = in_batches(before, masked, AT_ONCE)  # (N,T,V)
     result["before_at_temperatures"] = rows = []
     for temperature in TEMPERATURES:
-        drawn = sample(logits, held_out, replace(config, temperature=temperature))
+        drawn = sample(base, held_out, replace(config, temperature=temperature))
         rows.append({"temperature": temperature} | measure(drawn.completions, held_out))
     bar.close()
     names = ("before_sample", "after_sample", "reference_sequential_confident")

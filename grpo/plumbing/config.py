@@ -1,6 +1,6 @@
 """The settings of a run: one flat dataclass, whose defaults are the default experiment.
 
-    python train_grpo.py config/long_words.py --group_size=8      # left to right, the last one wins
+    python train_grpo.py config/mixture.py --group_size=8         # left to right, the last one wins
 
 A config file is Python and is executed: what it assigns are settings, and names that begin with _
 are its own. Every mistake is a ValueError of one line: what, which values are allowed, the fix.
@@ -30,12 +30,13 @@ class Config:
     judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model
     # judge, valid_words, JUDGE.pt, FILE.py:FUNCTION, or a weighted sum: judge:1.0,my.py:f:0.5
     reward: str = "judge"
+    # What a judge says of a run of blanks: the log of text / base model, or how likely it is text.
+    judge_score: Literal["log_odds", "probability"] = "log_odds"
     reference_checkpoint: str = ""  # the policy to stay close to; empty: the generator as it starts
     # Does the reference follow the policy? ema: every step a little; periodic: now and then, whole.
     reference_mode: Literal["static", "ema", "periodic"] = "static"
     ema_alpha: float = 0.01  # ema: reference = (1 - ema_alpha) reference + ema_alpha policy
     reference_update_freq: int = 50  # periodic: steps between copies of the policy
-    reference_device: str = ""  # where the reference lives, cpu saves GPU memory; empty: as device
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
     save_interval: int = 50  # steps between checkpoints; one is also written at the end
     log_interval: int = 1  # steps between lines of metrics.jsonl
@@ -64,17 +65,15 @@ class Config:
     min_p: float = 0.0  # draw from characters this likely, relative to the likeliest; 0: from all
     xtc_threshold: float = 0.1  # XTC: of characters at least this likely keep the least likely
     xtc_probability: float = 0.0  # alone, with this probability per blank; 0: off
-    repetition_penalty: float = 1.0  # above 1 makes visible characters less likely; 1: off
 
     # GRPO.
-    kl_beta: float = 0.09  # weight of KL(policy || reference); with kl_target, its weight there
-    kl_target: float = 0.65  # nats a blank: below it the KL weighs far less, above far more; 0: off
+    kl_beta: float = 0.4  # weight of KL(policy || reference)
     kl_estimator: Literal["exact", "k1", "k2", "k3"] = "exact"
     entropy_coef: float = 0.0  # weight of the entropy bonus
     top_entropy_quantile: float = 1.0  # share of blanks, the most uncertain, that learn; 1: all
     loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are averaged
-    baseline: Literal["mean", "leave_one_out"] = "mean"  # what a reward is compared with
-    scale_rewards: Literal["group", "batch", "none"] = "batch"  # what advantages are divided by
+    baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
+    scale_rewards: Literal["group", "batch", "none"] = "none"  # what advantages are divided by
     credit: Literal["input", "run"] = "run"  # a blank answers for all, or for its run of blanks
     importance_sampling_level: Literal["token", "sequence", "none"] = "token"  # of the ratio
     clip_eps: float = 0.2  # the ratio is clipped below at 1 - clip_eps
@@ -84,7 +83,7 @@ class Config:
     minibatch_size: int = 0  # inputs per update, shuffled; 0: all of the step's
 
     # The optimizer.
-    max_iters: int = 110  # steps
+    max_iters: int = 60  # steps
     learning_rate: float = 1e-3  # peak learning rate of AdamW
     min_lr: float = 0.0  # learning rate at the end of the cosine
     warmup_iters: int = 5  # steps of linear warm-up; in a shorter run all
@@ -97,7 +96,6 @@ class Config:
     # The machine.
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: what the machine multiplies
-    gradient_checkpointing: bool = False  # less memory, one more forward pass per update
     compile: Literal["auto", "true", "false"] = "auto"  # auto: on cuda
     kernel: Literal["auto", "cuda", "torch"] = "auto"  # fused for CUDA; auto: where it can run
     seed: int = 1  # of inputs and draws
@@ -110,7 +108,6 @@ RANGES = {
     "group_size": (2, LARGEST),
     "block_size": (5, LARGEST),  # the 5-gram model of the evaluation needs 5
     "temperature": (1e-3, 100),
-    "repetition_penalty": (0.01, 100),
 }
 for name in ("warmup_iters", "seed"):
     RANGES[name] = (0, LARGEST)

@@ -1,7 +1,7 @@
 """replay.jsonl, what grpo/tools/replay.py makes its page from: a header, then a line for each step.
 
 Letters: N held-out inputs, n blanks of one text or of all, G completions, T characters, V
-vocabulary. A line has some 6 kB at most: 4 kB in the default experiment.
+vocabulary. A line has some 4 kB in the default experiment.
 """
 
 import base64
@@ -13,12 +13,12 @@ import torch
 
 from data.words import decode
 from grpo.logprobs import log_softmax
+from grpo.mixture import marginal
 from grpo.plumbing.log import cut_back, read_metrics
 
 FILE = "replay.jsonl"
 FORMAT = 1
-INPUTS = 8
-PROBABILITIES = 2700  # bytes: 96 blanks, which eight inputs of the default experiment never pass
+INPUTS = 8  # held-out inputs that are watched: the first
 DRAWS = 200  # drawn characters: of a group too large for that the first completions are recorded
 
 
@@ -32,18 +32,12 @@ def unpack(text, kind, width):
     return np.frombuffer(base64.b64decode(text), kind).reshape(-1, width)
 
 
-def watched(held_out):
-    """The first eight held-out inputs; fewer where their probabilities do not fit."""
-    few = held_out.first(INPUTS)
-    needed = few.mask.sum(dim=1).cumsum(dim=0) * len(few.vocabulary)  # (N,)
-    return few.first(max(1, int((needed <= PROBABILITIES).sum())))
-
-
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def probabilities(model, few, config):
     """p of every character at each blank of the inputs, 255 for 1: (n,V) packed."""
-    p = log_softmax(model(few.masked)[few.mask], config.temperature).exp()  # (n,V)
+    logits = marginal(model(few.masked), few.mask, config.temperature)  # (N,T,V)
+    p = log_softmax(logits[few.mask], config.temperature).exp()  # (n,V)
     return pack((255 * p).round(), "u1")
 
 
@@ -54,7 +48,7 @@ def append(config, line):
 
 def begin(before, held_out, config, start):
     """The header: what is watched, and the base model's view. A resumed run keeps its lines."""
-    few = watched(held_out)
+    few = held_out.first(INPUTS)
     header = {
         "iteration": -1,
         "format": FORMAT,
@@ -82,7 +76,7 @@ def record(policy, held_out, config, step, rollout):
     blanks = most.fills.completions[shown, mask]  # (G,n)
     line = {
         "iteration": step,
-        "probabilities": probabilities(policy, watched(held_out), config),
+        "probabilities": probabilities(policy, held_out.first(INPUTS), config),
         "masked": decode(text, held_out.vocabulary)[0],
         "fills": decode(blanks, held_out.vocabulary),
     }

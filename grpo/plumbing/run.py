@@ -21,7 +21,6 @@ from grpo.plumbing.checkpoint import (
 from grpo.plumbing.distributed import join
 from grpo.plumbing.log import Clock, Log, Signals, curves, read_metrics
 from grpo.plumbing.setup import (
-    as_policy,
     forward,
     load_data,
     load_models,
@@ -70,30 +69,28 @@ class Run:
         if config.init_from == "resume":
             config, saved = resume(config)
         state = saved.get("training", {})
-        reference_device = pick_device(config.reference_device or config.device)
-        device = pick_device(config.device)  # last: it becomes CUDA's current device
+        device = pick_device(config.device)
         config.dtype = pick_dtype(config.dtype, device)
         config.compile = pick_compile(config.compile, device)
         join(device)
         self.data, val = load_data(config.dataset, config.block_size, config.prompts_file)
         vocabulary = self.data.vocabulary
-        config.kernel = choose(config, device, len(vocabulary))
         self.config = config
         self.device = device
 
         # The modules, and the functions that call them: autocast, compiled, timed.
         self.generator, base, judge = load_models(config, vocabulary, saved)
+        n_latent = self.generator.trunk.config.n_latent
+        config.kernel = choose(config, device, len(vocabulary), n_latent)
         self.reference_model = make_reference(base, config.reference_mode, state.get("reference"))
         before = base  # the generator as the run began
         if config.reference_checkpoint:
             before = load_model(config.generator_checkpoint, "generator", vocabulary)
         self.clock = Clock(device)
         timed = self.clock.timed
-        self.policy = timed("policy", as_policy(self.generator, device, config))
-        self.reference = timed(
-            "reference", as_policy(self.reference_model, reference_device, config)
-        )
-        self.before = as_policy(before, reference_device, config)
+        self.policy = timed("policy", forward(self.generator, device, config))
+        self.reference = timed("reference", forward(self.reference_model, device, config))
+        self.before = forward(before, device, config)
         self.judge = forward(judge, device, config)
         self.held_out = evaluate.hold_out(config, self.data, val, device)
         self.rewards = load_rewards(config, self.judge, vocabulary, self.held_out.lexicon, device)

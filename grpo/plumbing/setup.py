@@ -16,7 +16,6 @@ from grpo.plumbing.checkpoint import LATEST, build, load_model, read, training_s
 from grpo.plumbing.config import Config, check, from_saved, refuse
 from grpo.plumbing.distributed import agree, is_first, world
 from grpo.reward import RewardFailed, Rewards, judge_reward, own_reward, valid_words
-from grpo.sampling import penalise
 
 
 def pick_device(name):
@@ -99,7 +98,7 @@ def load_data(dataset, block_size, prompts_file=""):
     folder = Path("data") / dataset
     missing = dataset == Config.dataset and not (folder / "meta.json").exists()
     if missing and is_first():
-        print(f"making {folder} from your Python's documentation: some seconds", flush=True)
+        print(f"making {folder} from the documentation of numpy and torch", flush=True)
         prepare(folder)
     agree(0)  # no process reads before it is written
     train = Dataset(folder, "train")
@@ -122,6 +121,11 @@ def load_models(config, vocabulary, saved=None):
         generator = build(saved, "generator", vocabulary, LATEST)
     else:
         generator = load_model(config.generator_checkpoint, "generator", vocabulary)
+    K = generator.trunk.config.n_latent
+    refuse(
+        reference.trunk.config.n_latent != K,
+        f"the generator has {K} values of a latent, the reference another number; name one alike",
+    )
     for model in (generator, reference, judge):
         longest = model.trunk.config.block_size
         refuse(
@@ -130,7 +134,6 @@ def load_models(config, vocabulary, saved=None):
             f" {type(model).__name__.lower()} was made for; lower block_size",
         )
         model.trunk.padded = bool(config.prompts_file)
-    generator.trunk.checkpointing = config.gradient_checkpointing
     return generator, reference, judge
 
 
@@ -167,13 +170,14 @@ def load_rewards(config, judge, vocabulary, lexicon, device):
     for name, weight in parse_reward(config.reward).items():
         path, _, short = name.rpartition(":")  # in metrics: my.py:f is f, model/judge_b.pt judge_b
         if name == "judge":
-            function = partial(judge_reward, judge)
+            function = partial(judge_reward, judge, config.judge_score)
         elif name == "valid_words":
             function = partial(valid_words, lexicon, cut=not config.prompts_file)
         elif name.endswith(".pt"):
             short = Path(name).stem
             other = load_model(name, "judge", vocabulary).requires_grad_(False)
-            function = partial(judge_reward, forward(other, device, config))
+            other = forward(other, device, config)
+            function = partial(judge_reward, other, config.judge_score)
         else:
             function = partial(own_reward, short, load_function(path, short))
         taken = short in parts or short == "judge" != name
@@ -188,20 +192,13 @@ def forward(model, device, config):
     It lives on `device`; tokens come from, and logits go back to, wherever the tokens are.
     """
     model.to(device)
-    call = torch.compile(model, dynamic=False) if config.compile == "true" else model
+    if config.compile == "true":
+        model.trunk.compile(dynamic=False)
     half = config.dtype == "bfloat16"
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
 
     def run(tokens):
         with autocast:
-            return call(tokens.to(device)).to(tokens.device)
+            return model(tokens.to(device)).to(tokens.device)
 
     return run
-
-
-def as_policy(model, device, config):
-    """A generator as it is sampled: tokens (B,T) -> logits (B,T,V)."""
-    logits_of = forward(model, device, config)
-    if config.repetition_penalty == 1:
-        return logits_of
-    return lambda tokens: penalise(logits_of(tokens), tokens, config.repetition_penalty)

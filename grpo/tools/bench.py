@@ -24,7 +24,7 @@ from grpo.optimizer import Optimizer
 from grpo.plumbing import setup
 from grpo.plumbing.config import Config
 from grpo.plumbing.log import Clock
-from grpo.reward import judge_scores
+from grpo.reward import judge_logits
 from grpo.rollout import draw_inputs
 from grpo.sampling import sample_completions
 from train_grpo import grpo_step
@@ -64,7 +64,7 @@ def prepare(config, device):
     inputs = draw_inputs(data, config, 0, device)
     step = partial(grpo_step, policy, reference, rewards, optimizer, inputs, config)
     rollout, _ = step()
-    return step, partial(judge_scores, judge, rollout.fills.completions)
+    return step, partial(judge_logits, judge, rollout.fills.completions)
 
 
 def step(G, device):

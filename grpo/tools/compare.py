@@ -1,7 +1,6 @@
 """Runs side by side: the settings that differ, their last figures, and their curves.
 
     python -m grpo.tools.compare out-a out-b ...
-    python -m grpo.tools.compare out-a out-b --plot=curves.png      # needs matplotlib
 
 What the figures are: grpo/README.md.
 """
@@ -61,39 +60,17 @@ def side_by_side(folders, settings, metrics, tables):
     return "\n".join(aligned(lines))
 
 
-def plot(file, metrics):
-    """Draw the curves, {run: its metrics}, into a picture."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError(
-            f"--plot={file} needs matplotlib: pip install matplotlib, or leave --plot out"
-        ) from None
-    figure = Figure(figsize=(12, 6), layout="constrained")
-    for axes, name in zip(figure.subplots(2, 3).flat, CURVES):
-        for run, lines in metrics.items():
-            points = [(line["iteration"], line[name]) for line in lines]
-            axes.plot(*zip(*points), label=run)
-        axes.set_title(name)
-    axes.legend()
-    figure.savefig(file)
-
-
 def main(arguments=None):
     parser = Parser(
         prog="python -m grpo.tools.compare",
         description="Print the settings in which runs differ, their last figures, their curves.",
     )
     parser.add_argument("folders", nargs="+", metavar="out_dir", help="a run's folder")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw the curves; needs matplotlib")
     with exit_on_mistake("compare"):
         args = parser.parse_args(arguments)
         settings, metrics, tables = zip(*map(load, args.folders))
-        of_runs = dict(zip(args.folders, metrics))
-        if args.plot:
-            plot(args.plot, of_runs)
         print(side_by_side(args.folders, settings, metrics, tables))
-        print(curves(of_runs))
+        print(curves(dict(zip(args.folders, metrics))))
 
 
 if __name__ == "__main__":

@@ -25,12 +25,12 @@ import torch
 from data.dataset import encode
 from data.text.prepare import BLANK
 from data.words import decode, highlight
-from grpo.logprobs import compute_logprobs
+from grpo.mixture import log_prob
 from grpo.plumbing.checkpoint import LATEST, build, load_model, read
 from grpo.plumbing.config import Config, Parser, convert, exit_on_mistake, from_saved
-from grpo.reward import judge_scores
-from grpo.rollout import draw_uniforms
-from grpo.sampling import sample_completions
+from grpo.policy import sample
+from grpo.reward import log_odds, mean_over_blanks
+from grpo.rollout import to_fill
 
 
 class Completion(NamedTuple):
@@ -57,11 +57,11 @@ def fill(generator, vocabulary, text, k=5, temperature=1.0, seed=1):
     """The n different ones of k draws, the likeliest first: a list of `Completion`."""
     masked = encode(text, vocabulary, generator.trunk.config.block_size, "text")[None]  # (1,T)
     mask = masked == vocabulary.index(BLANK)  # (1,T)
-    uniforms = draw_uniforms(1, k, masked.shape[1], (seed,))  # (1,k,T)
-    logits = generator(masked)  # (1,T,V)
-    drawn, kept = sample_completions(logits, masked, mask, uniforms, temperature)  # (1,k,T)
-    logp, *_ = compute_logprobs(logits, logits, drawn, kept, mask, temperature)  # (1,k,T)
-    log_probs = dict(zip(decode(drawn, vocabulary), logp.sum(dim=-1)[0].tolist()))
+    inputs = to_fill(masked, mask, vocabulary.index(BLANK), k, (seed,))
+    logits = generator(masked)  # (1,T,V) or (1,T,K,V)
+    drawn = sample(logits, inputs, Config(temperature=temperature)).completions  # (1,k,T)
+    log_p = log_prob(logits, drawn, mask, temperature)[0]  # (k,)
+    log_probs = dict(zip(decode(drawn, vocabulary), log_p.tolist()))
     different = [Completion(*one) for one in log_probs.items()]
     return sorted(different, key=lambda one: -one.log_prob)
 
@@ -69,7 +69,9 @@ def fill(generator, vocabulary, text, k=5, temperature=1.0, seed=1):
 def show(completions, judge, vocabulary, mask):
     """A line for each completion of one text."""
     tokens = [[vocabulary.index(c) for c in one.text] for one in completions]  # (n,T)
-    scores = judge_scores(judge, torch.tensor([tokens]))[0].mean(dim=-1)  # (n,)
+    blanks = torch.tensor([mask])  # (1,T)
+    scores = log_odds(judge, torch.tensor([tokens]), blanks)  # (1,n,T)
+    scores = mean_over_blanks(scores.sigmoid(), blanks)[0].tolist()  # n of them
     print("  probability  judge")
     for one, score in zip(completions, scores):
         shown = highlight(one.text, mask)

@@ -1,0 +1,7 @@
+# Choose, then spell: a generator that draws a latent of 64 values for each hidden word, then its
+# letters. GRPO with the judge of its own draws gains agreement and variety.
+#     python train_grpo.py config/grpo_config.py config/mixture.py
+
+out_dir = "out-mixture"
+generator_checkpoint = "model/pretrained/generator_mixture.pt"
+judge_checkpoint = "model/pretrained/judge_mixture.pt"
