@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 from grpo.plumbing.recorder import unpack
-from grpo.tools import replay
+from grpo.tools import replay, toy
 
 GREY = "#808890"  # readable on light ground and on dark
 for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick."):
@@ -29,9 +29,36 @@ def new_figure(width, height):
     return Figure(figsize=(width, height), dpi=100, layout="constrained")
 
 
+def tables():
+    """What is drawn of h_l_: by chance, after GRPO, and by whoever chooses a word first."""
+    chosen = {"help": 0.5, "half": 0.5, "helf": 0, "halp": 0}
+    titles = {
+        "each blank by itself": toy.train(0),
+        "GRPO: commit to one": toy.train(100),
+        "choose a word, then spell it": chosen,
+    }
+    figure = new_figure(9, 3.2)
+    for axes, (title, p) in zip(figure.subplots(1, 3), titles.items()):
+        grid = [[p["help"], p["helf"]], [p["halp"], p["half"]]]  # e, a; p, f
+        axes.imshow(grid, cmap="Blues", vmin=0, vmax=1.2)
+        axes.set_xticks([0, 1], labels=["p", "f"])
+        axes.set_yticks([0, 1], labels=["e", "a"])
+        axes.set_xlabel("second blank")
+        axes.set_ylabel("first blank")
+        axes.set_title(title, fontsize=11)
+        for word, (x, y) in {
+            "help": (0, 0),
+            "helf": (1, 0),
+            "halp": (0, 1),
+            "half": (1, 1),
+        }.items():
+            ink = "white" if p[word] > 0.6 else "#20262c"
+            axes.text(x, y, f"{word}\n{p[word]:.2f}", ha="center", va="center", color=ink)
+    return figure
+
+
 BEFORE = {  # rows of evaluation.json, from one pass to one for each blank
     "before_sample": "before, one pass",
-    "reference_steps_2": "in two",
     "reference_steps_4": "in four",
     "reference_sequential_random": "blank by blank",
 }
@@ -100,6 +127,7 @@ def learning(folder):
 if __name__ == "__main__":
     folder = sys.argv[1]
     passes(folder).savefig(Path(__file__).with_name("passes.png"))
+    tables().savefig(Path(__file__).with_name("tables.png"))
     first, *frames = learning(folder)
     each = [1500] + [120] * (len(frames) - 1) + [3000]  # milliseconds
     file = Path(__file__).with_name("learning.webp")

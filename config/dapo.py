@@ -5,6 +5,8 @@
 
 out_dir = "out-dapo"
 loss_type = "dapo"
+baseline = "mean"
+scale_rewards = "group"
 clip_eps_high = 0.28
 minibatch_size = 32  # clipping needs more than one update per rollout
 kl_beta = 0.0

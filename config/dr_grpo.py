@@ -4,4 +4,5 @@
 
 out_dir = "out-dr-grpo"
 loss_type = "dr_grpo"
+baseline = "mean"
 scale_rewards = "none"

@@ -4,6 +4,9 @@
 
 out_dir = "out-gspo"
 importance_sampling_level = "sequence"
+baseline = "mean"
+scale_rewards = "group"
+kl_beta = 0.0
 clip_eps = 3e-4
 clip_eps_high = 4e-4
 minibatch_size = 16

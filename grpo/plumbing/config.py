@@ -39,7 +39,6 @@ class Config:
     reference_update_freq: int = 50  # periodic: steps between copies of the policy
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
     save_interval: int = 50  # steps between checkpoints; one is also written at the end
-    log_interval: int = 1  # steps between lines of metrics.jsonl
     eval_interval: int = 25  # steps between looks at a few held-out inputs
     eval_inputs: int = 512  # held-out inputs of the final table
     replay: bool = True  # after each step a line of replay.jsonl, for `python -m grpo.tools.replay`

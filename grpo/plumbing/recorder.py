@@ -13,11 +13,11 @@ import torch
 
 from data.words import decode
 from grpo.logprobs import log_softmax
-from grpo.mixture import marginal
+from grpo.mixture import likeliest, marginal
 from grpo.plumbing.log import cut_back, read_metrics
 
 FILE = "replay.jsonl"
-FORMAT = 1
+FORMAT = 2
 INPUTS = 8  # held-out inputs that are watched: the first
 DRAWS = 200  # drawn characters: of a group too large for that the first completions are recorded
 
@@ -34,11 +34,16 @@ def unpack(text, kind, width):
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
-def probabilities(model, few, config):
-    """p of every character at each blank of the inputs, 255 for 1: (n,V) packed."""
-    logits = marginal(model(few.masked), few.mask, config.temperature)  # (N,T,V)
-    p = log_softmax(logits[few.mask], config.temperature).exp()  # (n,V)
-    return pack((255 * p).round(), "u1")
+def view(model, few, config):
+    """Of the inputs' blanks the best guess, and p of every character, 255 for 1: (n,V) packed."""
+    logits = model(few.masked)  # (N,T,V) or (N,T,K,V)
+    guess = likeliest(logits, few.masked, few.mask, config.temperature)[few.mask]  # (n,)
+    of_blanks = marginal(logits, few.mask, config.temperature)[few.mask]  # (n,V)
+    p = log_softmax(of_blanks, config.temperature).exp()
+    return {
+        "guess": decode(guess, few.vocabulary)[0],
+        "probabilities": pack((255 * p).round(), "u1"),
+    }
 
 
 def append(config, line):
@@ -55,7 +60,7 @@ def begin(before, held_out, config, start):
         "vocabulary": few.vocabulary,
         "texts": decode(few.tokens, few.vocabulary),
         "masked": decode(few.masked, few.vocabulary),
-        "probabilities": probabilities(before, few, config),
+        **view(before, few, config),
     }
     path = Path(config.out_dir) / FILE
     old = read_metrics(path) if start and path.exists() else []
@@ -76,7 +81,7 @@ def record(policy, held_out, config, step, rollout):
     blanks = most.fills.completions[shown, mask]  # (G,n)
     line = {
         "iteration": step,
-        "probabilities": probabilities(policy, held_out.first(INPUTS), config),
+        **view(policy, held_out.first(INPUTS), config),
         "masked": decode(text, held_out.vocabulary)[0],
         "fills": decode(blanks, held_out.vocabulary),
     }

@@ -142,12 +142,11 @@ class Run:
         last = done == config.max_iters
         stop = self.signals.requested()
         numbers = as_numbers(metrics)
-        if last or done % config.log_interval == 0:
-            numbers |= text_metrics(
-                rollout, self.rewards.decode, self.held_out.lexicon, cut=not config.prompts_file
-            )
-            numbers["lr"] = self.optimizer.adamw.param_groups[0]["lr"]
-            self.log.metrics(step, numbers | self.clock.read())
+        numbers |= text_metrics(
+            rollout, self.rewards.decode, self.held_out.lexicon, cut=not config.prompts_file
+        )
+        numbers["lr"] = self.optimizer.adamw.param_groups[0]["lr"]
+        self.log.metrics(step, numbers | self.clock.read())
         if self.records:
             recorder.record(self.policy, self.held_out, self.config, step, rollout)
         self.log.bar.update()

@@ -4,7 +4,8 @@
 
 Its numbers are the run's, from replay.jsonl (`--replay=false` leaves it out) and metrics.jsonl. A
 push is A · (1 − q(y)): the advantage of a drawn character times the derivative of log q(y) by its
-own logit over the temperature, in the step's first update. Letters: G completions, n blanks of one.
+own logit over the temperature, in the step's first update; with a latent, q of a word's first
+letter is that of the pair (z, y). Letters: G completions, n blanks of one.
 """
 
 import json
@@ -52,15 +53,12 @@ def group(line):
 
 def curve(metrics, name, lines):
     """One figure of these steps: its values, and its line in a box of 100 x 40."""
-    logged = {figures["iteration"]: round(figures[name], 3) for figures in metrics}
-    values = {}  # by step: not each is logged
-    for step, line in enumerate(lines, 1):
-        if line["iteration"] in logged:
-            values[step] = logged[line["iteration"]]
-    y = np.array([*values.values()])
+    logged = {figures["iteration"]: figures[name] for figures in metrics}
+    y = np.array([logged[line["iteration"]] for line in lines])
     heights = 38 - 36 * (y - y.min()) / (np.ptp(y) or 1)
-    across = 100 * np.array([*values]) / len(lines)
+    across = 100 * np.arange(1, 1 + len(y)) / len(y)
     points = [f"{x:.2f},{y:.2f}" for x, y in zip(across, heights)]
+    values = dict(enumerate(y.round(3).tolist(), 1))  # by step
     return {"name": name, "values": values, "points": " ".join(points)}
 
 
@@ -76,6 +74,7 @@ def page(folder):
     shown["run"] = str(folder)
     every = (header, *lines)
     shown["steps"] = [line["iteration"] + 1 for line in every]
+    shown["guesses"] = [line["guess"] for line in every]
     shown["probabilities"] = [line["probabilities"] for line in every]
     shown["inputs"] = [line["masked"] for line in lines]
     shown["groups"] = groups
