@@ -1,5 +1,5 @@
 # RLOO (2402.14740): REINFORCE with the mean of the others as baseline. The unbiased policy
-# gradient, as the theorem writes it.
+# gradient, as the theorem writes it. (Its KL is in the reward; here it stays in the loss.)
 #     python train_grpo.py config/grpo_config.py config/rloo.py
 
 out_dir = "out-rloo"
