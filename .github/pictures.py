@@ -1,6 +1,6 @@
-"""Draws the pictures of the READMEs, from a run of the default experiment.
+"""Draws the pictures of the READMEs, from the default run and that of config/mixture.py.
 
-    PYTHONPATH=. python .github/pictures.py out
+    PYTHONPATH=. python .github/pictures.py out out-mixture
 
 Needs matplotlib and Pillow.
 """
@@ -57,38 +57,28 @@ def tables():
     return figure
 
 
-BEFORE = {  # rows of evaluation.json, from one pass to one for each blank
-    "before_sample": "before, one pass",
-    "reference_steps_4": "in four",
-    "reference_sequential_random": "blank by blank",
-}
-ONE_PASS = {  # row: title, marker
-    "before_argmax": ("before, the likeliest letters", "s"),
-    "before_best_of_16": ("before, the judge's best of 16", "D"),
-    "after_sample": ("after GRPO", "*"),
-}
-
-
-def passes(folder):
-    """Valid words against forward passes, variety as colour: what is one pass worth?"""
-    table = json.loads((Path(folder) / "evaluation.json").read_text())
-    figure = new_figure(9, 5)
+def frontier(folders):
+    """Valid words against different ones: the base models at five temperatures, and after GRPO."""
+    figure = new_figure(8, 4.5)
     axes = figure.subplots()
-    points = [(name, (title, "o")) for name, title in BEFORE.items()] + [*ONE_PASS.items()]
-    for name, (title, marker) in points:
-        row = table[name]
-        at = (row["forward_passes"], row["valid_words"])
-        shown = {"c": row["distinct_words"], "vmin": 0, "vmax": 0.8, "edgecolors": GREY}
-        colours = axes.scatter(*at, marker=marker, s=400 if marker == "*" else 130, **shown)
-        axes.annotate(title, at, xytext=(13, -4), textcoords="offset points")
-    path = [(table[name]["forward_passes"], table[name]["valid_words"]) for name in BEFORE]
-    axes.plot(*zip(*path), color=GREY, zorder=0)
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(0.9, 14.5)
-    axes.set_xticks([1, 2, 4, 8], labels=["1", "2", "4", "8"])
-    axes.set_xlabel("forward passes")
-    axes.set_ylabel("hidden words filled with a word")
-    figure.colorbar(colours, label="variety: different words ÷ hidden words")
+    for (title, folder), colour in zip(folders.items(), ("#1f66b8", "#c96a00")):
+        table = json.loads((Path(folder) / "evaluation.json").read_text())
+        rows = table["before_at_temperatures"]
+        x = [row["different_valid_words"] for row in rows]
+        y = [row["valid_words"] for row in rows]
+        axes.plot(x, y, marker="o", color=colour)
+        for row, at in zip(rows, zip(x, y)):
+            label = f"{row['temperature']}"
+            axes.annotate(label, at, xytext=(6, 5), textcoords="offset points", fontsize=8)
+        axes.annotate(title, (x[-1], y[-1]), xytext=(8, -16), textcoords="offset points")
+        after = table["after_sample"]
+        at = (after["different_valid_words"], after["valid_words"])
+        axes.scatter(*at, marker="*", s=400, color=colour, zorder=3)
+        axes.annotate("after GRPO", at, xytext=(12, -4), textcoords="offset points")
+    axes.set_xlim(1, 7)
+    axes.set_ylim(0.3, 1)
+    axes.set_xlabel("different words in 16 fills of a hidden word")
+    axes.set_ylabel("fills that are words")
     return figure
 
 
@@ -125,10 +115,12 @@ def learning(folder):
 
 
 if __name__ == "__main__":
-    folder = sys.argv[1]
-    passes(folder).savefig(Path(__file__).with_name("passes.png"))
-    tables().savefig(Path(__file__).with_name("tables.png"))
-    first, *frames = learning(folder)
+    product, mixture = sys.argv[1:]
+    here = Path(__file__).parent
+    tables().savefig(here / "tables.png")
+    titles = {"each blank by itself": product, "choose, then spell": mixture}
+    frontier(titles).savefig(here / "frontier.png")
+    first, *frames = learning(product)
     each = [1500] + [120] * (len(frames) - 1) + [3000]  # milliseconds
-    file = Path(__file__).with_name("learning.webp")
-    first.save(file, save_all=True, append_images=frames, duration=each, loop=0, **LOSSLESS)
+    how = {"save_all": True, "append_images": frames, "duration": each, "loop": 0}
+    first.save(here / "learning.webp", **how, **LOSSLESS)

@@ -6,5 +6,4 @@ out_dir = "out-quick"
 batch_size = 16
 group_size = 8
 max_iters = 10
-eval_interval = 5
 eval_inputs = 32

@@ -35,7 +35,8 @@ def spread(values, mask):
 def at_blanks(logits, mask, temperature):
     """-> log q_z (M,K,V), log π (N,K), each blank's run (M,). Without a latent K is 1."""
     rows = logits[mask]  # (M,K,V) or (M,V)
-    rows = rows.view(len(rows), -1, rows.shape[-1])  # (M,K,V)
+    if logits.dim() == 3:
+        rows = rows[:, None]  # (M,1,V)
     first = begins_run(mask)[mask]  # (M,)
     run = first.cumsum(dim=0) - 1  # (M,)
     log_pi = rows[first].logsumexp(dim=-1)  # (N,K)

@@ -19,16 +19,18 @@ from grpo.reward import begins_run, mean_over_blanks, mean_over_run
 from grpo.rollout import to_fill
 
 
-def masked_batch(dataset, size, block_size, masking, seed):
+def masked_batch(dataset, args, masking, seed):
     """Inputs at every difficulty: tokens (B,T), mask (B,T).
 
     In four rows of ten, part of the blanks is revealed again.
     """
+    size = args.batch_size
     rng = np.random.default_rng((*seed, 1))
     ratio = rng.uniform(0.1, 0.6, size)  # (B,)
     words = rng.integers(1, 6, size)  # (B,)
     masking = parse_masking(masking)
-    tokens, mask = dataset.batch(size, block_size, masking, ratio, words, (*seed, 0))  # (B,T) twice
+    shape = (size, args.block_size)
+    tokens, mask = dataset.batch(*shape, masking, ratio, words, (*seed, 0))  # (B,T) twice
     whole = rng.random(size) < 0.6  # (B,) does all stay hidden?
     share = rng.random(size)  # (B,) else this much
     hide = np.where(whole, 1.0, share)  # (B,)
@@ -38,10 +40,9 @@ def masked_batch(dataset, size, block_size, masking, seed):
 
 def generator_loss(generator, dataset, args, seed):
     """−log q(text) per hidden character, in nats: with a latent, −log Σ_z π(z) Π_t q_z,t a run."""
-    size = args.batch_size
-    tokens, mask = masked_batch(dataset, size, args.block_size, args.masking, seed)  # (B,T) twice
+    tokens, mask = masked_batch(dataset, args, args.masking, seed)  # (B,T) twice
     logits = generator(tokens.masked_fill(mask, dataset.mask_id))  # (B,T,V) or (B,T,K,V)
-    return -log_prob(logits, tokens[:, None], mask).sum() / mask.sum()
+    return -log_prob(logits, tokens[:, None], mask).sum() / mask.sum().clamp(min=1)
 
 
 @torch.no_grad()
@@ -61,8 +62,7 @@ def judge_loss(judge, generator, dataset, args, temperature, seed):
     source, a draw that happens to equal the text stays a draw. ("A reward model as a residual
     energy": 2004.11714.) That of draws at temperature 1; hotter ones are plainly wrong, to begin.
     """
-    size, length = args.batch_size, args.block_size
-    tokens, mask = masked_batch(dataset, size, length, args.judge_masking, seed)  # (B,T) twice
+    tokens, mask = masked_batch(dataset, args, args.judge_masking, seed)  # (B,T) twice
     drawn = draw_fills(generator, dataset, tokens, mask, temperature, (*seed, 2))  # (B,T)
     coins = np.random.default_rng((*seed, 3)).random(mask.shape) < 0.5
     coins = torch.from_numpy(coins)  # (B,T)

@@ -43,7 +43,7 @@ class Settings:
     start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
     policy: str = ""  # a run's checkpoint: the judge learns its fills, too, as drawn
     n_embd: int = 128  # width, a multiple of 32
-    n_latent: int = 1  # values of a latent, chosen before a word is spelled: grpo/mixture.py
+    n_latent: int = 1  # values of a latent: grpo/mixture.py; a start that has one keeps its own
     batch_size: int = 64  # inputs per step
     generator_steps: int = 2500  # 0: it stays as it starts
     judge_steps: int = 1000
@@ -123,8 +123,10 @@ def make_models(args, vocabulary):
         sizes = (len(vocabulary), args.block_size, args.n_layer, width // 32, width)
         generator = Generator(TransformerConfig(*sizes))
     shape = generator.trunk.config
-    if args.n_latent > shape.n_latent:
+    if shape.n_latent == 1 < args.n_latent:
         generator = with_latent(generator, args.n_latent)
+    if args.start_judge:
+        return generator, load_model(args.start_judge, "judge", vocabulary)
     return generator, Judge(replace(shape, n_layer=args.judge_layers or shape.n_layer, n_latent=1))
 
 
@@ -165,11 +167,9 @@ def pretrain(args):
     peak = 2e-3 if args.start else 8e-3
     fit("generator", generator, loss_of_generator, args.generator_steps, peak, args)
     write(out / "generator.pt", model_file(generator, train.vocabulary, torch.float16))
-    peak = 4e-3
-    if args.start_judge:
-        judge.load_state_dict(load_model(args.start_judge, "judge", train.vocabulary).state_dict())
-        peak = 1e-3
-    else:
+    peak = 1e-3
+    if not args.start_judge:
+        peak = 4e-3
         judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)  # its first layers
     fit("judge", judge, loss_of_judge, args.judge_steps, peak, args)
     write(out / "judge.pt", model_file(judge, train.vocabulary, torch.float16))

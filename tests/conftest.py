@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import train_grpo
 from data.dataset import Dataset
-from data.text.prepare import prepare
+from data.text.prepare import VOCABULARY, prepare
 from grpo.plumbing.checkpoint import model_file, read, write
 from model.transformer import Generator, Judge, TransformerConfig
 
@@ -33,6 +34,13 @@ TEXT = "\n\n".join(
     )
 )
 
+BLANK = 27
+
+
+def encode(*texts):
+    """-> (number of texts,T)"""
+    return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
+
 
 # Where the tiny runs are not the default experiment: plain GRPO, an update a step.
 PLAIN = {
@@ -40,7 +48,7 @@ PLAIN = {
     "temperature": 0.8,
     "top_p": 0.95,
     "kl_beta": 0.1,
-    "kl_target": 0,
+    "baseline": "mean",
     "scale_rewards": "group",
     "credit": "input",
     "num_iterations": 1,
@@ -52,7 +60,8 @@ PLAIN = {
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
-    """A folder with a prepared text and two untrained models, and the settings that name them."""
+    """A folder with a prepared text and untrained models: a judge, generators with a latent and
+    without."""
     folder = tmp_path_factory.mktemp("world")
     (folder / "text.txt").write_text(TEXT)
     prepare(folder / "text", folder / "text.txt")
@@ -64,6 +73,8 @@ def world(tmp_path_factory):
     judge = Judge(shape)
     torch.nn.init.normal_(judge.head.weight)  # an untrained judge that prefers something
     write(folder / "generator.pt", model_file(Generator(shape), vocabulary))
+    mixture = Generator(replace(shape, n_latent=2))
+    write(folder / "mixture.pt", model_file(mixture, vocabulary))
     write(folder / "judge.pt", model_file(judge, vocabulary))
     return folder
 

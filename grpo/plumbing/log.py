@@ -84,8 +84,9 @@ class Signals:
 
     def requested(self):
         """The signal, or 0. All processes get the same answer: none waits for one that has left."""
-        self.received = agree(self.received)
-        return self.received
+        stop = agree(self.received)
+        self.received = stop or self.received  # one that came meanwhile is for the next call
+        return stop
 
     def __exit__(self, *_):
         for number, handler in self.before.items():

@@ -11,9 +11,10 @@ import torch
 
 from grpo import sampling
 from grpo.advantage import group_advantages
-from grpo.logprobs import log_softmax, logprobs, restrict
+from grpo.logprobs import log_softmax, restrict
 from grpo.loss import grpo_loss
 from grpo.plumbing.config import Config
+from grpo.policy import logprobs
 from grpo.rollout import Rollout
 from grpo.sampling import Fills
 
@@ -36,6 +37,7 @@ def settings(**changes):
         "scale_rewards": "none",
         "credit": "input",
         "temperature": TEMPERATURE,
+        "kl_beta": 0.0,
     }
     return Config(**(own | changes))
 
@@ -75,21 +77,20 @@ def without_rewards(group):
     return torch.zeros(1, G, 1, dtype=torch.float64)
 
 
-def expected_gradient(kept, config, advantages=compared, beta=0.0, drawn_from=None, of=torch.clone):
+def expected_gradient(kept, config, advantages=compared, drawn_from=None):
     """Σ over groups of P(group) · gradient of the step's loss, by LOGITS: (1,T,V).
 
     advantages: of a group (G,T) -> (1,G,1) or (1,G,T). drawn_from: a kept set other than the one
-    that is differentiated. of: what makes the policy's logits from those differentiated by.
+    that is differentiated.
     """
     leaf = LOGITS.clone().requires_grad_()
-    z = of(leaf)  # (1,T,V)
     expected = 0
-    for group, chance in all_groups(z, kept if drawn_from is None else drawn_from):
-        now = logprobs(z, REFERENCE, Fills(group[None], kept, MASK), config)
+    for group, chance in all_groups(leaf, kept if drawn_from is None else drawn_from):
+        now = logprobs(leaf, REFERENCE, Fills(group[None], kept, MASK), config)
         old = now._replace(logp=now.logp.detach())
         fills = Fills(group[None], kept, MASK)
         batch = Rollout(None, fills, REFERENCE, old, None, advantages(group))
-        loss, _ = grpo_loss(now, batch, batch, beta, config)
+        loss, _ = grpo_loss(now, batch, batch, config)
         expected = expected + chance * loss
     return torch.autograd.grad(expected, leaf)[0]
 
@@ -131,24 +132,17 @@ XTC = {"xtc_threshold": 0.2, "xtc_probability": 0.5}
     [{}, {"top_k": 2}, {"top_p": 0.8}, {"min_p": 0.4}, XTC, XTC | {"min_p": 0.2}],
     ids=str,
 )
-@pytest.mark.parametrize("penalty", [1.0, 1.5])
-def test_on_policy_gradient_with_each_sampler_option(options, penalty):
-    """On every kept set that the sampler makes, and with the penalty: the gradient of E[r]."""
-    masked = torch.tensor([[0, 2]])  # only for the penalty: 0 and 2 are visible
+def test_on_policy_gradient_with_each_sampler_option(options):
+    """On every kept set that the sampler makes: the gradient of E[r]."""
     uniforms = torch.rand(40, G, T, generator=torch.Generator().manual_seed(0))
-
-    def penalised(x):
-        return sampling.penalise(x, masked, penalty)
-
-    rows = penalised(LOGITS).expand(40, T, V)
-    _, kept = sampling.sample_completions(
-        rows, masked.expand(40, T), MASK.expand(40, T), uniforms, TEMPERATURE, **options
-    )
+    mask = MASK.expand(40, T)
+    rows = LOGITS.expand(40, T, V)
+    _, kept = sampling.sample_completions(rows, mask, mask, uniforms, TEMPERATURE, **options)
     kept_sets = kept.unique(dim=0)
     assert (len(kept_sets) > 1) == ("xtc_probability" in options)
     for kept in kept_sets:
-        have = expected_gradient(kept[None], settings(), of=penalised)
-        want = gradient_of(lambda logits: expected_reward(penalised(logits), kept[None]))  # noqa: B023
+        have = expected_gradient(kept[None], settings())
+        want = gradient_of(lambda logits: expected_reward(logits, kept[None]))  # noqa: B023
         assert_same(-have, want)
 
 
@@ -166,27 +160,6 @@ def test_sampling_from_one_distribution_and_differentiating_another(scored_on, a
     assert error < 1e-10 if right else error > 1e-2
 
 
-def test_scaled_advantages_have_their_own_expectation():
-    """Scaling weighs each group by 1/std: the expectation of Σ_j A_j ∇log q(y_j), A written out."""
-    config = settings(baseline="mean", scale_rewards="group")
-    have = expected_gradient(
-        KEPT, config, lambda group: group_advantages(rewards_of(group), MASK, config)
-    )
-
-    def written_out(logits):
-        lq = log_q(logits, KEPT)[0]  # (T,V)
-        total = 0
-        for (first, second), chance in all_groups(logits, KEPT):
-            difference = REWARD[tuple(first)] - REWARD[tuple(second)]
-            A = difference / 2 / (abs(difference) / 2 + 1e-4)
-            log_pi_first = lq[0, first[0]] + lq[1, first[1]]
-            log_pi_second = lq[0, second[0]] + lq[1, second[1]]
-            total = total + chance * (A * log_pi_first - A * log_pi_second) / G
-        return total
-
-    assert_same(-have, gradient_of(written_out))
-
-
 def kl_of_fills(log_p, log_r):
     """KL of whole fills, by the sum over all of them: (1,T,V) twice."""
     log_fill = log_p[0, 0][:, None] + log_p[0, 1]  # (V,V)
@@ -198,8 +171,8 @@ def kl_of_fills(log_p, log_r):
 def test_expected_gradient_of_each_kl_estimator(estimator):
     """On-policy, untruncated: k1's is 0, those of k2 and the exact KL are that of KL(π‖ref), k3's
     is that of KL(ref‖π)."""
-    config = settings(kl_estimator=estimator)
-    have = expected_gradient(ALL, config, without_rewards, beta=1.0)
+    config = settings(kl_estimator=estimator, kl_beta=1.0)
+    have = expected_gradient(ALL, config, without_rewards)
     log_r = log_softmax(REFERENCE, TEMPERATURE)
 
     def value(logits):

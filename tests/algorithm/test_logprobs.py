@@ -75,16 +75,6 @@ def test_values_and_gradient_equal_the_definition(temperature):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_gradcheck():
-    logits, *rest = make()
-
-    def differentiable(z):
-        logp, _, kl, entropy = compute_logprobs(z, *rest, 0.8)
-        return logp, kl, entropy
-
-    assert torch.autograd.gradcheck(differentiable, (logits.requires_grad_(),))
-
-
 def test_banned_characters_and_rows_without_blanks():
     logits, *rest = ban_last_character(*make())
     logits.requires_grad_()
@@ -94,10 +84,7 @@ def test_banned_characters_and_rows_without_blanks():
     assert logits.grad.isfinite().all()
     assert (logits.grad[..., V - 1] == 0).all()
     assert (logits.grad[~MASK] == 0).all()
-    assert (logp.transpose(1, 2)[~MASK] == 0).all()
-    assert (ref_logp.transpose(1, 2)[~MASK] == 0).all()
-    assert (kl[~MASK] == 0).all()
-    assert (entropy[~MASK] == 0).all()
+    assert not any(x[~MASK].any() for x in (logp.mT, ref_logp.mT, kl, entropy))
 
 
 def test_equal_policies_have_no_kl_and_no_kl_gradient():

@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from conftest import BLANK, encode
 from test_loss import batch_of
-from test_reward import BLANK, decode, encode
+from test_reward import decode
 
 from grpo.logprobs import LogProbs
 from grpo.metrics import StepMetrics, text_metrics
@@ -20,7 +21,7 @@ def test_approx_kl_is_that_from_the_draws_to_the_policy():
     now = torch.tensor([[[2.0], [1.0]]]).log()
     nothing = torch.zeros(1, 1)
     batch = batch_of(torch.ones(1, 1, dtype=torch.bool), LogProbs(old, old, nothing, nothing), old)
-    metrics = StepMetrics(Rewards({"judge": (None, 1.0)}, None), torch.zeros(1, 2, 1), 0.0)
+    metrics = StepMetrics(Rewards({"judge": (None, 1.0)}, None), torch.zeros(1, 2, 1))
     metrics.add({"clipped": torch.tensor(0)}, LogProbs(now, old, nothing, nothing), batch, batch)
     metrics.updated(torch.tensor(1.0))
     have = metrics.result()

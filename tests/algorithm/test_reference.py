@@ -39,10 +39,3 @@ def test_periodic_copies_exactly_and_now_and_then():
     for done, want in ((1, base), (2, base), (3, policy)):
         update_reference(reference, policy, done, config)
         assert torch.equal(reference.weight, want.weight)
-
-
-def test_its_weights_come_back():
-    base, policy = models()
-    reference = make_reference(base, "ema", policy.state_dict())
-    assert torch.equal(reference.weight, policy.weight)
-    assert not torch.equal(base.weight, policy.weight)

@@ -2,17 +2,18 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
+from conftest import BLANK, encode
 
-from data.masking import make_mask, parse_masking
+from data.text.prepare import VOCABULARY
 from grpo.reward import (
     RewardFailed,
     Rewards,
+    judge_logits,
     judge_reward,
-    judge_scores,
-    mean_over_input,
+    log_odds,
+    mean_over_blanks,
     mean_over_run,
     own_reward,
     valid_words,
@@ -20,28 +21,16 @@ from grpo.reward import (
 from grpo.rollout import Inputs
 from grpo.sampling import Fills
 
-ALPHABET = " abcdefghijklmnopqrstuvwxyz_"
-BLANK = ALPHABET.index("_")
 PAD = -1
 
 
 def decode(tokens):
     rows = tokens.reshape(-1, tokens.shape[-1]).tolist()
-    return ["".join(ALPHABET[t] for t in row) for row in rows]
-
-
-def encode(*texts):
-    """-> (number of texts,T)"""
-    return torch.tensor([[ALPHABET.index(c) for c in text] for text in texts])
+    return ["".join(VOCABULARY[t] for t in row) for row in rows]
 
 
 def some_judge(tokens):
     return tokens.float() - 2
-
-
-def scores_of(completions):
-    """What `some_judge` says of each character."""
-    return (completions.float() - 2).sigmoid()
 
 
 def some_completions(*shape):
@@ -56,9 +45,9 @@ def credited(parts, completions, mask, credit):
     return rewards, *rewards(Fills(completions, None, mask), inputs, credit)
 
 
-def test_scores_are_the_judges_probabilities_whatever_the_batching():
-    completions = some_completions(7, 30, 4)  # 210 rows: more than are scored at once
-    torch.testing.assert_close(judge_scores(some_judge, completions), scores_of(completions))
+def test_logits_are_the_judges_whatever_the_batching():
+    completions = some_completions(7, 30, 4)  # 210 rows: more than are judged at once
+    assert torch.equal(judge_logits(some_judge, completions), some_judge(completions))
 
 
 def test_a_completion_is_judged_once_in_batches_of_one_shape():
@@ -69,40 +58,20 @@ def test_a_completion_is_judged_once_in_batches_of_one_shape():
         return rows.float()
 
     rows = torch.tensor([[1, 2], [3, 4], [1, 2], [5, 6]]).repeat(25, 1)  # 100, 3 different ones
-    judge_scores(judge, rows.view(4, 25, 2))
+    judge_logits(judge, rows.view(4, 25, 2))
     assert shapes == [(32, 2)]
     shapes.clear()
-    judge_scores(judge, torch.arange(140).view(7, 10, 2))  # 70 rows, all different
+    judge_logits(judge, torch.arange(140).view(7, 10, 2))  # 70 rows, all different
     assert shapes == [(32, 2)] * 3
 
 
 def test_means_over_the_input_and_over_runs():
     scores = torch.tensor([[[0.0, 0.2, 0.4, 0.9, 0.5]]])  # (1,1,5)
     mask = torch.tensor([[True, True, False, True, False]])  # (1,5)
-    masked = torch.zeros(1, 5, dtype=torch.long)
-    torch.testing.assert_close(mean_over_input(scores, masked), torch.tensor([[0.4]]))
+    torch.testing.assert_close(mean_over_blanks(scores, mask), torch.tensor([[1.1 / 3]]))
+    assert mean_over_blanks(scores, mask & False) == 0  # without a blank no NaN
     of_runs = mean_over_run(scores, mask)[..., mask[0]]
     torch.testing.assert_close(of_runs, torch.tensor([[[0.1, 0.1, 0.9]]]))
-
-
-def test_padding_counts_for_nothing():
-    """A prompt padded to any length is credited as it is alone."""
-    scores = torch.rand(2, 3, 9, generator=torch.Generator().manual_seed(0))
-    masked = torch.zeros(2, 9, dtype=torch.long)
-    masked[1, 5:] = PAD
-    mask = torch.rand(2, 9, generator=torch.Generator().manual_seed(1)) < 0.6
-    mask &= masked >= 0
-
-    whole = mean_over_input(scores, masked)
-    torch.testing.assert_close(whole[:1], scores[:1].mean(dim=-1))
-    torch.testing.assert_close(whole[1:], scores[1:, :, :5].mean(dim=-1))
-
-    of_runs = mean_over_run(scores, mask)
-    assert of_runs.isfinite().all()
-    torch.testing.assert_close(of_runs[:1], mean_over_run(scores[:1], mask[:1]))
-    alone = mean_over_run(scores[1:, :, :5], mask[1:, :5])
-    at = mask[1, :5]
-    torch.testing.assert_close(of_runs[1:, :, :5][..., at], alone[..., at])
 
 
 def test_valid_words_by_hand():
@@ -110,61 +79,25 @@ def test_valid_words_by_hand():
     completions = encode("a cat on so", "a cxt on so", "a cxt xx so", "a c t on so")[None]
     words = {"cat", "on", "a", "so"}
     have = valid_words(words, completions, masked, masked == BLANK, decode)
-    want = [[1.0, 0.5, 0.0, 1 / 3]]  # the last one of "c", "t" and "on"
+    want = [[1.0, 0.5, 0.0, 0.5]]
     torch.testing.assert_close(have, torch.tensor(want))
 
 
-def test_a_space_in_a_fill_makes_two_words_of_it():
-    """Both must be words. Nothing is gained by spaces in the place of words."""
+def test_a_fill_with_a_space_is_no_word():
+    """Whatever stands beside it. Nothing is gained by spaces in the place of words."""
     masked = encode("so ____ __ so")
-    fills = ["a on so", "a xx so", "toon so", "t on so", "     so", "       "]
+    fills = ["a on so", "toon on", "on   so", "     so", "       "]
     completions = encode(*(f"so {fill} so" for fill in fills))[None]
-    words = {"a", "on", "so"}
+    words = {"a", "on", "so", "toon"}
     have = valid_words(words, completions, masked, masked == BLANK, decode)
-    want = [[1.0, 2 / 3, 1 / 2, 2 / 3, 1 / 2, 0.0]]
-    torch.testing.assert_close(have, torch.tensor(want))
+    torch.testing.assert_close(have, torch.tensor([[0.5, 1.0, 0.5, 0.5, 0.0]]))
 
 
-def test_a_hidden_space_is_filled_rightly():
-    """The text itself is all words, whatever of it was hidden."""
-    masked = encode(" so_on__so ")
-    completions = encode(" so on  so ", " soxon  so ", " so onxxso ")[None]
-    have = valid_words({"so", "on"}, completions, masked, masked == BLANK, decode)
-    torch.testing.assert_close(have, torch.tensor([[1.0, 0.5, 0.5]]))
-
-
-@pytest.mark.parametrize("masking", ["random", "span", "sticky", "word"])
-def test_the_original_text_is_all_words(masking):
-    """Under every masking: not a fill that is right is held against it."""
-    text = " the cat sat on a mat and the dog ran to us "
-    tokens = encode(text)  # (1,T)
-    rng = np.random.default_rng(0)
-    spaces = (tokens == 0).numpy()
-    for _ in range(20):
-        hidden = make_mask(spaces, parse_masking(masking), 0.3, 2, rng)
-        hidden[:, [0, -1]] = False  # the window cuts no word
-        mask = torch.from_numpy(hidden)
-        masked = tokens.masked_fill(mask, BLANK)
-        have = valid_words(set(text.split()), tokens[:, None], masked, mask, decode)
-        assert have.item() == 1 or not hidden.any()
-
-
-def test_visible_punctuation_ends_a_word():
-    def decode_with_commas(tokens):
-        return [text.replace("z", ",") for text in decode(tokens)]
-
-    masked = encode(" c_tz so ")
-    completions = encode(" catz so ", " cutz so ")[None]
-    have = valid_words({"cat"}, completions, masked, masked == BLANK, decode_with_commas)
+def test_a_hidden_space_is_taken_for_a_letter():
+    masked = encode(" so_on so ")
+    completions = encode(" soxon so ", " so on so ")[None]
+    have = valid_words({"so", "on", "soxon"}, completions, masked, masked == BLANK, decode)
     assert have.tolist() == [[1.0, 0.0]]
-
-
-def test_words_that_the_windows_edge_cuts_do_not_count():
-    """Nobody knows how they go on: not what reaches the first or the last character."""
-    masked = encode("_n on _n")
-    completions = encode("on on on", "xn on xn")[None]
-    have = valid_words({"on"}, completions, masked, masked == BLANK, decode)
-    assert have.tolist() == [[0.0, 0.0]]
 
 
 def test_the_end_of_a_prompt_ends_its_last_word():
@@ -181,6 +114,8 @@ def test_a_prompts_first_and_last_word_count():
     masked = encode("_n on o_")
     completions = encode("on on on", "xn on on")[None]
     mask = masked == BLANK
+    of_window = valid_words({"on"}, completions, masked, mask, decode)
+    assert of_window.tolist() == [[0.0, 0.0]]  # nobody knows how they go on
     own = valid_words({"on"}, completions, masked, mask, decode, cut=False)
     assert own.tolist() == [[1.0, 0.5]]
 
@@ -192,17 +127,32 @@ def total(completions, masked, mask, decode):
 MASK = torch.tensor([[True, True, False, True], [False, True, False, True]])
 
 
+def test_the_judge_speaks_of_a_run_by_its_mean_logit_which_is_bounded():
+    """Two runs: logits 5 and -1, and 20; what is visible says nothing."""
+    completions = torch.tensor([[[7, 1, 0, 22], [1, 1, 9, 0]]])  # logits: 2 less
+    mask = torch.tensor([[True, True, False, True]])
+    have = log_odds(some_judge, completions, mask)[..., mask[0]]
+    assert have.tolist() == [[[2, 2, 8], [-1, -1, -2]]]
+    assert log_odds(some_judge, -completions, mask).min() == -8
+    given = (completions, None, mask, None)
+    assert torch.equal(judge_reward(some_judge, "log_odds", *given)[..., mask[0]], have)
+    p = judge_reward(some_judge, "probability", *given)[..., mask[0]]
+    torch.testing.assert_close(p, 1 / (1 + (-have).exp()))
+
+
 def test_the_weighted_sum_is_credited_and_the_parts_are_given():
     """The judge's part per run, another's on every blank of its completion."""
-    parts = {"judge": (partial(judge_reward, some_judge), 2.0), "total": (total, 0.5)}
+    judge = partial(judge_reward, some_judge, "log_odds")
+    parts = {"judge": (judge, 2.0), "total": (total, 0.5)}
     completions = some_completions(2, 3, 4)
-    scores = scores_of(completions)
+    logits = some_judge(completions)
+    of_blanks = mean_over_blanks(logits, MASK)  # (B,G)
     sums = completions.sum(dim=-1).float()  # (B,G)
 
     rewards, credits, said = credited(parts, completions, MASK, "run")
-    torch.testing.assert_close(credits, 2 * mean_over_run(scores, MASK) + 0.5 * sums[..., None])
-    torch.testing.assert_close(said, torch.stack([scores.mean(dim=-1), sums], dim=-1))
-    torch.testing.assert_close(rewards.total(said), 2 * scores.mean(dim=-1) + 0.5 * sums)
+    torch.testing.assert_close(credits, 2 * mean_over_run(logits, MASK) + 0.5 * sums[..., None])
+    torch.testing.assert_close(said, torch.stack([of_blanks, sums], dim=-1))
+    torch.testing.assert_close(rewards.total(said), 2 * of_blanks + 0.5 * sums)
 
     _, credits, same = credited(parts, completions, MASK, "input")
     torch.testing.assert_close(credits, rewards.total(said)[..., None])
@@ -215,7 +165,7 @@ def test_a_reward_of_ones_own_may_speak_of_each_character():
     each = completions / 5
     _, credits, parts = credited({"each": (lambda c, *_: c / 5, 1.0)}, completions, MASK, "run")
     torch.testing.assert_close(credits, mean_over_run(each, MASK))
-    torch.testing.assert_close(parts, each.mean(dim=-1, keepdim=True))
+    torch.testing.assert_close(parts[..., 0], mean_over_blanks(each, MASK))
 
     whole = completions[..., 0] / 5
     _, credits, parts = credited(

@@ -5,7 +5,7 @@ import torch
 from data.dataset import Dataset
 from grpo.logprobs import LogProbs
 from grpo.plumbing.config import Config
-from grpo.rollout import Inputs, Rollout, draw_inputs, draw_orders, in_batches
+from grpo.rollout import Inputs, Rollout, draw_inputs, draw_orders
 from grpo.sampling import Fills
 
 B, G, T, V = 6, 8, 5, 4
@@ -17,8 +17,8 @@ def make_rollout(orders):
     of_characters = b[:, None].expand(B, T)  # (B,T)
     of_draws = b[:, None, None].expand(B, G, T)  # (B,G,T)
     of_logits = b[:, None, None].expand(B, T, V)  # (B,T,V)
-    inputs = Inputs(of_characters, of_characters, of_characters, of_draws, orders)
-    fills = Fills(of_draws, of_logits, of_characters)
+    inputs = Inputs(of_characters, of_characters, of_characters, of_draws, of_draws, orders)
+    fills = Fills(of_draws, of_logits, of_characters, of_draws)
     old = LogProbs(of_draws, of_draws, of_characters, of_characters)
     return Rollout(inputs, fills, of_logits, old, of_draws, of_draws)
 
@@ -27,7 +27,7 @@ def inputs_of(rollout):
     """The numbers of a part's inputs: everything in it is theirs."""
     numbers = rollout.advantages[:, 0, 0]
     everything = (
-        *rollout.inputs[:4],
+        *rollout.inputs[:5],
         *rollout.fills,
         *rollout.old,
         rollout.ref_logits,
@@ -72,7 +72,7 @@ def test_processes_share_the_inputs_of_a_step(world, monkeypatch):
     whole = draw_share(data, Config(**shared, gradient_accumulation_steps=3), monkeypatch)
     config = Config(**shared, gradient_accumulation_steps=1)
     shares = [draw_share(data, config, monkeypatch, 3, rank) for rank in range(3)]
-    for name in ("tokens", "mask", "masked", "uniforms"):
+    for name in ("tokens", "mask", "masked", "uniforms", "z_uniforms"):
         together = torch.cat([getattr(share, name) for share in shares])
         assert torch.equal(together, getattr(whole, name)), name
 
@@ -83,20 +83,9 @@ def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
     once = draw_share(data, config, monkeypatch)
     again = draw_share(data, config, monkeypatch)
     other = draw_share(data, config, monkeypatch, step=4)
-    for name in ("tokens", "uniforms", "orders"):
+    for name in ("tokens", "uniforms", "z_uniforms", "orders"):
         assert torch.equal(getattr(once, name), getattr(again, name)), name
         assert not torch.equal(getattr(once, name), getattr(other, name)), name
+    assert not torch.equal(once.uniforms, once.z_uniforms)
     assert once.masked[once.mask].eq(data.mask_id).all()
     assert torch.equal(once.masked[~once.mask], once.tokens[~once.mask])
-
-
-def test_batches_are_put_together_again():
-    sizes = []
-
-    def model(tokens):
-        sizes.append(len(tokens))
-        return tokens + 1
-
-    tokens = torch.arange(10).view(5, 2)
-    assert torch.equal(in_batches(model, tokens, 2), tokens + 1)
-    assert sizes == [2, 2, 1]

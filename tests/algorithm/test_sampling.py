@@ -11,7 +11,6 @@ from grpo.sampling import (
     exclude_top_choices,
     integer_weights,
     keep,
-    penalise,
     sample_completions,
 )
 
@@ -149,43 +148,10 @@ def test_xtc_draws_follow_the_exact_mixture():
     assert_follows(torch.bincount(pairs, minlength=V * V).double(), joint.flatten() * N)
 
 
-def test_penalty_falls_on_visible_characters_alone():
-    row = [2.0, -2.0, 1.0, -1.0, float("-inf")]
-    logits = torch.tensor([[row] * 4], dtype=torch.float64, requires_grad=True)
-    masked = torch.tensor([[0, 4, 1, -1]])  # 4 is the blank, -1 no character
-    have = penalise(logits, masked, 1.25)
-    assert have[0, 1].tolist() == [2 / 1.25, -2 * 1.25, 1.0, -1.0, float("-inf")]
-    have[..., :4].sum().backward()
-    assert logits.grad[0, 1].tolist() == [1 / 1.25, 1.25, 1.0, 1.0, 0.0]
-
-
-def test_penalised_draws_follow_the_penalised_distribution():
-    """200,000 draws against softmax of the rescaled logits, written out."""
-    logits = torch.tensor([[[1.0, -0.5, 0.3, -1.0, float("-inf")]] * 3])
-    masked = torch.tensor([[4, 0, 1]])
-    N = 200_000
-    first = penalise(logits, masked, 1.5)[:, :1]  # (1,1,V)
-    blank = masked[:, :1]
-    draws, _ = sample_completions(first, blank, blank == 4, random_uniforms(1, N, 1), 0.7)
-    weights = [math.exp(z / 0.7) for z in (1.0 / 1.5, -0.5 * 1.5, 0.3, -1.0)]
-    expected = torch.tensor(weights, dtype=torch.float64) / sum(weights) * N
-    assert_follows(torch.bincount(draws.flatten(), minlength=4).double(), expected)
-
-
 def test_draw_is_the_inverse_of_the_cumulative_weights():
     weights = torch.tensor([[0, 2, 0, 1, 1, 0]])
     uniforms = torch.tensor([[0.0, 0.49, 0.5, 0.74, 0.75, 0.999999]])
     assert draw(weights, uniforms).tolist() == [[1, 1, 3, 3, 4, 4]]
-
-
-def test_visible_characters_stay_and_completions_differ():
-    logits = torch.zeros(2, 6, 5)
-    masked = torch.arange(12).view(2, 6) % 5
-    mask = random_uniforms(2, 6) < 0.5
-    completions, _ = sample_completions(logits, masked, mask, random_uniforms(2, 7, 6))
-    by_position = completions.transpose(1, 2)  # (B,T,G)
-    assert (by_position[~mask] == masked[~mask][:, None]).all()
-    assert len({tuple(row) for row in completions[0].tolist()}) > 1
 
 
 def test_extreme_logits():

@@ -15,7 +15,7 @@ from grpo.logprobs import log_softmax
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config
 from grpo.reward import Rewards, judge_reward
-from grpo.rollout import Inputs, draw_orders, draw_uniforms
+from grpo.rollout import draw_orders, to_fill
 from model.transformer import Generator, TransformerConfig
 
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
@@ -37,13 +37,7 @@ VARIANTS = (  # every published form that is a setting, in a few combinations
         "batch_size": 2,
     },
     {"minibatch_size": 2, "top_entropy_quantile": 0.5, "clip_delta": 3.0, "kl_estimator": "k2"},
-    {
-        "top_k": 2,
-        "min_p": 0.1,
-        "xtc_probability": 1.0,
-        "repetition_penalty": 1.3,
-        "entropy_coef": 0.1,
-    },
+    {"top_k": 2, "min_p": 0.1, "xtc_probability": 1.0, "entropy_coef": 0.1},
 )
 EVERY = pytest.mark.parametrize("settings", VARIANTS, ids=str)
 
@@ -56,10 +50,10 @@ def indifferent_judge(tokens):
     return torch.ones_like(tokens, dtype=torch.float32)
 
 
-def models(V, T):
+def models(V, T, n_latent=1):
     """-> generator, reference"""
     torch.manual_seed(0)
-    shape = TransformerConfig(V, T, 1, 1, 16)
+    shape = TransformerConfig(V, T, 1, 1, 16, n_latent)
     return Generator(shape), Generator(shape)
 
 
@@ -67,18 +61,17 @@ def weights_of(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])  # a copy
 
 
-def step(settings, tokens, mask, judge=some_judge, V=6):
+def step(settings, tokens, mask, judge=some_judge, n_latent=1):
     """A step of plain gradient descent with rate 1 -> weights before, after; rollout, metrics."""
     own = PLAIN | {"batch_size": len(tokens), "group_size": 4, "temperature": 0.7, "grad_clip": 0.0}
     config = Config(**(own | {"top_p": 1.0, "kernel": "torch"} | settings))
-    T = tokens.shape[1]
-    generator, reference = models(V, T)
+    V = 6
+    generator, reference = models(V, tokens.shape[1], n_latent)
     optimizer = Optimizer(generator, config)
     optimizer.adamw = torch.optim.SGD(generator.parameters(), lr=1.0)
-    uniforms = draw_uniforms(len(tokens), config.group_size, T, (1,))
     orders = draw_orders(config.num_iterations, len(tokens), (1, 0))
-    inputs = Inputs(tokens, mask, tokens.masked_fill(mask, V - 1), uniforms, orders)
-    rewards = Rewards({"judge": (partial(judge_reward, judge), 1.0)}, decode=None)
+    inputs = to_fill(tokens, mask, V - 1, config.group_size, (1,))._replace(orders=orders)
+    rewards = Rewards({"judge": (partial(judge_reward, judge, "log_odds"), 1.0)}, decode=None)
     before = weights_of(generator)
     rollout, metrics = train_grpo.grpo_step(
         generator, reference, rewards, optimizer, inputs, config
@@ -104,13 +97,14 @@ def test_no_blank_no_gradient(settings):
 
 @EVERY
 @pytest.mark.parametrize("blanks", ["all", "one", "one character"])
-def test_few_blanks_and_many(settings, blanks):
+@pytest.mark.parametrize("n_latent", [1, 2])
+def test_few_blanks_and_many(settings, blanks, n_latent):
     T = 1 if blanks == "one character" else 8
     mask = torch.arange(T).expand(4, T) == 3
     if blanks != "one":
         mask = torch.ones(4, T, dtype=torch.bool)
     tokens = text(6, T)
-    before, after, rollout, metrics = step(settings, tokens, mask)
+    before, after, rollout, metrics = step(settings, tokens, mask, n_latent=n_latent)
     assert not torch.equal(before, after)
     assert metrics["mean_kl"] > 0
     given = rollout.fills.completions == tokens[:, None]
@@ -164,15 +158,17 @@ def test_equal_rewards_leave_the_kl_alone(loss_type):
 
 @pytest.mark.parametrize("settings", [{"credit": "input"}, {"credit": "run"}])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_pieces_that_fit_in_memory_add_up_to_the_step(settings, size):
+@pytest.mark.parametrize("n_latent", [1, 2])
+def test_pieces_that_fit_in_memory_add_up_to_the_step(settings, size, n_latent):
     """The same update, however many micro-batches it is computed in."""
     tokens = text(6, 8)
     mask = torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < 0.4
     mask[:, 0] = True
     for loss_type in ("grpo", "dapo", "dr_grpo", "sum"):
         one = settings | {"loss_type": loss_type, "scale_rewards": "batch"}
-        _, want, _, metrics = step(one, tokens, mask)
-        _, have, _, of_pieces = step(one | {"batch_size": size}, tokens, mask)
+        _, want, _, metrics = step(one, tokens, mask, n_latent=n_latent)
+        pieces = one | {"batch_size": size}
+        _, have, _, of_pieces = step(pieces, tokens, mask, n_latent=n_latent)
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(of_pieces["mean_kl"], metrics["mean_kl"])
         torch.testing.assert_close(of_pieces["loss"], metrics["loss"])

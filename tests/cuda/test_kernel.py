@@ -427,23 +427,24 @@ def test_choose_compiles_what_the_run_uses(bindings):
 
 
 @pytest.mark.parametrize(
-    "where, changes, V, reason",
+    "where, changes, sizes, reason",
     [
-        ("cpu", {}, 28, "it needs a CUDA device, not 'cpu'"),
-        ("cuda", {}, 1025, "it takes 1024 characters, not 1025"),
-        ("cuda", {"xtc_probability": 0.1}, 28, "it has no XTC: xtc_probability must be 0"),
-        ("cuda", {}, 28, "RuntimeError: CUDA_ERROR_NO_DEVICE"),
+        ("cpu", {}, [28], "it needs a CUDA device, not 'cpu'"),
+        ("cuda", {}, [1025], "it takes 1024 characters, not 1025"),
+        ("cuda", {}, [28, 64], "it has no latent, the generator one of 64 values"),
+        ("cuda", {"xtc_probability": 0.1}, [28], "it has no XTC: xtc_probability must be 0"),
+        ("cuda", {}, [28], "RuntimeError: CUDA_ERROR_NO_DEVICE"),
     ],
 )
-def test_why_the_kernel_cannot_run_is_one_line(bindings, capsys, where, changes, V, reason):
+def test_why_the_kernel_cannot_run_is_one_line(bindings, capsys, where, changes, sizes, reason):
     no_device = SimpleNamespace(name="CUDA_ERROR_NO_DEVICE")
     bindings.driver.cuDevicePrimaryCtxRetain = lambda index: (no_device, None)
-    assert kernel.choose(config(**changes), torch.device(where), V) == "torch"
+    assert kernel.choose(config(**changes), torch.device(where), *sizes) == "torch"
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == (where == "cuda") and all(line.endswith(reason) for line in lines)
     line = f"kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'"
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
-        kernel.choose(config(kernel="cuda", **changes), torch.device(where), V)
+        kernel.choose(config(kernel="cuda", **changes), torch.device(where), *sizes)
 
 
 def test_without_cuda_bindings_pytorch_does_it(monkeypatch, capsys):

@@ -1,15 +1,11 @@
 import pytest
 import torch
+import torch.nn.functional as F
+from conftest import BLANK, encode
 
+from data.text.prepare import VOCABULARY
 from grpo.evaluation.decoding import best_by_run, fill_in_passes
 from grpo.plumbing.config import Config
-
-VOCABULARY = " abcdefghijklmnopqrstuvwxyz_"
-BLANK = 27
-
-
-def encode(*texts):
-    return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
 
 
 def fill(policy, masked, passes, surest=False, seed=0):
@@ -79,13 +75,14 @@ def test_surest_first_is_a_loop_over_blanks():
         assert row.tolist() == fast.tolist()
 
 
-def test_one_pass_draws_from_the_policy_and_from_what_truncation_keeps():
-    p = torch.zeros(28)
-    p[1:4] = torch.tensor([0.6, 0.3, 0.1])
+@pytest.mark.parametrize("p", [[0.6, 0.3, 0.1], [[0.4, 0.1, 0.0], [0.2, 0.2, 0.1]]])
+def test_one_pass_draws_from_the_policy_and_from_what_truncation_keeps(p):
+    """With a latent, from what a blank says by itself."""
+    logits = F.pad(torch.tensor(p).log(), (1, 24), value=float("-inf"))  # (V,) or (K,V)
     masked = torch.full((600, 1), BLANK)
 
     def policy(tokens):
-        return p.log().expand(*tokens.shape, 28)
+        return logits.expand(*tokens.shape, *logits.shape)
 
     shares = fill(policy, masked, 1).flatten().bincount(minlength=4) / 600
     assert shares.tolist() == pytest.approx([0, 0.6, 0.3, 0.1], abs=0.06)
@@ -93,13 +90,17 @@ def test_one_pass_draws_from_the_policy_and_from_what_truncation_keeps():
     assert fill_in_passes(policy, masked, masked == BLANK, 1, config).unique().tolist() == [1, 2]
 
 
-def test_best_of_n_takes_each_run_from_the_fill_that_the_judge_likes_best_there():
+def test_best_of_n_takes_each_run_from_the_fill_that_is_likeliest_in_the_text():
+    """The judge likes xyz best, where the base model finds it rare: log p = log q + log p/q."""
     masked = encode("the ___ _ on")
     fills = torch.stack([encode("the cat q on"), encode("the xyz a on"), encode("the dog b on")], 1)
-    scores = torch.zeros(1, 3, 12)
-    scores[0, 0, 4:7] = torch.tensor([0.5, 0.5, 0.5])
-    scores[0, 1, 4:7] = torch.tensor([0.9, 0.2, 0.2])  # one good character is not a good word
-    scores[0, 1, 8] = 0.7
-    scores[0, 2, 0:3] = 1.0  # what is no blank says nothing
-    best = best_by_run(fills, scores, masked == BLANK)
+    odds = torch.zeros(1, 3, 12)
+    odds[0, :, 4:7] = torch.tensor([[2.0], [3.0], [1.0]])
+    odds[0, 1, 8] = 0.5
+    odds[0, 2, 0:3] = 9.0  # what is no blank says nothing
+    logits = torch.zeros(1, 12, 28)
+    best = best_by_run(logits, fills, odds, masked == BLANK)
+    assert best.tolist() == [encode("the xyz a on").tolist()]
+    logits[0, 4, VOCABULARY.index("x")] = -6
+    best = best_by_run(logits, fills, odds, masked == BLANK)
     assert best.tolist() == [encode("the cat a on").tolist()]

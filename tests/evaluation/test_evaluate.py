@@ -1,13 +1,15 @@
 import io
-import itertools
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import BLANK, encode
 
+from data.text.prepare import VOCABULARY
 from grpo.evaluation.evaluate import (
     COLUMNS,
     ROWS,
@@ -17,7 +19,6 @@ from grpo.evaluation.evaluate import (
     format_table,
     hold_out,
     measure,
-    pass_at_k,
     peek,
     table,
 )
@@ -25,18 +26,11 @@ from grpo.plumbing.config import Config
 from grpo.plumbing.setup import load_data
 from grpo.reward import Rewards
 
-VOCABULARY = " abcdefghijklmnopqrstuvwxyz_"
-BLANK = 27
-
-
-def encode(*texts):
-    return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
-
 
 def held_out_of(text, mask, words):
     """One held-out input, with `_` in `mask` where its blanks are."""
     masked = encode(mask)
-    return HeldOut(encode(text), masked == BLANK, masked, None, VOCABULARY, text, set(words))
+    return HeldOut(encode(text), masked == BLANK, masked, None, None, VOCABULARY, text, set(words))
 
 
 def figures_of(text, mask, fills, words):
@@ -52,7 +46,6 @@ def test_words_by_hand():
         "exact_words": 29 / 32,
         "distinct_words": 2 / 2,  # of the first fill
         "different_valid_words": (2 + 2) / 2,
-        "pass@1": 13 / 16,
         "pass@16": 1,
     }
     assert {name: figures[name] for name in want} == pytest.approx(want)
@@ -77,15 +70,9 @@ def test_distinct_words_are_counted_over_all_inputs():
     """Three words are hidden, of which two are one; their fills are one word, and no word."""
     masked = encode("a ___ a ___ a", "a ___ a ___ a")
     tokens = encode("a cat a dog a", "a cat a cat a")
-    held_out = HeldOut(tokens, masked == BLANK, masked, None, VOCABULARY, "a cat", {"dog"})
+    held_out = HeldOut(tokens, masked == BLANK, masked, None, None, VOCABULARY, "a cat", {"dog"})
     figures = measure(encode("a dog a dog a", "a dog a xyz a")[:, None], held_out)
     assert figures["distinct_words"] == 1 / 2 and figures["valid_words"] == 3 / 4
-
-
-@pytest.mark.parametrize("c, k", [(0, 1), (2, 1), (2, 3), (5, 2), (4, 4)])
-def test_pass_at_k_by_enumeration(c, k):
-    draws = list(itertools.combinations([1] * c + [0] * (5 - c), k))
-    assert pass_at_k([c], 5, k) == pytest.approx(sum(any(d) for d in draws) / len(draws))
 
 
 @pytest.fixture
@@ -130,24 +117,46 @@ def evaluated(config, policy, before, parts=()):
     return table(policy, before, judge, rewards, held_out_for(config), config)
 
 
-def test_every_row(settings):
+def mixture(seed):
+    """Of two such policies, the second twice as likely: (N,16,2,28)."""
+    both = model(seed), model(seed + 10)
+    prior = torch.tensor([[1 / 3], [2 / 3]]).log()
+    return lambda tokens: torch.stack([one(tokens).log_softmax(-1) for one in both], 2) + prior
+
+
+@pytest.mark.parametrize("policy", [model, mixture])
+def test_every_row(settings, policy):
     """A policy that has not changed has its rows twice; at its own temperature, thrice."""
-    result, completions = evaluated(settings, model(0), model(0))
+    result, completions = evaluated(settings, policy(0), policy(0))
     for name in ("sample", "argmax", "best_of_16"):
         assert result[f"before_{name}"] == result[f"after_{name}"]
     rows = {row["temperature"]: row for row in result["before_at_temperatures"]}
     assert rows[0.8].items() <= (result["before_sample"] | {"temperature": 0.8}).items()
     assert rows[0.2]["different_valid_words"] <= rows[1.0]["different_valid_words"]
     assert result["original"]["exact_words"] == 1
-    assert result["before_best_of_16"]["judge"] > result["before_sample"]["judge"]
     blanks = held_out_for(settings).mask.sum(dim=1).float()
-    for name, most in (("steps_2", 2), ("steps_4", 4), ("sequential_random", 99)):
+    for name, most in (("steps_4", 4), ("sequential_random", 99)):
         passes = result[f"reference_{name}"]["forward_passes"]
         assert passes == pytest.approx(blanks.clamp(max=most).mean().item())
     assert len(completions) == 6 * 16
-    mean = sum(line["judge"] for line in completions) / len(completions)
-    assert mean == pytest.approx(result["after_sample"]["judge"], abs=1e-5)
     json.dumps(result, allow_nan=False)
+
+
+def test_the_best_of_16_is_what_judge_and_base_model_together_find_likeliest(settings):
+    """Of the policy's fills, each run by itself; `after`, too, it is the base model that counts."""
+    result, lines = evaluated(settings, model(1), model(0))
+    fills = encode(*(line["completion"] for line in lines)).view(6, 16, 16)
+    log_q = model(0)(held_out_for(settings).masked).log_softmax(dim=-1)  # (6,T,V)
+    best = []
+    for i, line in enumerate(lines[::16]):
+        chosen = []
+        for run in re.finditer("_+", line["input"]):
+            letters = fills[i, :, slice(*run.span())]  # (16,n)
+            says = judge(letters).mean(dim=1).clamp(-8, 8)  # (16,)
+            q = sum(log_q[i, t, letters[:, t - run.start()]] for t in range(*run.span()))  # (16,)
+            chosen += len(run[0]) * [says[(q + says).argmax()].sigmoid()]
+        best.append(sum(chosen) / len(chosen))
+    assert result["after_best_of_16"]["judge"] == pytest.approx(sum(best).item() / 6)
 
 
 def test_what_was_before_does_not_depend_on_the_policy(settings):
@@ -177,11 +186,15 @@ def test_gap_closed_between_models_that_know_the_text(settings):
     assert result["gap_closed"] == pytest.approx((after - before) / (surest - before))
 
 
-def test_entropy_is_that_of_each_blank(settings):
-    result, _ = evaluated(settings, model(1), model(0))
+@pytest.mark.parametrize("make", [model, mixture])
+def test_entropy_is_that_of_each_blank(settings, make):
+    """By itself: with a latent, of the sum over z."""
+    result, _ = evaluated(settings, make(1), make(0))
     held_out = held_out_for(settings)
-    for name, policy in (("before", model(0)), ("after", model(1))):
-        p = (policy(held_out.masked).double() / 0.8).softmax(dim=-1)[held_out.mask]  # (blanks,V)
+    for name, policy in (("before", make(0)), ("after", make(1))):
+        logits = policy(held_out.masked)[held_out.mask].double().view(-1, 1 + (make is mixture), 28)
+        prior = (logits.logsumexp(dim=2, keepdim=True) / 0.8).softmax(dim=1)  # (blanks,K,1)
+        p = (prior * (logits / 0.8).softmax(dim=-1)).sum(dim=1)  # (blanks,V)
         want = -(p * p.log()).nan_to_num().sum(dim=-1).mean().item()
         assert result[f"{name}_sample"]["entropy"] == pytest.approx(want, rel=1e-5)
 
@@ -257,7 +270,7 @@ def test_a_bar_is_shown_on_a_terminal_alone(settings, monkeypatch):
         assert (f"/{len(ROWS)}" in terminal.getvalue()) == terminal.isatty()
 
 
-def test_the_completions_are_those_after(settings):  # noqa: F811
+def test_the_completions_are_those_after(settings):
     result, completions = evaluated(settings, model(1), model(0))
     mean = sum(line["judge"] for line in completions) / len(completions)
     assert mean == pytest.approx(result["after_sample"]["judge"], abs=1e-5)

@@ -31,14 +31,6 @@ def test_probabilities_are_those_counted_the_slow_way_and_add_up_to_one():
     assert probability("xxxxa") == probability("a")  # what was never seen says nothing
 
 
-def test_probabilities_by_hand():
-    """In "abab": a, b twice each; after a always b, twice; after b once a."""
-    probability = ngram("abab", 3)
-    a = (2 + 2 * 1 / 3) / (4 + 2)
-    assert probability("a") == pytest.approx(a)
-    assert probability("ba") == pytest.approx((1 + 1 * a) / (1 + 1))
-
-
 def test_bits_are_of_the_windows_that_touch_a_blank():
     """A mean over them, in all fills: the blank at 6 is in five windows, the one at 11 in one."""
     probability = ngram("the cat sat on the mat", 27)

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -11,16 +12,8 @@ from data.dataset import Dataset
 from grpo.plumbing.checkpoint import load_model, read
 from grpo.plumbing.config import load_config
 from model import pretrain
-from model.losses import (
-    DOUBT,
-    by_word,
-    generator_loss,
-    swap_words,
-    weigh,
-    words_by_length,
-    wrong_fills,
-)
-from model.report import auc, mean_scores, report
+from model.losses import generator_loss, judge_loss, masked_batch
+from model.report import auc, report
 from model.transformer import Generator, Judge, TransformerConfig, rotary_table, rotate
 
 SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32)
@@ -28,6 +21,7 @@ TOKENS = torch.randint(8, (3, 12), generator=torch.Generator().manual_seed(0))
 
 
 def test_rotation_sees_distances_only():
+    torch.manual_seed(0)
     cos, sin = rotary_table(12, 16)
     q = rotate(torch.randn(16).expand(12, 16), cos, sin)
     k = rotate(torch.randn(16).expand(12, 16), cos, sin)
@@ -71,91 +65,121 @@ def test_padding_is_never_attended_to():
         torch.testing.assert_close(model(padded)[:, :7], alone, rtol=1e-5, atol=1e-5)
 
 
-def test_gradient_checkpointing_changes_no_gradient():
-    torch.manual_seed(0)
-    model = Generator(SHAPE)
-    gradients = []
-    calls = []
-    model.trunk.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
-    for checkpointing in (False, True):
-        model.trunk.checkpointing = checkpointing
-        model.zero_grad()
-        model(TOKENS)[..., :8].square().sum().backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    for a, b in zip(*gradients):
-        assert torch.equal(a, b)
-    assert len(calls) == 3  # once, and twice: computed again
+def runs_of(mask):
+    """Of each input the runs of its blanks, as slices."""
+    texts = ["".join(".x"[blank] for blank in row) for row in mask.tolist()]
+    return [[slice(*run.span()) for run in re.finditer("x+", text)] for text in texts]
 
 
-def test_the_generators_loss_is_nats_of_a_hidden_character(world):
-    """One that always gives the letter e the probability 1/2, the other 26 characters the rest."""
+@pytest.mark.parametrize("K", [1, 2])
+def test_the_generators_loss_is_nats_of_a_hidden_character(world, K):
+    """Of letters that are alike everywhere; with a latent, of each run the sum over z."""
     train = Dataset(world / "text", "train")
-    q = torch.full((28,), 0.5 / 26)
-    q[5] = 0.5
-    q[27] = 0
-    args = pretrain.parse(["--block_size=16", "--batch_size=200", "--masking=random"])
+    args = pretrain.parse(["--block_size=16", "--batch_size=50"])
+    q = torch.rand(K, 28, generator=torch.Generator().manual_seed(0))
+    q[:, 27] = 0
+    q /= q.sum()  # (K,V) of z and a letter
     seen = []
 
     def generator(masked):
         seen.append(masked)
-        return q.log().expand(*masked.shape, 28)  # (B,T,V)
+        return q.log().squeeze(0).expand(*masked.shape, *q.squeeze(0).shape)
 
     loss = generator_loss(generator, train, args, (1, 2))
-    text, _ = train.batch(200, 16, {"random": 1.0}, 0, 1, (1, 2, 0))
-    hidden = text[seen[0] == train.mask_id]
-    assert 0.1 < len(hidden) / text.numel() < 0.4
-    want = -sum(np.log(q[c].item()) for c in hidden.tolist()) / len(hidden)
-    assert loss.item() == pytest.approx(want, rel=1e-5)
+    tokens, mask = masked_batch(train, args, args.masking, (1, 2))
+    assert torch.equal(seen[0], tokens.masked_fill(mask, 27))
+    prior = q.sum(dim=1)  # (K,)
+    nats = 0
+    for text, runs in zip(tokens, runs_of(mask)):
+        for run in runs:
+            letters = (q / prior[:, None])[:, text[run]]  # (K,n)
+            nats -= (prior * letters.prod(dim=1)).sum().log()
+    torch.testing.assert_close(loss, nats / mask.sum())
 
 
-def test_labels_are_per_word():
-    text = "the cat sat on"
-    fill = "the cut sat in"
-    is_space = torch.tensor([[c == " " for c in text]])
-    changed = torch.tensor([[a != b for a, b in zip(text, fill)]])
-    wrong = by_word(changed, is_space)[0]
-    # A space belongs to the word after it.
-    assert "".join("x" if w else "." for w in wrong.tolist()) == "...xxxx....xxx"
+Z = 26  # a letter that the tiny text does not have: a run is drawn if it is all z
 
 
-def test_weighing_two_kinds_of_losses():
-    losses = torch.tensor([[1.0, 2.0], [3.0, 30.0]])
-    flags = torch.tensor([[True, True], [True, False]])
-    assert weigh(losses, flags, 0.75) == 0.75 * 2 + 0.25 * 30
-    assert weigh(losses, flags | True, 0.75) == 0.75 * 9  # nowhere: 0, not NaN
+def mostly_z(masked):
+    return F.one_hot(torch.full_like(masked, Z), 28).float()
 
 
-def test_wrong_fills_touch_blanks_only_and_keep_some_originals(world):
+def judged(world, judge, seed=(1,)):
+    """-> the judge's loss, what it read, the text and its blanks, (B,T) each."""
     train = Dataset(world / "text", "train")
-    torch.manual_seed(0)
-    generator = Generator(TransformerConfig(len(train.vocabulary), 16, 1, 1, 32))
-    tokens, mask = train.batch(400, 16, {"random": 1.0}, 0.4, 1, (0,))
-    fills = wrong_fills(generator, train, tokens, mask, (1,))
-    assert (fills[~mask] == tokens[~mask]).all() and (fills < train.mask_id).all()
-    assert 0.08 < (fills == tokens).all(dim=1).float().mean() < 0.25
+    args = pretrain.parse(["--block_size=16", "--batch_size=200", "--judge_masking=word,random"])
+    read = []
+    loss = judge_loss(lambda x: read.append(x) or judge(x), mostly_z, train, args, 0.01, seed)
+    return loss, read[0], *masked_batch(train, args, args.judge_masking, seed)
 
 
-def test_swapped_words_are_words_of_the_text_in_the_wrong_place(world):
-    train = Dataset(world / "text", "train")
-    words = words_by_length(train)
-    tokens, _ = train.batch(400, 16, {"word": 1.0}, 0, 1, (0,))
-    lexicon = set(train.decode(train.tokens).split(" "))
-    for length, (rows, shares) in words.items():
-        found = [train.decode(word) for word in rows]
-        assert set(found) == {word for word in lexicon if len(word) == length}
-        assert len(found) == len(set(found)) == len(shares)
-        assert shares.sum() == pytest.approx(1)
-    swapped = swap_words(train, words, tokens, (1,), share=0.5)
-    changed = 0
-    for before, after in zip(map(train.decode, tokens), map(train.decode, swapped)):
-        before = before.split(" ")
-        after = after.split(" ")
-        # The window may cut the first word and the last: they stay.
-        assert (before[0], before[-1]) == (after[0], after[-1])
-        assert [len(word) for word in before] == [len(word) for word in after]
-        assert set(after[1:-1]) <= lexicon | {""}
-        changed += before != after
-    assert changed > 100
+def some_judge(tokens):
+    return torch.sin(3.0 * tokens) * 3
+
+
+def test_the_judge_reads_runs_that_are_text_and_runs_that_are_drawn(world):
+    """Each by its own coin; what is visible is text. Another seed, other runs."""
+    _, read, tokens, mask = judged(world, some_judge)
+    assert torch.equal(read[~mask], tokens[~mask])
+    labels = []
+    for row, text, runs in zip(read, tokens, runs_of(mask)):
+        labels.append([torch.equal(row[run], text[run]) for run in runs])
+        assert all(real or (row[run] == Z).all() for real, run in zip(labels[-1], runs))
+    assert 0.4 < np.mean(sum(labels, [])) < 0.6
+    assert any(len(set(each)) == 2 for each in labels)
+    assert torch.equal(judged(world, some_judge)[1], read)
+    assert not torch.equal(judged(world, some_judge, seed=(2,))[1], read)
+
+
+def test_the_judges_loss_by_hand(world):
+    """A label and a mean logit a run; the mean over blanks, then over the inputs that have any."""
+    loss, read, _, mask = judged(world, some_judge)
+    of_inputs = []
+    for row, runs in zip(read, runs_of(mask)):
+        losses = []
+        for run in runs:
+            logit = some_judge(row[run]).mean()
+            chance = logit.sigmoid() if row[run][0] != Z else (-logit).sigmoid()
+            losses += [-chance.log()] * len(row[run])
+        if losses:
+            of_inputs.append(sum(losses) / len(losses))
+    assert len(of_inputs) < 200  # some have none
+    torch.testing.assert_close(loss, sum(of_inputs) / len(of_inputs))
+
+
+class Pairs:
+    """A text of two characters, 0 or 1, which are alike nine times in ten; one is hidden."""
+
+    mask_id = 2
+
+    def batch(self, size, block_size, masking, ratio, words, seed):
+        rng = np.random.default_rng(seed)
+        first = rng.integers(2, size=size)
+        pairs = np.stack([first, first ^ (rng.random(size) < 0.1)], axis=1)
+        hidden = rng.integers(2, size=(size, 1)) == [0, 1]
+        return torch.from_numpy(pairs), torch.from_numpy(hidden)
+
+
+def test_the_best_judge_says_the_log_of_text_over_generator():
+    """The generator's other character is either, half and half: p/q is 0.9/0.5 or 0.1/0.5."""
+    args = pretrain.parse(["--batch_size=20000"])
+
+    def generator(masked):
+        return torch.tensor([0.0, 0.0, -torch.inf]).expand(*masked.shape, 3)
+
+    def loss_of(scale, shift=0.0):
+        def judge(pairs):
+            alike = pairs[:, :1] == pairs[:, 1:]
+            return (scale * torch.where(alike, 1.8, 0.2).log() + shift).expand(pairs.shape)
+
+        return judge_loss(judge, generator, Pairs(), args, 1.0, (1,)).item()
+
+    assert loss_of(scale=0) == pytest.approx(np.log(2))
+    best = -0.5 * (0.9 * np.log(0.9 / 1.4) + 0.1 * np.log(0.1 / 0.6))
+    best -= 0.5 * (0.5 * np.log(0.5 / 1.4) + 0.5 * np.log(0.5 / 0.6))
+    assert loss_of(scale=1) == pytest.approx(best, abs=0.01) and best < np.log(2) - 0.09
+    for scale, shift in ((0.5, 0), (2, 0), (1, 0.5), (1, -0.5)):
+        assert loss_of(scale, shift) > loss_of(scale=1) + 0.01
 
 
 def test_auc_is_over_all_pairs():
@@ -165,23 +189,8 @@ def test_auc_is_over_all_pairs():
     assert auc(real, real) == 0.5  # a tie is half a pair
 
 
-def test_scores_are_means_over_a_part_of_the_input():
-    tokens = torch.tensor([[1, 2, 0, 3], [4, 4, 0, 4]])
-    others = torch.tensor([[5, 6, 0, 3], [4, 4, 0, 1]])
-    changed = tokens != others
-
-    def judge(rows):  # likes small numbers
-        return -rows.float()
-
-    real, other = mean_scores(judge, tokens, others, changed)
-    p = [1 / (1 + np.exp(n)) for n in range(7)]
-    torch.testing.assert_close(real, torch.tensor([(p[1] + p[2]) / 2, p[4]], dtype=torch.float32))
-    torch.testing.assert_close(other, torch.tensor([(p[5] + p[6]) / 2, p[1]], dtype=torch.float32))
-
-
 def test_the_report_of_models_that_know_nothing_and_of_a_judge_that_knows_the_text(world, capsys):
     val = Dataset(world / "text", "val")
-    words = words_by_length(Dataset(world / "text", "train"))
     text = val.decode(val.tokens)
 
     def generator(masked):
@@ -191,14 +200,14 @@ def test_the_report_of_models_that_know_nothing_and_of_a_judge_that_knows_the_te
         known = [[1.0 if val.decode(row) in text else -1.0] * 16 for row in rows]
         return torch.tensor(known)  # (B,T)
 
-    report(generator, judge, val, words, 16, size=64)
-    *by_masking, last = capsys.readouterr().out.splitlines()
-    for line in by_masking:
+    report(generator, judge, val, pretrain.parse(["--block_size=16"]), size=64)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    for line in lines:
         figures = line.split(": ")[1].split()
         figures = dict(zip(figures[::2], map(float, figures[1::2])))
         assert figures["nats"] == pytest.approx(np.log(27), abs=1e-3)
         assert figures["auc"] > 0.98
-    assert float(last.split("prefers the original")[1]) > 0.8  # some stand in the text, too
 
 
 def small(world, *more):
@@ -257,15 +266,44 @@ def test_a_judge_starts_as_the_first_layers_of_its_generator(layers, world, tmp_
     assert all(torch.equal(weight, generator[key]) for key, weight in start.items())
     judge = read(tmp_path / "b" / "judge.pt")
     assert judge["architecture"]["n_layer"] == layers
-    assert judge["weights"].pop("head.bias") == -DOUBT
+    assert not judge["weights"]["head.weight"].any()
     common = [key for key in judge["weights"] if key.startswith("trunk.") and key in start]
     assert len({key.split(".")[2] for key in common if "blocks" in key}) == min(layers, 2)
     assert all(torch.equal(judge["weights"][key], start[key]) for key in common)
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_what_the_judge_learns_from(goes_on, world, tmp_path, monkeypatch):
+    """The generator's draws, hot at first; one that goes on: a policy's, too, never hot."""
+    calls = []
+    monkeypatch.setattr(pretrain, "report", lambda *_: None)
+    monkeypatch.setattr(
+        pretrain, "judge_loss", lambda *given: calls.append(given) or judge_loss(*given)
+    )
+    models = [f"--start={world}/generator.pt", "--n_latent=3", "--generator_steps=0"]
+    models += [f"--start_judge={world}/judge.pt", f"--policy={world}/mixture.pt"] * goes_on
+    pretrain.main(small(world, *models, "--judge_steps=4", f"--out_dir={tmp_path}"))
+    assert read(tmp_path / "generator.pt")["architecture"]["n_latent"] == 3
+    sources = [given[1] for given in calls]
+    assert sources[0] is sources[2] and sources[1] is sources[3]
+    assert (sources[0] is not sources[1]) == goes_on
+    assert [given[4] for given in calls] == ([1] * 4 if goes_on else [2, 1.5, 1, 1])
+
+
+def test_a_judge_that_goes_on_begins_as_it_was(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "report", lambda *_: None)
+    models = [f"--start={world}/generator.pt", f"--start_judge={world}/judge.pt"]
+    steps = ["--generator_steps=0", "--judge_steps=0"]
+    pretrain.main(small(world, *models, *steps, f"--out_dir={tmp_path}"))
+    written = read(tmp_path / "judge.pt")["weights"]
+    for key, weight in read(world / "judge.pt")["weights"].items():
+        assert torch.equal(written[key], weight.half())
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
+        ("--judge_masking=words", "masking='words' has a part 'words'; it takes"),
         ("--n_embd=100", "--n_embd=100 is not allowed; it takes a multiple of 32"),
         ("--n_layer=two", "--n_layer: invalid int value: 'two'"),
         ("--dtype=float16", "choose from 'float32', 'bfloat16'"),

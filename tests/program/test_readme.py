@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import math
 import re
 import shlex
 from pathlib import Path
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 from grpo.advantage import group_advantages
-from grpo.logprobs import logprobs
 from grpo.loss import grpo_loss
 from grpo.plumbing.config import FIELDS, Config, convert, load_config
+from grpo.policy import logprobs
 from grpo.rollout import Rollout
 from grpo.sampling import Fills
+from grpo.tools import toy
 
 READMES = {}
 for folder in ("", "grpo/", "config/", "model/", "data/", "tests/"):
@@ -121,81 +123,58 @@ def test_every_flag_named_is_a_setting_and_takes_its_value():
                 convert(flag, value, flag)
 
 
-LETTERS = "aefhlp"
-E = LETTERS.index("e")
-P = LETTERS.index("p")
-MASK = torch.tensor([[False, True, False, True]])  # h_l_
-FILLS = ("help", "half", "helf", "halp")
+E, P = map(toy.VOCABULARY.index, "ep")
 
 
-def half_and_half():
-    """(1,4,V): a or e, f or p."""
-    logits = torch.full((1, 4, len(LETTERS)), float("-inf"))
-    for t, letters in enumerate(("h", "ea", "l", "pf")):
-        for letter in letters:
-            logits[0, t, LETTERS.index(letter)] = 0.0
-    return logits
+def by_hand(logits, kl_beta=0.0):
+    """The toy's four fills as one group, through the program's own functions.
 
-
-def by_hand(logits, reference, rewards, kl_beta=0.0):
-    """The four fills as one group, through the program's own functions.
-
-    -> the advantages (G,), the loss, its gradient (1,4,V), KL and entropy of the first blank
+    -> the advantages (G,), the fall of the loss by the logits (4,V), the KL of the first blank
     """
-    config = Config(scale_rewards="group", credit="input", group_size=4, kernel="torch")
+    config = Config(credit="input", kl_beta=kl_beta)
     logits = logits.clone().requires_grad_()
-    y = torch.tensor([[[LETTERS.index(c) for c in fill] for fill in FILLS]])  # (1,G,4)
-    fills = Fills(y, logits.detach().isfinite(), MASK)
-    advantages = group_advantages(torch.tensor(rewards).view(1, -1, 1), MASK, config)  # (1,G,1)
-    now = logprobs(logits, reference, fills, config)
+    start = toy.Table().logits.detach()
+    fills = Fills(toy.COMPLETIONS[None], start.isfinite(), toy.MASK)
+    rewards = torch.tensor([*toy.WORDS.values()]).view(1, -1, 1)  # (1,G,1)
+    advantages = group_advantages(rewards, toy.MASK, config)
+    now = logprobs(logits, start, fills, config)
     old = now._replace(logp=now.logp.detach())
-    batch = Rollout(None, fills, reference, old, None, advantages)
-    loss, _ = grpo_loss(now, batch, batch, kl_beta, config)
+    batch = Rollout(None, fills, start, old, None, advantages)
+    loss, _ = grpo_loss(now, batch, batch, config)
     gradient = torch.autograd.grad(loss, logits)[0].nan_to_num()  # (1,4,V)
-    return advantages.flatten().tolist(), loss.item(), gradient, now.kl[0, 1], now.entropy[0, 1]
-
-
-def signed(x, digits=2):
-    return f"{x:+.{digits}f}".replace("-", "−")
+    return advantages.flatten().tolist(), -gradient[0], now.kl[0, 1].item()
 
 
 def says(text):
+    text = text.replace("-", "−")
     assert text in " ".join(READMES["README.md"].split()), text
 
 
 def test_the_step_by_hand():
     """Every number of the lesson's two tables, from the program's own functions."""
-    start = half_and_half()
-    rewards = [0.9, 0.7, 0.1, 0.1]
-    A, loss, gradient, _, entropy = by_hand(start, start, rewards)
-    assert loss == pytest.approx(0, abs=1e-6) and gradient.abs().max() > 0.03
-    for fill, reward, a in zip(FILLS, rewards, A):
-        first = signed(a * ((fill[1] == "e") - 0.5))
-        second = signed(a * ((fill[3] == "p") - 0.5))
-        says(
-            f"| `{fill}` | {reward} | {signed(reward - 0.45)} | {signed(a)} | {first} | {second} |"
-        )
-    rise = [signed(-gradient[0, t, v].item(), 3) for t, v in ((1, E), (3, P))]
-    says(f"| | | | **{rise[0]}** | **{rise[1]}** |")
-    deviation = torch.tensor(rewards).std(correction=0)
-    says(f"The mean of the group is 0.45, its standard deviation {deviation:.3f}.")
+    start = toy.Table().logits.detach()
+    A, rise, _ = by_hand(start)
+    for (fill, reward), a in zip(toy.WORDS.items(), A):
+        first, second = (f"{a * ((letter in fill) - 0.5):+.2f}" for letter in "ep")
+        says(f"| `{fill}` | {reward} | {reward - a:.1f} | {a:+.1f} | {first} | {second} |")
+    e, p = rise[1, E].item(), rise[3, P].item()
+    says(f"| sum | {sum(toy.WORDS.values()):.1f} | | 0 | {8 * e:+.2f} | {8 * p:+.2f} |")
+    says(f"| | | | **{e:+.2f}** | **{p:+.2f}** |")
+    says(f"move to ±{4 * e:.1f}, those of `p` and `f` to ±{4 * p:.1f}")
 
-    after = start - 10 * gradient
-    _, _, pulled, kl, entropy_after = by_hand(after, start, rewards, kl_beta=0.03)
-    for name, logits, kl_text, h in (
-        ("before", start, "0", entropy),
-        ("after one step", after, f"{kl.item():.3f}", entropy_after),
-    ):
+    after = start + 4 * rise
+    for name, logits in (("before", start), ("after one step", after)):
         q = logits.softmax(dim=-1)[0]
         e, p = q[1, E].item(), q[3, P].item()
-        words = (e * p, (1 - e) * (1 - p), e * (1 - p) + (1 - e) * p)
-        expected = 0.9 * words[0] + 0.7 * words[1] + 0.1 * words[2]
-        numbers = " | ".join(f"{x:.3f}" for x in (e, *words, expected, h.item()))
-        says(f"| {name} | {numbers} | {kl_text} |")
-    free = by_hand(after, start, rewards)[2]
-    says(f"β = 0.03 takes the next gradient from {-free[0, 1, E]:.4f} to {-pulled[0, 1, E]:.4f}")
-    says("(0.8, 0.8, 0.1, 0.1), all gradients would be exactly 0")
-    assert not by_hand(start, start, [0.8, 0.8, 0.1, 0.1])[2].any()
+        words = [e * p, (1 - e) * (1 - p), e * (1 - p), (1 - e) * p]
+        expected = sum(chance * r for chance, r in zip(words, toy.WORDS.values()))
+        says(f"| {name} | " + " | ".join(f"{x:.3f}" for x in (e, p, *words, expected)) + " |")
+    (_, free, kl), (_, pulled, _) = by_hand(after), by_hand(after, kl_beta=0.4)
+    ratio = math.log(e / 0.5)
+    says(f"for `e` {e:.3f} · ({ratio:.3f} - {kl:.3f}) = {e * (ratio - kl):.3f}")
+    for letter, t, v in (("they take ", 1, E), ("and ", 3, P)):
+        says(f"{letter}{free[t, v]:.2f} to {pulled[t, v]:.3f}")
+    says(f"after a hundred `help` has {toy.train(100)['help']:.3f}")
 
 
 @pytest.mark.parametrize("name", READMES)

@@ -18,10 +18,11 @@ CUT_SHORT = """{"iteration": 3, "written": "after the last checkpoint, before th
 {"iteration": 4, "cut sho"""
 VARIANTS = [
     {},
-    {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo", "log_interval": 3},
-    {"reference_mode": "ema", "minibatch_size": 2, "num_iterations": 2, "kl_target": 0.01},
+    {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo"},
+    {"reference_mode": "ema", "minibatch_size": 2, "num_iterations": 2},
     {"reference_mode": "periodic", "reference_update_freq": 2, "xtc_probability": 0.5},
     {"reward": "judge,{folder}/r.py:late:0.5", "credit": "run", "top_entropy_quantile": 0.5},
+    {"generator_checkpoint": "{world}/mixture.pt", "reference_mode": "ema", "num_iterations": 2},
 ]
 
 
@@ -36,10 +37,12 @@ def resume(*flags):
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
-def test_n_steps_and_n_more_are_2n(flags, folder, changes):
+def test_n_steps_and_n_more_are_2n(flags, folder, world, changes):
     """Weights, moments, reference and metrics, though a kill left lines of later steps."""
     changes = {"eval_inputs": 1, "lr_decay_iters": 6} | changes
-    changes = {name: str(value).format(folder=folder) for name, value in changes.items()}
+    changes = {
+        name: str(value).format(folder=folder, world=world) for name, value in changes.items()
+    }
     whole, metrics = run(flags, out_dir=folder / "whole", max_iters=6, **changes)
     halves = {"out_dir": folder / "halves", **changes}
     run(flags, max_iters=3, **halves)

@@ -28,7 +28,6 @@ SHARED = {
     "num_iterations": 2,
     "credit": "run",
     "reward": "judge,valid_words",
-    "kl_target": 0.01,
     "reference_mode": "ema",
 }
 
@@ -47,16 +46,18 @@ def distance(a, b):
     return sum((a[name] - b[name]).square().sum() for name in a).sqrt()
 
 
-def test_two_processes_are_one_with_two_micro_batches(flags, tmp_path):
+def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path):
     """And, but for bnpo, with one batch of twice the size: weights and metrics, to rounding."""
     losses = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
     own = {loss: SHARED | {"loss_type": loss, "out_dir": tmp_path / loss} for loss in losses}
+    mixture = str(world / "mixture.pt")
+    own["mixture"] = SHARED | {"generator_checkpoint": mixture, "out_dir": tmp_path / "mixture"}
     out, err = start(
         tmp_path, *(command_line(flags, **each) for each in own.values())
     ).communicate()
     assert out.count("next:") == len(own), err  # one process speaks
-    base = read(flags["generator_checkpoint"])["weights"]
     for loss, each in own.items():
+        base = read((flags | each)["generator_checkpoint"])["weights"]
         have = read(tmp_path / loss / "checkpoint.pt")["weights"]
         for batch in ({"gradient_accumulation_steps": 2}, {"batch_size": 8}):
             if loss == "bnpo" and "batch_size" in batch:
