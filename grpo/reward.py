@@ -74,8 +74,8 @@ def valid_words(lexicon, completions, masked, mask, decode, cut=True):
     letters = decode(completions[:, 0].masked_fill(mask, 1))  # token 1: the letter a
     blanks = mask.cpu().numpy()  # (B,T)
     shares = []
-    for i, text in enumerate(letters):
-        spans = words.hidden_words(text, blanks[i], cut)
+    for i, filled in enumerate(letters):
+        spans = words.hidden_words(filled, blanks[i], cut)
         for text in texts[i * G : (i + 1) * G]:
             valid = [words.is_valid(text, *span, lexicon) for span in spans]
             shares.append(sum(valid) / max(len(valid), 1))

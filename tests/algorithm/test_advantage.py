@@ -31,7 +31,8 @@ def test_advantages_equal_the_loops(baseline, scale):
     g = torch.Generator().manual_seed(2)
     rewards = torch.rand(B, G, generator=g, dtype=torch.float64)
     config = Config(baseline=baseline, scale_rewards=scale, credit="input")
-    have = group_advantages(rewards[..., None], None, config).squeeze(-1)
+    mask = torch.arange(T) < torch.tensor([[1], [3], [5]])  # (B,T) however many blanks: one reward
+    have = group_advantages(rewards[..., None], mask, config).squeeze(-1)
     want = slow_advantages(rewards, baseline, scale)
     torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-9)
 

@@ -176,6 +176,15 @@ def test_micro_batches_add_up(loss_type):
     torch.testing.assert_close(torch.cat(halves), whole)
 
 
+def test_a_smaller_last_micro_batch_is_one_of_them():
+    """bnpo: of 3 inputs in micro-batches of 2 and 1, half the loss is the last one's."""
+    mask = torch.tensor([[True, True], [True, False], [True, True]])  # (3,2)
+    batch = batch_of(mask, LogProbs(*[torch.zeros(3, 2)] * 4), torch.zeros(3, G, 1))
+    config = settings(loss_type="bnpo", batch_size=2)
+    weights = [loss_weights(part, batch, config).sum() for part in mask.split(2)]
+    torch.testing.assert_close(G * torch.stack(weights), torch.tensor([0.5, 0.5]))
+
+
 @pytest.mark.parametrize(
     "ratios, signs, delta, losses, stopped",
     [

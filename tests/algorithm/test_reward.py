@@ -134,6 +134,8 @@ def test_the_judge_speaks_of_a_run_by_its_mean_logit_which_is_bounded():
     have = log_odds(some_judge, completions, mask)[..., mask[0]]
     assert have.tolist() == [[[2, 2, 8], [-1, -1, -2]]]
     assert log_odds(some_judge, -completions, mask).min() == -8
+    clash = torch.tensor([[[14, 0]]])  # logits 12 and -2: the bound is on their mean
+    assert log_odds(some_judge, clash, mask[:, :2]).tolist() == [[[5, 5]]]
     given = (completions, None, mask, None)
     assert torch.equal(judge_reward(some_judge, "log_odds", *given)[..., mask[0]], have)
     p = judge_reward(some_judge, "probability", *given)[..., mask[0]]

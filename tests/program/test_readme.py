@@ -158,8 +158,7 @@ def test_the_step_by_hand():
         first, second = (f"{a * ((letter in fill) - 0.5):+.2f}" for letter in "ep")
         says(f"| `{fill}` | {reward} | {reward - a:.1f} | {a:+.1f} | {first} | {second} |")
     e, p = rise[1, E].item(), rise[3, P].item()
-    says(f"| sum | {sum(toy.WORDS.values()):.1f} | | 0 | {8 * e:+.2f} | {8 * p:+.2f} |")
-    says(f"| | | | **{e:+.2f}** | **{p:+.2f}** |")
+    says(f"| | | 0 | **{e:+.2f}** | **{p:+.2f}** |")
     says(f"move to ±{4 * e:.1f}, those of `p` and `f` to ±{4 * p:.1f}")
 
     after = start + 4 * rise
