@@ -1,9 +1,6 @@
-"""Watch it learn: a page that replays a run, one file for any browser.
+"""Watch it learn: `python -m grpo.tools.replay out` writes out/replay.html, for any browser.
 
-    python -m grpo.tools.replay out        # writes out/replay.html
-
-Its numbers are the run's, from replay.jsonl (`--replay=false` leaves it out) and metrics.jsonl. A
-push is A · (1 − q(y)): the advantage of a drawn character times the derivative of log q(y) by its
+A push is A · (1 − q(y)): the advantage of a drawn character times the derivative of log q(y) by its
 own logit over the temperature, in the step's first update; with a latent, q of a word's first
 letter is that of the pair (z, y). Letters: G completions, n blanks of one.
 """
@@ -36,18 +33,15 @@ def load(folder):
 
 def group(line):
     """A step's completions, the best first: of each its numbers, (n,), and their means."""
-    width = len(line["fills"][0])
     draws = {}  # (G,n) each
     for name in ("rewards", "advantages", "logp"):
-        draws[name] = unpack(line[name], "f2", width).astype(float)
+        draws[name] = unpack(line[name], "f2", len(line["fills"][0])).astype(float)
     draws["push"] = draws["advantages"] * (1 - np.exp(draws["logp"]))  # (G,n)
     rows = []
     for i in np.argsort(-draws["rewards"].mean(axis=1), kind="stable"):
         row = {name: values[i].round(3).tolist() for name, values in draws.items()}
-        row["fill"] = line["fills"][i]
-        row["reward"] = draws["rewards"][i].mean().round(3)
-        row["advantage"] = draws["advantages"][i].mean().round(3)
-        rows.append(row)
+        reward, advantage = (draws[name][i].mean().round(3) for name in ("rewards", "advantages"))
+        rows.append(row | {"fill": line["fills"][i], "reward": reward, "advantage": advantage})
     return rows
 
 
@@ -57,29 +51,27 @@ def curve(metrics, name, lines):
     y = np.array([logged[line["iteration"]] for line in lines])
     heights = 38 - 36 * (y - y.min()) / (np.ptp(y) or 1)
     across = 100 * np.arange(1, 1 + len(y)) / len(y)
-    points = [f"{x:.2f},{y:.2f}" for x, y in zip(across, heights)]
-    values = dict(enumerate(y.round(3).tolist(), 1))  # by step
-    return {"name": name, "values": values, "points": " ".join(points)}
+    points = " ".join(f"{x:.2f},{y:.2f}" for x, y in zip(across, heights))
+    return {"name": name, "values": dict(enumerate(y.round(3).tolist(), 1)), "points": points}
 
 
 def page(folder):
     """The page, with all that it shows."""
     (header, *lines), metrics = load(folder)
     groups = [group(line) for line in lines]
-    pushes = []
-    for rows in groups:
-        for row in rows:
-            pushes += row["push"]
-    shown = {name: header[name] for name in ("vocabulary", "texts", "masked")}
-    shown["run"] = str(folder)
+    pushes = [row["push"] for rows in groups for row in rows]
     every = (header, *lines)
-    shown["steps"] = [line["iteration"] + 1 for line in every]
-    shown["guesses"] = [line["guess"] for line in every]
-    shown["probabilities"] = [line["probabilities"] for line in every]
-    shown["inputs"] = [line["masked"] for line in lines]
-    shown["groups"] = groups
-    shown["strong"] = np.percentile(np.abs(pushes), STRONG) or 1
-    shown["curves"] = [curve(metrics, name, lines) for name in CURVES]
+    shown = {name: header[name] for name in ("vocabulary", "texts", "masked")}
+    shown |= {
+        "run": str(folder),
+        "steps": [line["iteration"] + 1 for line in every],
+        "guesses": [line["guess"] for line in every],
+        "probabilities": [line["probabilities"] for line in every],
+        "inputs": [line["masked"] for line in lines],
+        "groups": groups,
+        "strong": np.percentile(np.abs(np.concatenate(pushes)), STRONG) or 1,
+        "curves": [curve(metrics, name, lines) for name in CURVES],
+    }
     content = json.dumps(shown).replace("<", "\\u003c")  # no text ends the script
     return PAGE.read_text().replace("DATA", content, 1)
 
