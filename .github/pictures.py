@@ -88,7 +88,7 @@ LOSSLESS = {"lossless": True, "quality": 100, "method": 4}  # smaller here than 
 
 
 def learning(folder):
-    """Frames: the first three texts after each step, drawn with the same random numbers."""
+    """Frames: three of the texts after each step, drawn with the same random numbers."""
     (header, *lines), _ = replay.load(folder)
     font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", 20)
     uniforms = np.random.default_rng(2).random(10_000)
@@ -100,8 +100,10 @@ def learning(folder):
         p /= p.sum(axis=1, keepdims=True)
         drawn = (p.cumsum(axis=1) < uniforms[: len(p), None]).sum(axis=1)  # (n,)
         draw.text((LEFT, 12), f"step {line['iteration'] + 1}", font=font, fill=INK)
-        letters = iter([(header["vocabulary"][v], p[n, v]) for n, v in enumerate(drawn)])
-        for i, text in enumerate(header["masked"][:3]):
+        letters = [(header["vocabulary"][v], p[n, v]) for n, v in enumerate(drawn)]
+        skipped = "".join(header["masked"][:2]).count(header["vocabulary"][-1])
+        letters = iter(letters[skipped:])
+        for i, text in enumerate(header["masked"][2:5]):
             for t, letter in enumerate(text):
                 x, y = LEFT + t * CELL[0], 58 + i * CELL[1]
                 if letter == header["vocabulary"][-1]:

@@ -113,6 +113,19 @@ def judged(world, judge, seed=(1,)):
     return loss, read[0], *masked_batch(train, args, args.judge_masking, seed)
 
 
+def test_inputs_of_every_difficulty(world):
+    """Of ten rows four are partly revealed: blanks between text inside one word."""
+    train = Dataset(world / "text", "train")
+    args = pretrain.parse(["--batch_size=2000", "--masking=word"])
+    tokens, mask = masked_batch(train, args, args.masking, (1, 2))
+    words = torch.from_numpy(np.isin(tokens.numpy(), train.spaces)).cumsum(dim=1)  # (B,T)
+    hidden = torch.zeros_like(words).scatter_add_(1, words, mask.long())  # (B,words)
+    letters = torch.zeros_like(words).scatter_add_(1, words, torch.ones_like(words))
+    partly = ((0 < hidden) & (hidden < letters - 1)).any(dim=1)  # a space is none
+    assert 0.25 < partly.float().mean() < 0.4  # some lose all, or none
+    assert set((hidden > 0).sum(dim=1).tolist()) == {0, 1, 2, 3, 4, 5}
+
+
 def some_judge(tokens):
     return torch.sin(3.0 * tokens) * 3
 
