@@ -21,7 +21,7 @@ warmup_iters = 5
 # The reward of a word is log p/q, what the judge says of the text's distribution p and the base
 # model's q. E[log p/q] - kl_beta KL is then best, with kl_beta 1, where the policy is p: nothing is
 # to be scaled, and no mean may hold a part of the reward back. Below 1, as a judge that does not
-# know all asks for, the policy is sharper than the text.
+# know all asks for, it goes beyond p, as seen from q.
 judge_score = "log_odds"
 scale_rewards = "none"
 baseline = "leave_one_out"

@@ -123,7 +123,7 @@ def make_models(args, vocabulary):
         sizes = (len(vocabulary), args.block_size, args.n_layer, width // 32, width)
         generator = Generator(TransformerConfig(*sizes))
     shape = generator.trunk.config
-    if shape.n_latent == 1 < args.n_latent:
+    if args.n_latent > 1 and shape.n_latent == 1:
         generator = with_latent(generator, args.n_latent)
     if args.start_judge:
         return generator, load_model(args.start_judge, "judge", vocabulary)
