@@ -1,4 +1,4 @@
-"""What one step is compared with: the same generator in more passes, and the judge's choice.
+"""What one step is compared with: the same generator blank by blank, and the judge's choice.
 
 Letters: N inputs, M of them that still have blanks, n fills of each, T characters, V vocabulary.
 """
@@ -13,20 +13,17 @@ AT_ONCE = 32  # inputs of one forward pass: a CPU's cache holds their activation
 
 
 @torch.no_grad()
-def fill_in_passes(policy, masked, mask, passes, config, surest=False):
-    """Fill in at most `passes` forward passes: masked, mask (N,T) -> (N,1,T).
+def fill_blank_by_blank(policy, masked, mask, config, surest=False):
+    """A forward pass for every blank of an input: masked, mask (N,T) -> (N,1,T).
 
-    Each pass draws all blanks that are still open, in parallel, keeps an equal share of them,
-    chosen at random, and leaves the rest to the next pass. With as many passes as blanks that is
-    blank by blank. `surest` takes the likeliest character instead, and keeps the surest blanks.
+    Each pass sees what those before it filled, and fills one blank, drawn and chosen at random;
+    `surest`: where the likeliest character is surest, with that one.
     """
     filled = masked.clone()  # (N,T)
     left = mask.clone()  # (N,T)
     rng = torch.Generator().manual_seed(config.seed)
-    for passes_left in range(passes, 0, -1):
+    while left.any():
         rows = left.any(dim=1).nonzero().squeeze(1)  # (M,)
-        if not len(rows):
-            break
         now = filled[rows]  # (M,T)
         still = left[rows]  # (M,T)
         logits = in_batches(policy, now, AT_ONCE)  # (M,T,V) or (M,T,K,V)
@@ -40,11 +37,9 @@ def fill_in_passes(policy, masked, mask, passes, config, surest=False):
             drawing, preference = uniforms.unbind(dim=-1)  # (M,T), (M,T)
             draws, _ = sample_completions(logits, now, still, drawing[:, None], **options(config))
             choice = draws[:, 0]  # (M,T)
-        share = (still.sum(dim=1, keepdim=True) / passes_left).ceil()  # (M,1)
-        order = preference.masked_fill(~still, -1).argsort(dim=1, descending=True, stable=True)
-        keep = order.argsort(dim=1) < share  # (M,T) the rank of each blank
-        filled[rows] = torch.where(keep, choice, now)
-        left[rows] = still & ~keep
+        at = preference.masked_fill(~still, -1).argmax(dim=1, keepdim=True)  # (M,1)
+        filled[rows] = now.scatter(1, at, choice.gather(1, at))
+        left[rows] = still.scatter(1, at, False)
     return filled[:, None]  # (N,1,T)
 
 

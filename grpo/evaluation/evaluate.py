@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from data.masking import parse_masking
 from data.words import decode, hidden_words, highlight, is_valid, lexicon
-from grpo.evaluation.decoding import AT_ONCE, best_by_run, fill_in_passes
+from grpo.evaluation.decoding import AT_ONCE, best_by_run, fill_blank_by_blank
 from grpo.evaluation.ngram import ngram, ngram_bits
 from grpo.logprobs import expectation, log_softmax
 from grpo.mixture import likeliest, marginal
@@ -31,12 +31,6 @@ from grpo.rollout import in_batches, to_fill
 EVALUATION_SEED = 2**31  # no run's own seed: every run is evaluated on the same inputs
 SAMPLES = 16  # fills of an input where fills are sampled
 PEEK = 64  # inputs of a look in passing
-BLANK_BY_BLANK = 1 << 20  # passes: more than an input has blanks
-PASSES = {
-    "reference_steps_4": 4,
-    "reference_sequential_random": BLANK_BY_BLANK,
-    "reference_sequential_confident": BLANK_BY_BLANK,
-}
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # at which the base model is drawn from
 
 ROWS = {  # what fills the blanks: its title in the table
@@ -47,7 +41,6 @@ ROWS = {  # what fills the blanks: its title in the table
     "after_sample": "after, one step, sampled",
     "after_argmax": "after, one step, argmax",
     "after_best_of_16": "after, best of 16",
-    "reference_steps_4": "before, in 4 passes",
     "reference_sequential_random": "blank by blank, random",
     "reference_sequential_confident": "blank by blank, surest",
     "before_at_temperatures": "before, temperature {temperature}",
@@ -71,7 +64,6 @@ SHORT_ROWS = [
     "before_best_of_16",
     "after_sample",
     "after_argmax",
-    "reference_steps_4",
     "reference_sequential_random",
     "reference_sequential_confident",
 ]
@@ -208,10 +200,10 @@ def table(policy, before, judge, rewards, held_out, config):
         add(f"{name}_argmax", likeliest(logits, masked, mask)[:, None], 1)
         add(f"{name}_best_of_16", best_by_run(base, fills.completions, scores, mask), 1)
     completions = completion_lines(fills.completions, said, held_out)  # of after_sample
-    for name, most in PASSES.items():
-        surest = name == "reference_sequential_confident"
-        passes = mask.sum(dim=1).clamp(max=most).float().mean().item()
-        add(name, fill_in_passes(before, masked, mask, most, config, surest), passes)
+    passes = mask.sum(dim=1).float().mean().item()
+    for name in ("random", "confident"):
+        blank_by_blank = fill_blank_by_blank(before, masked, mask, config, name == "confident")
+        add(f"reference_sequential_{name}", blank_by_blank, passes)
     result["before_at_temperatures"] = rows = []
     for temperature in TEMPERATURES:
         drawn = sample(base, held_out, replace(config, temperature=temperature))

@@ -4,13 +4,12 @@ import torch.nn.functional as F
 from conftest import BLANK, encode
 
 from data.text.prepare import VOCABULARY
-from grpo.evaluation.decoding import best_by_run, fill_in_passes
+from grpo.evaluation.decoding import best_by_run, fill_blank_by_blank
 from grpo.plumbing.config import Config
 
 
-def fill(policy, masked, passes, surest=False, seed=0):
-    config = Config(temperature=1.0, top_p=1.0, seed=seed)
-    return fill_in_passes(policy, masked, masked == BLANK, passes, config, surest)
+def fill(policy, masked, surest=False, **settings):
+    return fill_blank_by_blank(policy, masked, masked == BLANK, Config(**settings), surest)
 
 
 def copycat(calls):
@@ -27,33 +26,22 @@ def copycat(calls):
     return policy
 
 
-@pytest.mark.parametrize("passes", [4, 1 << 20])
 @pytest.mark.parametrize("surest", [False, True])
-def test_blank_by_blank_takes_a_pass_per_blank_and_sees_what_it_filled(surest, passes):
+def test_blank_by_blank_takes_a_pass_per_blank_and_sees_what_it_filled(surest):
     calls = []
-    fills = fill(copycat(calls), encode("a____", "bb___"), passes, surest)
+    fills = fill(copycat(calls), encode("a____", "bb___"), surest)
     assert fills[:, 0].tolist() == encode("aaaaa", "bbbbb").tolist()
     assert [len(c) for c in calls] == [2, 2, 2, 1]  # a finished input is not run again
     assert [(c[0] == BLANK).sum().item() for c in calls] == [4, 3, 2, 1]
 
 
-@pytest.mark.parametrize(
-    "passes, left", [(1, [7]), (2, [7, 3]), (3, [7, 4, 2]), (6, [7, 5, 4, 3, 2, 1])]
-)
-def test_each_pass_keeps_an_equal_share_of_the_blanks(passes, left):
-    calls = []
-    fills = fill(copycat(calls), encode("a_______", "b_bbbbbb"), passes)
-    assert fills[:, 0].tolist() == encode("aaaaaaaa", "bbbbbbbb").tolist()
-    assert [(c[0] == BLANK).sum().item() for c in calls] == left
-
-
-def test_which_blanks_are_kept_is_chosen_at_random():
-    kept = set()
+def test_which_blank_is_filled_is_chosen_at_random():
+    first = set()
     for seed in range(8):
         calls = []
-        fill(copycat(calls), encode("a____"), 2, seed=seed)
-        kept.add(tuple((calls[1][0] != BLANK).tolist()))
-    assert len(kept) > 2
+        fill(copycat(calls), encode("a____"), seed=seed)
+        first.add(tuple((calls[1][0] != BLANK).tolist()))
+    assert len(first) > 2
 
 
 def test_surest_first_is_a_loop_over_blanks():
@@ -66,7 +54,7 @@ def test_surest_first_is_a_loop_over_blanks():
         return logits.index_fill(-1, torch.tensor(BLANK), float("-inf"))
 
     masked = encode("a__b___c", "________", "d_e_f_g_")
-    fills = fill(policy, masked, 8, surest=True)
+    fills = fill(policy, masked, surest=True)
     for row, fast in zip(masked, fills[:, 0]):
         while (row == BLANK).any():
             p, best = policy(row[None])[0].softmax(dim=-1).max(dim=-1)  # (T,), (T,)
@@ -76,7 +64,7 @@ def test_surest_first_is_a_loop_over_blanks():
 
 
 @pytest.mark.parametrize("p", [[0.6, 0.3, 0.1], [[0.4, 0.1, 0.0], [0.2, 0.2, 0.1]]])
-def test_one_pass_draws_from_the_policy_and_from_what_truncation_keeps(p):
+def test_a_blank_is_drawn_from_the_policy_and_from_what_truncation_keeps(p):
     """With a latent, from what a blank says by itself."""
     logits = F.pad(torch.tensor(p).log(), (1, 24), value=float("-inf"))  # (V,) or (K,V)
     masked = torch.full((600, 1), BLANK)
@@ -84,10 +72,9 @@ def test_one_pass_draws_from_the_policy_and_from_what_truncation_keeps(p):
     def policy(tokens):
         return logits.expand(*tokens.shape, *logits.shape)
 
-    shares = fill(policy, masked, 1).flatten().bincount(minlength=4) / 600
+    shares = fill(policy, masked).flatten().bincount(minlength=4) / 600
     assert shares.tolist() == pytest.approx([0, 0.6, 0.3, 0.1], abs=0.06)
-    config = Config(temperature=1.0, top_k=2)
-    assert fill_in_passes(policy, masked, masked == BLANK, 1, config).unique().tolist() == [1, 2]
+    assert fill(policy, masked, top_k=2).unique().tolist() == [1, 2]
 
 
 def test_best_of_n_takes_each_run_from_the_fill_that_is_likeliest_in_the_text():
