@@ -45,12 +45,12 @@ SUSPECTS = {
 
 
 def as_numbers(metrics):
-    """{metric: scalar tensor} -> {metric: number}; waits for the device.
+    """{metric: scalar tensor} -> {metric: number}; waits for the device, once.
 
     Raises FloatingPointError, naming the tensor, where one is not finite. The update that met it
     was left out.
     """
-    numbers = {name: float(value) for name, value in metrics.items()}
+    numbers = dict(zip(metrics, torch.stack(list(metrics.values())).tolist()))
     for name, what in SUSPECTS.items():
         if not math.isfinite(numbers[name]):
             line = f"not finite: {what} ({name}={numbers[name]}); try a lower learning_rate"
