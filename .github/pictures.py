@@ -17,10 +17,9 @@ from PIL import Image, ImageDraw, ImageFont
 from grpo.plumbing.recorder import unpack
 from grpo.tools import replay, toy
 
-GREY = "#808890"  # readable on light ground and on dark
+GREY = "#4a5058"  # on a white ground of their own, readable on dark pages too
 for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick."):
     rcParams[f"{name}color"] = GREY
-rcParams["savefig.transparent"] = True
 rcParams["font.size"] = 11
 
 
@@ -75,6 +74,9 @@ def frontier(folders):
         at = (after["different_valid_words"], after["valid_words"])
         axes.scatter(*at, marker="*", s=400, color=colour, zorder=3)
         axes.annotate("after GRPO", at, xytext=(12, -4), textcoords="offset points")
+    axes.annotate(
+        "better", (6.9, 0.985), (6.2, 0.955), arrowprops={"arrowstyle": "->", "color": GREY}
+    )
     axes.set_xlim(1, 7)
     axes.set_ylim(0.3, 1)
     axes.set_xlabel("different words in 16 fills of a hidden word")
