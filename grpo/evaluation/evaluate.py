@@ -41,7 +41,7 @@ ROWS = {  # what fills the blanks: its title in the table
     "after_sample": "after, one step, sampled",
     "after_argmax": "after, one step, argmax",
     "after_best_of_16": "after, best of 16",
-    "reference_sequential_random": "blank by blank, random",
+    "reference_sequential_random": "blank by blank, drawn",
     "reference_sequential_confident": "blank by blank, surest",
     "before_at_temperatures": "before, temperature {temperature}",
 }

@@ -38,8 +38,8 @@ class Config:
     ema_alpha: float = 0.01  # ema: reference = (1 - ema_alpha) reference + ema_alpha policy
     reference_update_freq: int = 50  # periodic: steps between copies of the policy
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
-    save_interval: int = 50  # steps between checkpoints; one is also written at the end
-    eval_interval: int = 25  # steps between looks at a few held-out inputs
+    save_interval: int = 10  # steps between checkpoints; one is also written at the end
+    eval_interval: int = 10  # steps between looks at a few held-out inputs
     eval_inputs: int = 512  # held-out inputs of the final table
     replay: bool = True  # after each step a line of replay.jsonl, for `python -m grpo.tools.replay`
     wandb_log: bool = False  # log to Weights & Biases too
@@ -82,7 +82,7 @@ class Config:
     minibatch_size: int = 0  # inputs per update, shuffled; 0: all of the step's
 
     # The optimizer.
-    max_iters: int = 60  # steps
+    max_iters: int = 30  # steps
     learning_rate: float = 1e-3  # peak learning rate of AdamW
     min_lr: float = 0.0  # learning rate at the end of the cosine
     warmup_iters: int = 5  # steps of linear warm-up; in a shorter run all
