@@ -90,6 +90,22 @@ def library(tmp_path_factory):
     return ctypes.CDLL(compiled(folder, source, "-Wall -Werror -fPIC -shared"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compilers(tmp_path_factory):
+    """nvcc for two architectures, which takes as long as many tests: it begins before them."""
+    folder = tmp_path_factory.mktemp("nvcc")
+    table = ", ".join(f"(void*){name}" for name in NAMES)
+    (folder / "all.cu").write_text(f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};')
+    started = []
+    for arch in ("sm_80", "sm_90") if shutil.which("nvcc") else ():
+        command = f"nvcc -cubin -arch={arch} -Xptxas -v all.cu -o {arch}".split()
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, cwd=folder, stderr=pipe, text=True))
+    yield started
+    for compiler in started:
+        compiler.kill()
+
+
 @pytest.fixture
 def bindings(library, monkeypatch):
     bindings = stand_in(library)
@@ -366,19 +382,20 @@ FAULTS = [  # what stands in kernel.cu, what is planted there, what the sanitize
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory):
-    """The program under the thread sanitizer with each fault, compiled at the same time."""
+    """What the thread sanitizer says of the program with each fault, all at the same time."""
     if not Path(subprocess.getoutput("g++ -print-file-name=libtsan.so")).exists():
         pytest.skip("no thread sanitizer")
     source = kernel.SOURCE.read_text()
     folders = [tmp_path_factory.mktemp("fault") for _ in FAULTS]
 
-    def build(folder, old, new):
+    def run(folder, old, new):
         assert old in source
-        return compiled(folder, source.replace(old, new, 1) + MEMORY, "-w -fsanitize=thread")
+        program = compiled(folder, source.replace(old, new, 1) + MEMORY, "-w -fsanitize=thread")
+        return subprocess.run([program], capture_output=True, text=True)
 
     olds, news, _ = zip(*FAULTS)
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(build, folders, olds, news))
+        return list(pool.map(run, folders, olds, news))
 
 
 @pytest.mark.parametrize("fault", range(len(FAULTS)))
@@ -386,21 +403,14 @@ def test_lanes_do_not_race_and_offsets_are_long(sanitized, fault):
     """What a lane reads of another one's writes a __syncwarp has ordered, all lanes meet at each
     exchange, and rows beyond 2^32 numbers are found; a fault that is planted is noticed."""
     message = FAULTS[fault][2]
-    ran = subprocess.run([sanitized[fault]], capture_output=True, text=True)
+    ran = sanitized[fault]
     if "FATAL: ThreadSanitizer" in ran.stderr:
         pytest.skip(ran.stderr.splitlines()[0])
     assert message in ran.stderr and (ran.returncode == 0) == (not message), ran.stderr
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
-def test_nvcc_keeps_everything_in_registers(tmp_path):
-    table = ", ".join(f"(void*){name}" for name in NAMES)
-    (tmp_path / "all.cu").write_text(f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};')
-    compilers = []  # at the same time: they take as long as many tests
-    for arch in "sm_80", "sm_90":
-        command = f"nvcc -cubin -arch={arch} -Xptxas -v all.cu -o {arch}".split()
-        pipe = subprocess.PIPE
-        compilers.append(subprocess.Popen(command, cwd=tmp_path, stderr=pipe, text=True))
+def test_nvcc_keeps_everything_in_registers(compilers):
     for compiler in compilers:
         _, log = compiler.communicate()
         found = re.findall(
