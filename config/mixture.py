@@ -6,4 +6,4 @@ out_dir = "out-mixture"
 generator_checkpoint = "model/pretrained/generator_mixture.pt"
 judge_checkpoint = "model/pretrained/judge_mixture.pt"
 kl_beta = 0.7  # it need not commit: nearer to 1, and nearer to the text
-max_iters = 60
+max_iters = 60  # it gains for longer

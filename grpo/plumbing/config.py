@@ -36,7 +36,7 @@ class Config:
     # Does the reference follow the policy? ema: every step a little; periodic: now and then, whole.
     reference_mode: Literal["static", "ema", "periodic"] = "static"
     ema_alpha: float = 0.01  # ema: reference = (1 - ema_alpha) reference + ema_alpha policy
-    reference_update_freq: int = 50  # periodic: steps between copies of the policy
+    reference_update_freq: int = 10  # periodic: steps between copies of the policy
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
     save_interval: int = 10  # steps between checkpoints; one is also written at the end
     eval_interval: int = 10  # steps between looks at a few held-out inputs

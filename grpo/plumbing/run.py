@@ -50,7 +50,8 @@ def as_numbers(metrics):
     Raises FloatingPointError, naming the tensor, where one is not finite. The update that met it
     was left out.
     """
-    numbers = dict(zip(metrics, torch.stack(list(metrics.values())).tolist()))
+    values = torch.stack(list(metrics.values())).tolist()
+    numbers = dict(zip(metrics, values))
     for name, what in SUSPECTS.items():
         if not math.isfinite(numbers[name]):
             line = f"not finite: {what} ({name}={numbers[name]}); try a lower learning_rate"

@@ -47,7 +47,7 @@ def distance(a, b):
 
 
 def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path):
-    """And, where it is so by definition, with one batch of twice the size; to rounding."""
+    """And, of two losses, one batch of twice the size: weights and metrics, to rounding."""
     losses = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
     own = {loss: SHARED | {"loss_type": loss, "out_dir": tmp_path / loss} for loss in losses}
     mixture = str(world / "mixture.pt")
