@@ -2,88 +2,89 @@
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
-`grpo_step` is the algorithm (DeepSeekMath, 2402.03300, Algorithm 1); `train` repeats it.
+`grpo_step` is the algorithm (DeepSeekMath, 2402.03300, Algorithm 1), and `train` repeats it.
+grpo/README.md says where this departs from the paper, and why.
 
-Letters: B inputs, T characters of each, G completions of each input, V characters of vocabulary.
-
-Where this departs from the paper, and why: grpo/README.md.
+Letters: B masked inputs, T characters of each, G completions of each input.
 """
 
 import sys
 
 import torch
 
-from grpo.advantage import group_advantages
-from grpo.loss import grpo_loss
+from grpo.advantage import group_advantages, where_uncertain
+from grpo.batch import Rollout, minibatches, pieces
+from grpo.distributed import total_over_processes
+from grpo.loss import grpo_loss, loss_weights
 from grpo.metrics import StepMetrics
 from grpo.optimizer import learning_rate
 from grpo.plumbing.config import exit_on_mistake, load_config
 from grpo.plumbing.run import Run
-from grpo.policy import logprobs, sample
 from grpo.reference import update_reference
-from grpo.rollout import Rollout, in_batches
 
 
-def grpo_step(policy, reference, rewards, optimizer, inputs, config):
-    """One step on this process's inputs -> (Rollout, {metric: scalar}).
+def grpo_step(policy, reference, rewards, optimizer, batch, config):
+    """Take one step of GRPO on B masked inputs. Returns what happened, and the step's metrics.
 
-    policy and reference map tokens (B,T) to logits (B,T,V), of a mixture (B,T,K,V). A parallel fill
-    depends on the input alone, so one forward pass serves all its G completions: no input is ever
-    repeated G times.
+    `policy` and `reference` map a batch to a distribution over its fills, which one can sample
+    from and score with (grpo/product.py, grpo/latent.py).
     """
-    # 1. Sample: fill every input G times, each in one parallel step.
+    # 1. Sample. One forward pass per input serves all of its G completions, because a parallel
+    #    fill depends on the masked input alone.
     with torch.no_grad():
-        logits = in_batches(policy, inputs.masked, config.batch_size)  # (B,T,V)
-        ref_logits = in_batches(reference, inputs.masked, config.batch_size)  # (B,T,V)
-        fills = sample(logits, inputs, config)  # completions (B,G,T), by the inputs' uniforms
-        # log q, log q_ref of the draws (B,G,T), q as sampled; KL, H (B,T) of the whole vocabulary
-        old = logprobs(logits, ref_logits, fills, config)
+        q_old = policy(batch)
+        q_ref = reference(batch)
+        fills = q_old.sample(batch.uniforms)  # completions (B,G,T)
+        old = q_old.score(fills, q_ref)  # log q (B,G,T) of what was drawn; KL and entropy (B,T)
 
-    # 2. Judge: log p/q of each run of blanks, a word: how much more would the text write it than
-    #    the base model? (credit=input: of each completion, the mean over its blanks.)
-    #    credits (B,G,T), or (B,G,1): the weighted sum of the reward's P parts, for each blank;
-    #    parts (B,G,P): each part's view of the whole completion, for the log alone.
-    credits, parts = rewards(fills, inputs, config.credit)
+    # 2. Judge. For every hidden word the judge estimates how much likelier its spelling is in real
+    #    text than under the base model. That number is the reward of each of the word's letters.
+    reward, parts = rewards(fills, batch, config.credit)  # (B,G,T); the parts are for the log
 
-    # 3. Compare: how much better than the others of its group?
-    advantages = group_advantages(credits, inputs.mask, config)  # as credits; blanks alone count
-    metrics = StepMetrics(rewards, parts)  # of rewards: names and weights of its parts
+    # 3. Compare each fill with the other fills of the same word.
+    advantages = group_advantages(reward, batch.mask, config)  # (B,G,T)
+    advantages = where_uncertain(advantages, old.entropy, batch.mask, config.top_entropy_quantile)
 
-    # 4. Update: make the characters of better completions likelier, stay close to the reference.
-    rollout = Rollout(inputs, fills, ref_logits, old, credits, advantages)
-    for batch in rollout.updates(config):  # num_iterations passes, each whole or in mini-batches
-        for micro in batch.split(config.batch_size):  # pieces that fit in memory: losses add up
-            logits = policy(micro.inputs.masked)  # (B,T,V), with their graph
-            now = logprobs(logits, micro.ref_logits, micro.fills, config)
-            loss, terms = grpo_loss(now, micro, batch, config)  # batch: counts for the mean
-            optimizer.backward(loss)  # loss.backward(); gradients and losses add up
-            metrics.add(terms, now, micro, batch)
-        grad_norm = optimizer.step()  # sum over processes, clip, AdamW; not finite: no update
-        metrics.updated(grad_norm)
-    return rollout, metrics.result()
+    # 4. Update. Make the letters of better words likelier, and stay close to the reference.
+    metrics = StepMetrics(parts, advantages, batch.mask)
+    for epoch in range(config.num_iterations):
+        for rows in minibatches(batch, epoch, config):  # all inputs, or shuffled parts of them
+            blanks = total_over_processes(batch.mask[rows].sum()).clamp(min=1)
+            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) of the loss's mean
+            total = 0.0
+            for part, weight in pieces(rows, weights, config.batch_size):  # they fit into memory
+                now = policy(batch[part]).score(fills[part], q_ref[part])
+                loss, terms = grpo_loss(
+                    now, old[part], advantages[part], batch.mask[part], weight, config
+                )
+                loss.backward()  # the gradients of the pieces add up
+                total += loss.detach()
+                metrics.add(now, old[part], terms, blanks)
+            grad_norm = optimizer.step(total)  # sum over processes, clip the gradient, AdamW
+            metrics.updated(grad_norm)
+    return Rollout(batch, fills, old, reward, advantages), metrics.result()
 
 
 def train(run):
-    """The loop. `run` holds what the settings became: models, data, optimizer, files."""
-    config = run.config  # of a resumed run: its checkpoint's, and what was given again
+    """Repeat the step. `run` holds what the settings became: models, data, optimizer, files."""
+    config = run.config
     for step in range(run.start, config.max_iters):
         run.optimizer.set_learning_rate(learning_rate(step, config))
-        inputs = run.inputs(step)  # from (seed, step) alone
+        batch = run.draw_batch(step)  # a function of (seed, step) alone
         rollout, metrics = grpo_step(
-            run.policy, run.reference, run.rewards, run.optimizer, inputs, config
+            run.policy, run.reference, run.rewards, run.optimizer, batch, config
         )
-        # The modules behind `reference` and `policy`; with reference_mode=static nothing happens.
-        update_reference(run.reference_model, run.generator, step + 1, config)
-        run.after(step, rollout, metrics)  # log, save, show; raises after Ctrl-C, or if not finite
+        update_reference(run.reference_network, run.generator, step + 1, config)
+        run.log_and_save(step, rollout, metrics)  # this also ends the run after Ctrl-C
 
 
 def main(arguments):
     with exit_on_mistake("train_grpo.py"):
         config = load_config(arguments)
-        run = Run(config)  # mistakes in settings and files end here, before the first step
-    with run:  # shows a few fills; Ctrl-C finishes the step; an early end says how to go on
-        train(run)
-        run.finish()  # the table: is it really better?
+        run = Run(config)
+        with run:  # Ctrl-C lets the step finish, and an early end says how to go on
+            train(run)
+            run.finish()  # the table: is it really better?
 
 
 if __name__ == "__main__":

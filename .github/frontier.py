@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import torch
-
-from grpo.evaluation.evaluate import hold_out, measure
 from grpo.mixture import at_blanks, spread
-from grpo.plumbing.checkpoint import LATEST, read, training_state
-from grpo.plumbing.config import from_saved
 from grpo.plumbing.setup import forward, load_data, load_models
 from grpo.policy import sample
 from grpo.rollout import in_batches
+
+from grpo.evaluation.evaluate import hold_out, measure
+from grpo.plumbing.checkpoint import LATEST, read, training_state
+from grpo.plumbing.config import from_saved
 
 CPU = torch.device("cpu")
 COLUMNS = ("valid_words", "exact_words", "distinct_words", "different_valid_words", "ngram_bits")

@@ -8,14 +8,14 @@ The judges are those of the runs, and the shipped one; the inputs those of the d
 import sys
 
 import torch
+from grpo.plumbing.setup import forward, load_data
+from grpo.policy import sample
+from grpo.rollout import in_batches
 
 from grpo.evaluation.evaluate import hold_out
 from grpo.plumbing.checkpoint import LATEST, load_model, read
 from grpo.plumbing.config import Config
-from grpo.plumbing.setup import forward, load_data
-from grpo.policy import sample
 from grpo.reward import log_odds, mean_over_blanks
-from grpo.rollout import in_batches
 
 CPU = torch.device("cpu")
 

@@ -11,44 +11,59 @@ import numpy as np
 import torch
 
 from data.masking import make_mask
+from data.mistake import Mistake, refuse
 from data.text.prepare import BLANK, normalise
 
 PAD = -1  # follows a prompt that is shorter than the others: no character
 
 
 def encode(text, vocabulary, longest, name):
-    """A text with blanks, normalised -> (T,) tokens, T <= longest.
+    """Normalise a text with blanks: -> (T,) tokens, T <= longest.
 
-    Raises ValueError, which calls the text `name`, with the rule that it breaks.
+    Raises a Mistake, which calls the text `name`, with the rule that it breaks.
     """
     # Between two letters, so that spaces at the ends of a piece stay.
     pieces = [normalise(f"x{piece}x")[1:-1] for piece in text.split(BLANK)]
     text = BLANK.join(pieces).strip()
-    if len(text) > longest:
-        raise ValueError(f"{name} {text!r:.100} is longer than {longest} characters; shorten it")
-    if BLANK not in text:
-        raise ValueError(f"{name} {text!r:.100} has no blank; write {BLANK} for what to fill in")
+    refuse(
+        len(text) > longest,
+        f"{name} {text!r:.100} has {len(text)} characters, more than {longest}; shorten it",
+    )
+    refuse(
+        BLANK not in text,
+        f"{name} {text!r:.100} has no blank; write {BLANK} for what to fill in",
+    )
     return torch.tensor([vocabulary.index(c) for c in text])  # (T,)
 
 
 class Dataset:
     """One split of a prepared text: `vocabulary` (str; index = token), `mask_id`, `batch()`."""
 
-    def __init__(self, folder, split):
+    def __init__(self, folder, split, block_size):
+        """Read it. Raises a Mistake for a folder that holds no dataset, or a damaged one."""
         meta = Path(folder) / "meta.json"
-        if not meta.exists():
-            raise ValueError(
-                f"there is no dataset in {folder}; make it with:"
-                f" python data/text/prepare.py --input=FILE --out_dir={folder}"
+        file = meta.with_name(f"{split}.bin")
+        make = f"make it with: python data/text/prepare.py --input=FILE --out_dir={folder}"
+        refuse(not meta.exists(), f"there is no dataset in {folder}; {make}")
+        try:
+            self.vocabulary = json.loads(meta.read_text())["vocabulary"]
+            self.tokens = np.fromfile(file, dtype=np.uint8)  # (characters,)
+            whole = self.tokens.max() < len(self.vocabulary) - 1 and isinstance(
+                self.vocabulary, str
             )
-        self.vocabulary = json.loads(meta.read_text())["vocabulary"]
-        self.tokens = np.fromfile(meta.with_name(f"{split}.bin"), dtype=np.uint8)  # (characters,)
+        except (OSError, ValueError, KeyError, TypeError):
+            whole = False
+        refuse(not whole, f"the dataset in {folder} is damaged; {make}")
+        refuse(
+            len(self.tokens) < block_size,
+            f"{file} has {len(self.tokens)} characters, fewer than block_size={block_size}; {make}",
+        )
         self.mask_id = len(self.vocabulary) - 1
         # What separates words.
         self.spaces = np.array([i for i, c in enumerate(self.vocabulary) if c.isspace()])
 
     def decode(self, row):
-        """(T,) tokens -> str; a blank reads `_`."""
+        """Turn (T,) tokens into a str; a blank reads `_`."""
         return "".join(self.vocabulary[t] for t in row)
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
@@ -72,13 +87,13 @@ class Prompts(Dataset):
     """
 
     def __init__(self, folder, split, path, block_size):
-        super().__init__(folder, split)
+        super().__init__(folder, split, block_size)
         try:
             prompts = json.loads(Path(path).read_text(encoding="utf-8-sig"))["prompts"]
             if type(prompts) is not list or set(map(type, prompts)) != {str}:
                 raise TypeError("no list of texts")
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Mistake(
                 f"prompts_file={path} does not hold prompts ({type(error).__name__}: {error});"
                 ' write JSON: {"prompts": ["th_ c_t", ...]}'
             ) from None

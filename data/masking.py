@@ -15,6 +15,8 @@ from functools import partial
 
 import numpy as np
 
+from data.mistake import Mistake
+
 
 def whole_words(is_space):
     """(start, end) of each word that the window does not cut: one with a space on both sides."""
@@ -81,7 +83,7 @@ def parse_masking(text):
         except ValueError:
             weights[name] = 0.0
         if name not in MASKINGS or not 0 < weights[name] <= 1e9:
-            raise ValueError(
+            raise Mistake(
                 f"masking={text!r} has a part {part!r}; it takes NAME or NAME:WEIGHT, NAME one of"
                 f" {', '.join(MASKINGS)}, WEIGHT more than 0 and at most 1e9"
             )

@@ -1,46 +1,57 @@
-"""Rewards of a group -> advantages: how much better than the rest of its group was each completion?
+"""Advantages: how much better than the rest of its group was each completion?
 
 Letters: B masked inputs, T characters, G group size.
 """
 
 import torch
 
-from grpo.plumbing.distributed import gather
+from grpo.distributed import gather
 
 EPSILON = 1e-4  # added to the standard deviation
 INDISTINCT = 1e-6  # rewards that span less than this are equal but for rounding
 
 
-def group_advantages(credits, mask, config):
-    """A = (reward − baseline) / scale: credits (B,G,1) or (B,G,T) -> as credits.
+def group_advantages(reward, mask, config):
+    """Compare each completion with its group, A = (r − baseline) / scale: (B,G,T) -> (B,G,T).
 
-    mask (B,T) says which of (B,G,T) are blanks; with `credit=run` the rest does not count.
+    Only the blanks count, and mask (B,T) says where they are.
 
-    baseline        mean           of the group, GRPO (2402.03300, section 4.1.2)
-                    leave_one_out  mean of the others, RLOO (2402.14740): A is G/(G−1) times that
-    scale_rewards   group          the group's population standard deviation + 1e-4, GRPO
+    baseline        mean           of the group, as in GRPO (2402.03300, section 4.1.2)
+                    leave_one_out  mean of the others, RLOO (2402.14740): G/(G−1) times that A
+    scale_rewards   group          the group's population standard deviation + 1e-4, as in GRPO
                     batch          that of all rewards of the step (2508.08221)
                     none           1, Dr. GRPO (2503.20783)
 
-    A group whose rewards are all equal to within 1e-6 gives exactly 0: a standard deviation of
+    A group whose rewards are all equal to within 1e-6 gets exactly 0: a standard deviation of
     rounding noise must not be scaled up to advantages of size one.
     """
-    G = credits.shape[1]
-    centred = credits - credits.mean(dim=1, keepdim=True)
+    G = reward.shape[1]
+    centred = reward - reward.mean(dim=1, keepdim=True)
     if config.baseline == "leave_one_out":
         centred = centred * (G / max(1, G - 1))
 
     if config.scale_rewards == "group":
-        centred = centred / (credits.std(dim=1, keepdim=True, correction=0) + EPSILON)
+        centred = centred / (reward.std(dim=1, keepdim=True, correction=0) + EPSILON)
     elif config.scale_rewards == "batch":
-        every = gather(credits)  # of all processes
-        counted = torch.ones_like(every)
-        if config.credit == "run":
-            counted = counted * gather(mask)[:, None]  # (B,G,T)
+        every = gather(reward)  # (B,G,T) of all processes
+        counted = gather(mask)[:, None].expand(every.shape).to(every.dtype)
         mean = (counted * every).sum() / counted.sum()
         variance = (counted * (every - mean) ** 2).sum() / counted.sum()
         centred = centred / (variance.sqrt() + EPSILON)
 
-    span = credits.amax(dim=1, keepdim=True) - credits.amin(dim=1, keepdim=True)
+    span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)
     equal = span <= INDISTINCT  # NaN <= x is False: a NaN stays, and is found
     return centred.masked_fill(equal, 0)
+
+
+def where_uncertain(advantages, entropy, mask, top_entropy_quantile):
+    """Let only the most uncertain blanks of the step learn from the reward: (B,G,T) -> (B,G,T).
+
+    "Beyond the 80/20 rule" (2506.01939) keeps that share of the blanks, those whose entropy (B,T)
+    was highest when they were drawn. Ties are kept. The others get an advantage of 0.
+    """
+    if top_entropy_quantile == 1:
+        return advantages
+    of_blanks = gather(entropy).where(gather(mask), torch.nan)  # (B,T) of all processes
+    threshold = torch.nanquantile(of_blanks, 1 - top_entropy_quantile)  # ()
+    return advantages * (entropy >= threshold)[:, None]

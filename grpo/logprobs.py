@@ -1,4 +1,4 @@
-"""Log-probability of each draw, exact KL and entropy of each blank; the gradient written by hand.
+"""The log-probability of each draw, the exact KL and entropy of each blank, and their gradient.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
@@ -16,13 +16,16 @@ The gradient stands here in full because it is the method, and what the fused ke
 autograd finds the same one (tests/algorithm/test_logprobs.py).
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
+from grpo.batch import Rows
 
-class LogProbs(NamedTuple):
-    """In nats, zero wherever there is no blank."""
+
+@dataclass(frozen=True)
+class Scores(Rows):
+    """What a policy says of fills, in nats. It is 0 wherever there is no blank."""
 
     logp: torch.Tensor  # (B,G,T) log q(y)
     ref_logp: torch.Tensor  # (B,G,T) log p_ref(y), p_ref renormalised on S: for k1 to k3
@@ -31,53 +34,55 @@ class LogProbs(NamedTuple):
 
 
 def log_softmax(logits, temperature):
-    """log p of each character, in float32 or better: (...,V) -> (...,V)."""
+    """Compute log p of each character, in float32 or better: (...,V) -> (...,V)."""
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return torch.log_softmax(precise / temperature, dim=-1)
 
 
 def restrict(log_probs, kept):
-    """log q: renormalise on the kept set, -inf outside: (...,V), (...,V) bool -> (...,V)."""
+    """Renormalise on the kept set, -inf outside it: (...,V), (...,V) bool -> log q (...,V)."""
     return torch.log_softmax(log_probs.masked_fill(~kept, float("-inf")), dim=-1)
 
 
 def times(p, values):
-    """p(v) · values(v): (...,V), with 0 for a character of probability 0, whatever its value."""
+    """Multiply p(v) by values(v), (...,V). Where p is 0 this is 0, whatever the value."""
     return torch.where(p == 0, 0, p * values)
 
 
 def expectation(p, values):
-    """Σ_v p(v) values(v): (...,V) -> (...,1)."""
+    """Sum p(v) · values(v) over v: (...,V) -> (...,1)."""
     return times(p, values).sum(dim=-1, keepdim=True)
 
 
-def where_blank(x, mask):
-    """x (B,T) or (B,G,T), 0 wherever there is no blank."""
-    if x.dim() == 3:
-        mask = mask[:, None]  # (B,1,T)
-    return torch.where(mask, x, 0)
+def draws_by_position(completions, mask):
+    """Turn completions (B,G,T) into the draws of each position (B,T,G), 0 where no blank is."""
+    return torch.where(mask[:, None], completions, 0).transpose(1, 2)
 
 
 def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
-    """The four quantities, without a gradient: see `logprobs`."""
+    """Compute log q(y), log p_ref(y) (B,G,T), KL and H (B,T), without a gradient.
+
+    logits, ref_logits (B,T,V), completions (B,G,T), kept (B,T,V) bool, mask (B,T) bool.
+    """
     log_p = log_softmax(logits, temperature)  # (B,T,V)
     log_p_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
     log_q = restrict(log_p, kept)  # (B,T,V) what was drawn from
     log_q_ref = restrict(log_p_ref, kept)  # (B,T,V)
 
-    y = where_blank(completions, mask)
-    y = y.transpose(1, 2)  # (B,T,G) the draws at each position
+    y = draws_by_position(completions, mask)  # (B,T,G)
     logp = log_q.gather(-1, y).transpose(1, 2)  # (B,G,T)
     ref_logp = log_q_ref.gather(-1, y).transpose(1, 2)  # (B,G,T)
 
     p = log_p.exp()  # (B,T,V)
     kl = expectation(p, log_p - log_p_ref).squeeze(-1)  # (B,T)  Σ p (log p − log p_ref)
     entropy = -expectation(p, log_p).squeeze(-1)  # (B,T)  −Σ p log p
-    return LogProbs(*(where_blank(x, mask) for x in (logp, ref_logp, kl, entropy)))
+    of_draws = (torch.where(mask[:, None], x, 0) for x in (logp, ref_logp))
+    of_blanks = (torch.where(mask, x, 0) for x in (kl, entropy))
+    return *of_draws, *of_blanks
 
 
 def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, temperature):
-    """`gradients` of logp (B,G,T), kl (B,T) and entropy (B,T) -> gradient of the logits (B,T,V).
+    """Turn gradients of logp (B,G,T), kl and entropy (B,T) into that of the logits (B,T,V).
 
     ds[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])
                     + g_kl p[v] (log p[v] − log p_ref[v] − KL)
@@ -89,7 +94,7 @@ def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, te
     log_p_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
     p = log_p.exp()  # (B,T,V)
     q = restrict(log_p, kept).exp()  # (B,T,V)
-    y = where_blank(completions, mask).transpose(1, 2)  # (B,T,G)
+    y = draws_by_position(completions, mask)  # (B,T,G)
 
     drawn = torch.zeros_like(p).scatter_add(-1, y, g_logp)  # (B,T,V)  Σ_j g_logp[j] 1[v = y_j]
     d_logp = drawn - g_logp.sum(dim=-1, keepdim=True) * q  # (B,T,V)
@@ -101,15 +106,15 @@ def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, te
 
 
 class LogProbsFunction(torch.autograd.Function):
-    """`logprobs_forward`, differentiable in `logits` alone, by `logprobs_backward`."""
+    """Make `logprobs_forward` differentiable in `logits` alone, by `logprobs_backward`."""
 
     @staticmethod
     def forward(ctx, *inputs):
         ctx.temperature = inputs[-1]
         ctx.save_for_backward(*inputs[:-1])
-        result = logprobs_forward(*inputs)
-        ctx.mark_non_differentiable(result.ref_logp)
-        return tuple(result)
+        logp, ref_logp, kl, entropy = logprobs_forward(*inputs)
+        ctx.mark_non_differentiable(ref_logp)
+        return logp, ref_logp, kl, entropy
 
     @staticmethod
     def backward(ctx, g_logp, _, g_kl, g_entropy):

@@ -1,53 +1,59 @@
-"""Advantages and log-probabilities -> the loss, in many published forms.
-
-Letters: B masked inputs, T characters, G group size. logp, old_logp, ref_logp are (B,G,T); kl,
-entropy and mask are (B,T); advantages are (B,G,1), or (B,G,T) where every blank is credited on its
-own. A *batch* is what one update takes; a *micro*-batch is a piece of it that fits in memory.
+"""The loss of GRPO, in many published forms, from advantages and log-probabilities.
 
     loss = Σ_{b,g,t} weight[b,t] · ( policy_loss[b,g,t] + β · KL[b,t] − entropy_coef · H[b,t] )
 
-The forms of `loss_type` differ in the weights alone, which (but for `bnpo`) count over the whole
-batch: the losses of its micro-batches, on any number of processes, add up to its loss exactly.
-What leads from log-probabilities to the loss is plain PyTorch, differentiated by autograd.
+The forms of `loss_type` differ in the weights alone. These (but for `bnpo`) count over the whole
+update, so the losses of its micro-batches, on any number of processes, add up to its loss exactly.
+Everything here is plain PyTorch, and autograd differentiates it.
+
+Letters: B masked inputs, T characters, G completions of each. logp, old_logp, ref_logp, advantages
+are (B,G,T); kl, entropy, mask, words and weights are (B,T).
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 
-from grpo.plumbing.distributed import gather, world
+from grpo.distributed import n_processes
 
 
-def loss_weights(mask, batch, config):
-    """The weight of each blank: mask (B,T) of one micro-batch -> (B,T) float, 0 where no blank is.
+def loss_weights(mask, blanks, config):
+    """Weigh the blanks of one update: mask (B,T) of this process -> (B,T), 0 where no blank is.
+
+    `blanks` counts those of all processes.
 
     grpo      a mean over completions of the mean over their blanks (2402.03300, equation 3)
-    dapo      a mean over all blanks of the batch (2503.14476, equation 8: of the group)
+    dapo      a mean over all blanks of the update (2503.14476, equation 8: of the group)
     bnpo      a mean over all blanks of the micro-batch, then over micro-batches (TRL's name)
     dr_grpo   a constant normaliser, the length of an input (2503.20783)
     sum       a mean over completions of the sum over their blanks: the policy-gradient theorem
     """
-    processes = world()[0]
-    B, G, _ = batch.advantages.shape  # of this process
+    B, T = mask.shape
+    G = config.group_size
     m = mask.float()
-    per_completion = m / (B * processes * G)
+    per_completion = m / (B * n_processes() * G)
     if config.loss_type == "grpo":
         return per_completion / m.sum(dim=1, keepdim=True).clamp(min=1)
     if config.loss_type == "dapo":
-        return m / (batch.blanks * G)
+        return m / (blanks * G)
     if config.loss_type == "bnpo":
-        micro_batches = math.ceil(B / config.batch_size) * processes
-        return m / m.sum().clamp(min=1) / (micro_batches * G)
+        parts = m.split(config.batch_size)
+        means = torch.cat([part / part.sum().clamp(min=1) for part in parts])  # (B,T)
+        return means / (len(parts) * n_processes() * G)
     if config.loss_type == "dr_grpo":
-        return per_completion / mask.shape[1]
-    return per_completion
+        return per_completion / T
+    if config.loss_type == "sum":
+        return per_completion
+    raise NotImplementedError(f"loss_type={config.loss_type} has no branch in loss_weights")
 
 
 def log_ratio(logp, old_logp, mask, importance_sampling_level):
-    """log of π(y)/π_old(y), per blank (`token`) or of the whole completion (`sequence`): (B,G,T).
+    """Compute log π(y)/π_old(y), of each blank or of the whole completion: -> (B,G,T).
 
-    The latter is the mean over its blanks, GSPO's (2507.18071, equation 7), with the gradient of
-    each blank's own (GSPO-token, section 4.3): the same where a completion has one advantage.
+    With `sequence` it is the mean over a completion's blanks, as in GSPO (2507.18071, equation 7).
+    Its gradient is that of each blank's own (GSPO-token, equations 13 and 14), which is the same
+    where a completion has one advantage.
     """
     difference = logp - old_logp  # (B,G,T)
     if importance_sampling_level == "sequence":
@@ -57,27 +63,13 @@ def log_ratio(logp, old_logp, mask, importance_sampling_level):
     return difference
 
 
-def most_uncertain(micro, batch, top_entropy_quantile):
-    """That share of the batch's blanks, the ones of highest entropy when drawn, ties kept: (B,T).
-
-    They alone carry policy gradient: "Beyond the 80/20 rule" (2506.01939).
-    """
-    mask = micro.fills.mask  # (B,T)
-    if top_entropy_quantile == 1:
-        return mask
-    every = gather(batch.old.entropy)  # (B,T) of the batch, all processes
-    of_blanks = every.where(gather(batch.fills.mask), torch.nan)
-    threshold = torch.nanquantile(of_blanks, 1 - top_entropy_quantile)  # ()
-    return mask & (micro.old.entropy >= threshold)
-
-
 def policy_loss(logp, old_logp, advantages, mask, config):
-    """-> the loss of each blank (B,G,T), and whether the clip stopped its gradient (B,G,T) bool.
+    """Compute the loss of each blank (B,G,T), and whether the clip stopped its gradient, bool.
 
-    −min(ρ·A, clip(ρ, 1 − clip_eps, 1 + clip_eps_high)·A), PPO's clip (1707.06347, equation 7) with
-    DAPO's separate upper bound. clip_delta > 0 bounds the first ρ too, min(ρ, clip_delta)·A, where
-    A < 0 lets it grow without limit (2505.07291, two-sided clip). importance_sampling_level `none`
-    has neither ratio nor clip: −logp·A, REINFORCE.
+    −min(ρ·A, clip(ρ, 1 − clip_eps, 1 + clip_eps_high)·A) is PPO's clip (1707.06347, equation 7)
+    with DAPO's separate upper bound. clip_delta > 0 bounds the first ρ too, min(ρ, clip_delta)·A,
+    because with A < 0 it would grow without limit (2505.07291, two-sided clip).
+    importance_sampling_level=none has neither ratio nor clip: −logp·A is REINFORCE.
     """
     if config.importance_sampling_level == "none":
         return -logp * advantages, torch.zeros_like(logp, dtype=torch.bool)
@@ -91,12 +83,12 @@ def policy_loss(logp, old_logp, advantages, mask, config):
 
 
 def kl_estimate(logp, ref_logp, kl, kl_estimator):
-    """KL(π‖π_ref) of each blank: `exact` (B,1,T), or one sample's estimate of it (B,G,T).
+    """Take KL(π‖π_ref) of each blank, `exact` (B,1,T), or one sample's estimate of it (B,G,T).
 
-    The estimators are Schulman's ("Approximating KL divergence"). As a loss, on-policy: the
-    expected gradient of k1 is 0, it restrains nothing; that of k2 is the gradient of KL(π‖π_ref);
-    that of k3 (the papers' choice) is the gradient of KL(π_ref‖π). They see the kept set only,
-    `exact` the whole vocabulary.
+    The estimators are Schulman's ("Approximating KL divergence"). As a loss, on-policy, the
+    expected gradient of k1 is 0, so it restrains nothing. That of k2 is the gradient of
+    KL(π‖π_ref). That of k3, the papers' choice, is the gradient of KL(π_ref‖π). They see the set S
+    only; `exact` sees the whole vocabulary.
     """
     if kl_estimator == "exact":
         return kl[:, None]
@@ -105,27 +97,35 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
         return -d
     if kl_estimator == "k2":
         return d * d / 2
-    return d.exp() - 1 - d
+    if kl_estimator == "k3":
+        return d.exp() - 1 - d
+    raise NotImplementedError(f"kl_estimator={kl_estimator} has no branch in kl_estimate")
 
 
-def grpo_loss(now, micro, batch, config):
-    """The loss of one micro-batch and its terms: a scalar, {name: scalar}.
+@dataclass
+class Terms:
+    """What a loss is made of. All of these add up over micro-batches."""
 
-    `now` holds the `LogProbs` of the policy; `micro` and `batch` are `Rollout`s. Losses and terms
-    add up over micro-batches; `clipped` counts drawn characters.
+    loss: torch.Tensor  # ()
+    pg_loss: torch.Tensor  # () the policy gradient's part
+    kl_penalty: torch.Tensor  # () β·KL
+    clipped: torch.Tensor  # () how many drawn characters the clip stopped
+
+
+def grpo_loss(now, old, advantages, mask, weights, config):
+    """Compute the loss of one micro-batch: -> a scalar, and its `Terms`.
+
+    `now` and `old` are the `Scores` of its fills under the policy as it is and as it was when it
+    drew them. The weights (B,T) come from `loss_weights`.
     """
-    mask = micro.fills.mask  # (B,T)
-    losses, stopped = policy_loss(now.logp, micro.old.logp, micro.advantages, mask, config)
+    losses, stopped = policy_loss(now.logp, old.logp, advantages, mask, config)  # (B,G,T) twice
     kl = kl_estimate(now.logp, now.ref_logp, now.kl, config.kl_estimator)  # (B,G,T) or (B,1,T)
-    weights = loss_weights(mask, batch, config)  # (B,T)
-    learning = most_uncertain(micro, batch, config.top_entropy_quantile)  # (B,T) bool
 
     def total(x):
-        """Over all draws: (B,G,T), or (B,1,T) of what the G draws of a blank share."""
+        """Add up over all draws: (B,G,T), or (B,1,T) of what the G draws of a blank share."""
         return (weights[:, None] * x.expand_as(losses)).sum()
 
-    pg_loss = total(learning[:, None] * losses)
+    pg_loss = total(losses)
     kl_penalty = config.kl_beta * total(kl)
     loss = pg_loss + kl_penalty - config.entropy_coef * total(now.entropy[:, None])
-    clipped = (stopped & learning[:, None]).sum()
-    return loss, {"loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty, "clipped": clipped}
+    return loss, Terms(loss, pg_loss, kl_penalty, stopped.sum())

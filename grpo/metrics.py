@@ -1,73 +1,79 @@
 """The figures of one step.
 
-Letters: B inputs, T characters, G completions of each, P parts of the reward; the rest as in
-grpo/rollout.py. `StepMetrics` holds tensors, and waits for no device. `text_metrics` reads what was
-written, when a line is logged: a place for your own.
+`StepMetrics` holds tensors and waits for no device. `text_metrics` reads what was written, when a
+line is logged: this is the place for a metric of your own.
+
+Letters: B inputs, T characters, G completions of each.
 """
 
 import torch
 
 from data.words import hidden_words, is_valid
 from grpo.advantage import INDISTINCT
-from grpo.plumbing.distributed import add_up, gather
+from grpo.distributed import gather, total_over_processes
 
 
 class StepMetrics:
-    """Of the rollout, at once; of the updates, sums over micro-batches and means over updates."""
+    """Collects the metrics of one step: sums over micro-batches, averaged over updates."""
 
-    def __init__(self, rewards, parts):
-        """parts (B,G,P) of this process's inputs."""
-        parts = gather(parts)
-        total = rewards.total(parts)  # (B,G)
+    def __init__(self, parts, advantages, mask):
+        """Take those of the rollout: {name: (B,G)} of the rewards, advantages (B,G,T)."""
+        parts = {name: gather(values) for name, values in parts.items()}
+        total = parts.pop("reward")  # (B,G)
         span = total.amax(dim=1) - total.amin(dim=1)  # (B,)
+        at_blanks = gather(advantages * mask[:, None]).sum()
+        draws = gather(mask).sum() * advantages.shape[1]
         self.figures = {
             "mean_reward": total.mean(),
             "std_reward": total.std(),
             "frac_reward_zero_std": (span <= INDISTINCT).float().mean(),
+            "mean_advantage": at_blanks / draws.clamp(min=1),
         }
-        for i, name in enumerate(rewards.parts):
-            self.figures[f"reward_{name}"] = parts[..., i].mean()
+        self.figures |= {name: values.mean() for name, values in parts.items()}
         self.sums = {}
         self.norms = []
 
     @torch.no_grad()
-    def add(self, terms, now, micro, batch):
-        """Of one micro-batch: what `grpo_loss` returned, and the policy's `LogProbs`."""
-        blanks = batch.blanks
+    def add(self, now, old, terms, blanks):
+        """Add those of one micro-batch: `Scores` now and when drawn, and the terms of the loss.
+
+        `blanks` counts those of the whole update, on all processes.
+        """
         draws = now.logp.shape[1] * blanks
-        d = now.logp - micro.old.logp
-        drift = d.exp() - 1 - d  # k3 of KL(old‖now)
+        d = now.logp - old.logp  # (B,G,T)
+        drift = d.exp() - 1 - d  # (B,G,T) k3 of KL(old‖now)
         figures = {
             "mean_kl": now.kl.sum() / blanks,
             "entropy": now.entropy.sum() / blanks,
             "mean_log_prob": now.logp.sum() / draws,
             "approx_kl": drift.sum() / draws,
-            "clip_ratio": terms.pop("clipped") / draws,
+            "clip_ratio": terms.clipped / draws,
+            "loss": terms.loss,
+            "pg_loss": terms.pg_loss,
+            "kl_penalty": terms.kl_penalty,
         }
-        figures |= terms  # loss, pg_loss, kl_penalty
         for name, value in figures.items():
             self.sums[name] = self.sums.get(name, 0) + value.float()
 
     def updated(self, grad_norm):
-        """After an optimizer step."""
+        """Note that an update was made, with this norm of its gradient."""
         self.norms.append(grad_norm)
 
     def result(self):
-        """{metric of the whole step: scalar}."""
+        """Return {metric of the whole step: scalar}."""
         sums = torch.stack(list(self.sums.values())) / len(self.norms)
-        add_up([sums])
-        of_updates = dict(zip(self.sums, sums))
+        of_updates = dict(zip(self.sums, total_over_processes(sums)))
         return of_updates | {"grad_norm": torch.stack(self.norms).mean()} | self.figures
 
 
 def text_metrics(rollout, decode, lexicon, cut):
-    """{metric: number} of the whole step: see data/words.py for lexicon and cut.
+    """Return {metric: number} of the whole step. data/words.py explains lexicon and cut.
 
-    valid_words: of the hidden words, those whose fill is a word of the lexicon. Unlike the reward
-    of that name it knows the text: a fill that makes two words of one is wrong.
+    `valid_words` is the share of the hidden words whose fill is a word of the lexicon. Unlike the
+    reward of that name it knows the text, so a fill that makes two words of one is wrong.
     """
-    tokens = gather(rollout.inputs.tokens)  # (B,T)
-    mask = gather(rollout.fills.mask).cpu().numpy()  # (B,T)
+    tokens = gather(rollout.batch.tokens)  # (B,T)
+    mask = gather(rollout.batch.mask).cpu().numpy()  # (B,T)
     completions = gather(rollout.fills.completions)  # (B,G,T)
     G = completions.shape[1]
     texts = decode(completions)

@@ -4,11 +4,11 @@ import math
 
 import torch
 
-from grpo.plumbing.distributed import add_up
+from grpo.distributed import total_over_processes
 
 
 def learning_rate(step, config):
-    """Linear warm-up, then a cosine from learning_rate to min_lr (1608.03983, equation 5)."""
+    """Warm up linearly, then follow a cosine down to min_lr (1608.03983, equation 5)."""
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
     decay_steps = (config.lr_decay_iters or config.max_iters) - config.warmup_iters
@@ -18,7 +18,7 @@ def learning_rate(step, config):
 
 
 class Optimizer:
-    """AdamW whose gradients are added up over processes, clipped, and dropped if not finite."""
+    """AdamW on gradients that are added up over processes, clipped, and dropped if not finite."""
 
     def __init__(self, model, config):
         decayed = [p for p in model.parameters() if p.dim() >= 2]  # matrices only
@@ -33,23 +33,21 @@ class Optimizer:
             betas=(config.beta1, config.beta2),
         )
         self.grad_clip = config.grad_clip
-        self.loss = 0  # of this update so far, all micro-batches
 
     def set_learning_rate(self, lr):
         for group in self.adamw.param_groups:
             group["lr"] = lr
 
-    def backward(self, loss):
-        """Add the gradient of one micro-batch's loss."""
-        loss.backward()
-        self.loss = self.loss + loss.detach()
+    def step(self, loss):
+        """Update the parameters, unless this process's loss () or a gradient is not finite.
 
-    def step(self):
-        """Update the parameters -> the gradient's norm before clipping."""
-        add_up([*(p.grad for p in self.parameters), self.loss])
+        Returns the gradient's norm before it was clipped, ().
+        """
+        loss = total_over_processes(loss)
+        for p in self.parameters:
+            p.grad = total_over_processes(p.grad)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip or math.inf)
-        if (norm + self.loss).isfinite():  # waits for a GPU, once an update
+        if (norm + loss).isfinite():  # waits for a GPU, once an update
             self.adamw.step()
         self.adamw.zero_grad()
-        self.loss = 0
         return norm

@@ -1,36 +1,35 @@
-"""What a completion is worth: a frozen judge's view, valid words, your own function, or a sum.
+"""What a completion is worth: a frozen judge's score, valid words, your own function, or a sum.
 
     --reward=judge                                                              the default
     --reward=judge:1.0,valid_words:0.5,my_rewards.py:no_double_space:0.1
     --reward=judge:0.5,model/pretrained/judge_naive.pt:0.5                      two judges
 
-Letters: B masked inputs, T characters, G group size. A reward is a function
+Your own reward is a function of completions (B,G,T), masked (B,T) and mask (B,T) bool, True at the
+blanks; `decode` turns any (...,T) tokens into a flat list of strings:
 
     reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) where it speaks of each character
 
-of completions (B,G,T), masked (B,T), mask (B,T) bool: True at the blanks; `decode` turns any
-(...,T) tokens into a flat list of strings. A judge, a model, maps tokens (N,T) to logits (N,T): its
-log-odds that a character was not filled in.
-`grpo/plumbing/setup.py` loads what the setting `reward` names.
+A judge is a model that maps tokens (N,T) to logits (N,T), its log-odds that a character was not
+filled in. `grpo/plumbing/load.py` loads what the setting `reward` names.
+
+Letters: B masked inputs, T characters, G completions of each, N rows of tokens, D different rows.
 """
 
 import torch
 import torch.nn.functional as F
 
 from data import words
+from data.blanks import mean_over_blanks, mean_over_words
+from data.mistake import Mistake
 
 CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
 CUDA_ROWS = 8192  # bounds the memory of activations
 SUREST = 8  # log-odds beyond that are none the better
 
 
-class RewardFailed(ValueError):
-    """A user's own reward raised, or returned what is no reward."""
-
-
 @torch.no_grad()
 def judge_logits(judge, completions):
-    """The log-odds of every character: completions (B,G,T) -> (B,G,T); judge: (N,T) -> (N,T).
+    """Ask the judge for the log-odds of every character: completions (B,G,T) -> (B,G,T).
 
     On a CPU each of the D different completions is judged once, in batches of one shape. On CUDA,
     counting them would wait for the device.
@@ -46,29 +45,26 @@ def judge_logits(judge, completions):
     return logits.float()[which].view(completions.shape)
 
 
-def mean_over_blanks(scores, mask):
-    """scores (B,G,T) -> (B,G): the mean over an input's blanks."""
-    return (scores * mask[:, None]).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)[:, None]
+def log_odds(judge, completions, words):
+    """Score each hidden word, log p/q as the judge learned it (model/losses.py): -> (B,G,T).
+
+    Every letter of a word has the word's score, in nats, within ±8.
+    """
+    return mean_over_words(judge_logits(judge, completions), words).clamp(-SUREST, SUREST)
 
 
-def begins_run(mask):
-    """Is it the first of a run of adjacent blanks? (B,T) bool -> (B,T) bool."""
-    before = F.pad(mask, (1, 0))[:, :-1]  # (B,T) a blank just before?
-    return mask & ~before
+def judge_reward(judge, judge_score, completions, batch, decode):
+    """Take the judge's score of each word, or its probability of being real: -> (B,G,T)."""
+    logits = log_odds(judge, completions, batch.words)  # (B,G,T)
+    return logits if judge_score == "log_odds" else logits.sigmoid()
 
 
-def mean_over_run(scores, mask):
-    """scores (B,G,T) -> (B,G,T): at a blank, the mean over the run of blanks that it stands in."""
-    run = begins_run(mask).cumsum(dim=1) * mask  # (B,T) the run's number, 0: no blank
-    same = (run[:, :, None] == run[:, None]).to(scores.dtype)  # (B,T,T) s and t of one run?
-    return (scores @ same) / same.sum(dim=1)[:, None]  # the sum over t's run, by its length
-
-
-def valid_words(lexicon, completions, masked, mask, decode, cut=True):
-    """The share of an input's hidden words whose fill is a word of the lexicon: -> (B,G).
+def valid_words(lexicon, completions, batch, decode, cut=True):
+    """Compute the share of an input's hidden words whose fill is in the lexicon: -> (B,G).
 
     A blank is taken for a letter: what is hidden between two spaces is one word.
     """
+    mask = batch.mask
     G = completions.shape[1]
     texts = decode(completions)
     letters = decode(completions[:, 0].masked_fill(mask, 1))  # token 1: the letter a
@@ -82,28 +78,17 @@ def valid_words(lexicon, completions, masked, mask, decode, cut=True):
     return torch.tensor(shares, device=mask.device).view(-1, G)
 
 
-def log_odds(judge, completions, mask):
-    """Of each blank's run, as the judge learned them (model/losses.py): log p/q -> (B,G,T)."""
-    return mean_over_run(judge_logits(judge, completions), mask).clamp(-SUREST, SUREST)
-
-
-def judge_reward(judge, judge_score, completions, masked, mask, decode):
-    """Of each blank's run the log-odds of being text, or P(real): -> (B,G,T)."""
-    logits = log_odds(judge, completions, mask)  # (B,G,T)
-    return logits if judge_score == "log_odds" else logits.sigmoid()
-
-
-def own_reward(name, function, completions, masked, mask, decode):
-    """A user's function as a reward. Raises RewardFailed, from the error, where it is none."""
-    own = (completions.clone(), masked.clone(), mask.clone())  # it may write into them
+def own_reward(name, function, completions, batch, decode):
+    """Call a user's function: -> (B,G) or (B,G,T). Raises a Mistake, from its error."""
+    own = (completions.clone(), batch.masked.clone(), batch.mask.clone())  # it may write into them
     try:
         values = function(*own, decode)
         values = torch.as_tensor(values, dtype=torch.float32, device=completions.device)
     except Exception as error:  # whatever the user's code may raise
-        raise RewardFailed(f"reward {name} failed: {type(error).__name__}: {error}") from error
+        raise Mistake(f"reward {name} failed: {type(error).__name__}: {error}") from error
     allowed = (completions.shape[:2], completions.shape)
     if values.shape not in allowed or not values.isfinite().all():
-        raise RewardFailed(
+        raise Mistake(
             f"reward {name} returned {tuple(values.shape)} numbers, or some that are not finite;"
             f" it must return (B, G) = {tuple(allowed[0])} or (B, G, T) finite numbers"
         )
@@ -111,42 +96,43 @@ def own_reward(name, function, completions, masked, mask, decode):
 
 
 class Rewards:
-    """The setting `reward`, ready to score completions: a weighted sum of P parts."""
+    """The setting `reward`, ready to use: a weighted sum of parts."""
 
     def __init__(self, parts, decode):
-        """parts: {name in the metrics: (reward function, weight)}."""
+        """Keep {name in the metrics: (function, weight)}.
+
+        A function maps completions (B,G,T), their `Batch` and `decode` to (B,G) or (B,G,T).
+        """
         self.parts = parts
         self.decode = decode
 
-    def score(self, name, completions, masked, mask):
-        """What one part says: -> (B,G,T), the same at all characters if it is of the whole."""
+    def score(self, name, completions, batch):
+        """Ask one part: -> (B,G,T). What it says of a whole completion stands at all characters."""
         function, _ = self.parts[name]
-        values = function(completions, masked, mask, self.decode)  # (B,G) or (B,G,T)
-        if values.dim() == 2:
+        values = function(completions, batch, self.decode)  # (B,G) or (B,G,T)
+        if values.shape == completions.shape[:2]:
             values = values[..., None]  # (B,G,1)
         return values.expand(completions.shape)
 
-    def __call__(self, fills, inputs, credit):
-        """-> what each blank is credited with, and what each part says of whole completions.
+    def __call__(self, fills, batch, credit):
+        """Give each blank its reward (B,G,T), and tell the log what each part says, {name: (B,G)}.
 
-        credits (B,G,1) with `credit=input`: the weighted sum of the parts. (B,G,T) with
-        `credit=run`: a part that speaks of each character is averaged over the blank's own run of
-        adjacent blanks: with whole words hidden, its word. What happens to another word is noise in
-        its gradient. The price is a bias: what it does to the view of the rest is not credited.
-        parts (B,G,P): the mean over the input's blanks of each part.
+        With `credit=run` a blank is given what its own word is worth. What happens to another word
+        would only be noise in its gradient. The price is a bias: what a word does to the judge's
+        view of the others is not credited. With `credit=input` every blank answers for the whole
+        completion. For the log each part is averaged over the blanks of a completion, and `reward`
+        is their weighted sum.
         """
-        credits = 0
-        parts = []
+        reward = 0
+        total = 0
+        parts = {}
         for name, (_, weight) in self.parts.items():
-            each = self.score(name, fills.completions, inputs.masked, inputs.mask)  # (B,G,T)
-            whole = mean_over_blanks(each, inputs.mask)  # (B,G)
-            own = whole[..., None]  # (B,G,1)
+            each = self.score(name, fills.completions, batch)  # (B,G,T)
+            whole = mean_over_blanks(each, batch.mask)  # (B,G)
+            own = whole[..., None].expand(each.shape)  # (B,G,T)
             if credit == "run":
-                own = mean_over_run(each, inputs.mask)  # (B,G,T)
-            credits = credits + weight * own
-            parts.append(whole)
-        return credits, torch.stack(parts, dim=-1)
-
-    def total(self, parts):
-        """(B,G,P) -> the weighted sum (B,G)."""
-        return sum(w * parts[..., i] for i, (_, w) in enumerate(self.parts.values()))
+                own = mean_over_words(each, batch.words)  # (B,G,T)
+            reward = reward + weight * own
+            total = total + weight * whole
+            parts[f"reward_{name}"] = whole
+        return reward, {"reward": total} | parts

@@ -12,36 +12,42 @@ implementation that agrees on the weights agrees on the kept set and on every dr
 A character of weight 0 cannot be drawn, hence is never in S.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
+
+from grpo.batch import Rows
 
 SCALE = 1 << 21  # V <= 1024 weights of at most SCALE add up to less than 2^32
 UNIT = 1 << 24  # a float32 uniform is a whole number of 2^-24
 
 
-class Fills(NamedTuple):
-    """What was drawn, and what could have been. S is frozen here: later updates score on it."""
+@dataclass(frozen=True)
+class Sampling:
+    """How a run draws characters: these are settings of the same names."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    xtc_threshold: float = 0.1
+    xtc_probability: float = 0.0
+    fused: bool = False  # by the CUDA kernel, which is decided once, when a run starts
+
+
+@dataclass(frozen=True)
+class Fills(Rows):
+    """What was drawn, and what could have been drawn. Later updates score on the same set S."""
 
     completions: torch.Tensor  # (B,G,T) the filled-in copies of each input
-    kept: torch.Tensor  # (B,T,V) bool, the characters that could be drawn; none but at a blank
-    mask: torch.Tensor  # (B,T) bool, True at a blank
-    z: torch.Tensor = None  # (B,G,T) of a mixture: which value each completion drew for the run
-
-
-def options(config):
-    """The sampling settings of a run, as `sample_completions` takes them."""
-    names = ["temperature", "top_k", "top_p", "min_p"]
-    if config.xtc_probability:
-        names += ["xtc_threshold", "xtc_probability"]
-    return {name: getattr(config, name) for name in names}
+    kept: torch.Tensor  # the set S: (B,T,V) bool, with a latent (B,T,K,V), empty where no blank is
 
 
 def integer_weights(logits, temperature):
-    """w[v] = round(exp((logits[v] - max) / temperature) · 2^21): (...,V) int64.
+    """Turn logits into whole numbers, w[v] = round(exp((s[v] − max s) / τ) · 2^21): (...,V) int64.
 
-    A logit of -inf gives 0. In float64, because two implementations of a float32 exp often round
-    such a weight to different whole numbers.
+    A logit of -inf gives 0. This is computed in float64, because two implementations of a float32
+    exp often round such a weight to different whole numbers.
     """
     x = logits.double()
     below_best = x - x.amax(dim=-1, keepdim=True)  # (...,V)
@@ -49,43 +55,43 @@ def integer_weights(logits, temperature):
     return relative.mul(SCALE).round().long()
 
 
-def keep(weights, top_k=0, top_p=1.0, min_p=0.0):
-    """The kept set S of each blank: weights (...,V) -> (...,V) bool. Ties with the last are kept.
+def keep(weights, sampling):
+    """Decide which characters may be drawn, the set S of each blank: (...,V) -> (...,V) bool.
 
-    top_k: the k likeliest (0: all)
-    top_p: of those, the fewest likeliest whose share is at least top_p (1904.09751)
-    min_p: at least min_p times as likely as the likeliest (2407.01082)
+    top_k keeps the k likeliest (0 keeps all). top_p keeps, of those, the fewest likeliest whose
+    share is at least top_p (1904.09751). min_p keeps what is at least min_p times as likely as the
+    likeliest (2407.01082). What ties with the last that is kept is kept, too.
     """
     kept = weights > 0
-    if 0 < top_k < weights.shape[-1]:
-        last = weights.topk(top_k, dim=-1).values[..., -1:]  # (...,1)
+    if 0 < sampling.top_k < weights.shape[-1]:
+        last = weights.topk(sampling.top_k, dim=-1).values[..., -1:]  # (...,1)
         kept &= weights >= last
-    if top_p < 1:
+    if sampling.top_p < 1:
         # Walk down from the likeliest character until the sum reaches top_p of the total.
         falling = (weights * kept).sort(dim=-1, descending=True).values  # (...,V)
         total = falling.sum(dim=-1, keepdim=True).double()  # (...,1)
-        enough = (total * top_p).ceil()  # (...,1)
+        enough = (total * sampling.top_p).ceil()  # (...,1)
         still_short = falling.cumsum(dim=-1) < enough  # (...,V)
         last = still_short.sum(dim=-1, keepdim=True)  # (...,1) the character that reaches it
         kept &= weights >= falling.gather(-1, last)  # and what ties with it
-    if min_p > 0:
+    if sampling.min_p > 0:
         best = weights.amax(dim=-1, keepdim=True).double()  # (...,1)
-        kept &= weights >= best * min_p
+        kept &= weights >= best * sampling.min_p
     return kept
 
 
-def exclude_top_choices(weights, kept, uniforms, xtc_threshold, xtc_probability):
-    """XTC: now and then leave out the likeliest (text-generation-webui, pull request 6335).
+def exclude_top_choices(weights, kept, uniforms, sampling):
+    """Leave out the likeliest characters now and then (XTC, text-generation-webui's pull 6335).
 
-    With probability xtc_probability per blank: of the kept characters whose share is at least
-    xtc_threshold, keep the least likely alone, and its ties. weights, kept (...,V), uniforms
-    (...,G) -> the new kept set (...,V). All G completions share S, so the coin is a blank's: a hash
-    of its G uniforms, which tells nothing about any one of several.
+    With probability xtc_probability for each blank, the kept characters whose share is at least
+    xtc_threshold lose all but the least likely of them. weights and kept are (...,V), uniforms
+    (...,G), and the new set S is (...,V). All G completions share S, so the coin belongs to the
+    blank: it is a hash of all of its uniforms, which tells nothing about any one of several.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash
-    coin = hashed < xtc_probability * (1 << 32)  # (...,1)
-    share = xtc_threshold * (weights * kept).sum(dim=-1, keepdim=True).double()  # (...,1)
+    coin = hashed < sampling.xtc_probability * (1 << 32)  # (...,1)
+    share = sampling.xtc_threshold * (weights * kept).sum(dim=-1, keepdim=True).double()  # (...,1)
     top = kept & (weights >= share)  # (...,V)
     least = weights.masked_fill(~top, SCALE).amin(dim=-1, keepdim=True)  # (...,1)
     left_out = coin & top & (weights > least)  # (...,V)
@@ -93,7 +99,7 @@ def exclude_top_choices(weights, kept, uniforms, xtc_threshold, xtc_probability)
 
 
 def draw(weights, uniforms):
-    """Inverse-CDF draws: weights (...,V), uniforms (...,G) float32 in [0,1) -> (...,G) int64."""
+    """Draw by inverting the cumulative sum: weights (...,V), uniforms (...,G) -> (...,G) int64."""
     cumulative = weights.cumsum(dim=-1)  # (...,V)
     total = cumulative[..., -1:]  # (...,1)
     whole = (uniforms * UNIT).long()  # (...,G)
@@ -101,20 +107,46 @@ def draw(weights, uniforms):
     return torch.searchsorted(cumulative, target, right=True)
 
 
-def sample_completions(
-    logits, masked, mask, uniforms, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, **xtc
-):
+def allowed(logits, uniforms, sampling):
+    """Find the weight of each character, 0 where it may not be drawn: (...,V), (...,G) -> (...,V).
+
+    Its second result is the set S itself, (...,V) bool.
+    """
+    weights = integer_weights(logits, sampling.temperature)  # (...,V)
+    kept = keep(weights, sampling)  # (...,V)
+    if sampling.xtc_probability:
+        kept = exclude_top_choices(weights, kept, uniforms, sampling)  # (...,V)
+    return weights * kept, kept
+
+
+def sample_completions(logits, masked, mask, uniforms, sampling):
     """Fill every blank of each input G times, in parallel, from one set of logits.
 
-    logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T) in [0,1); `xtc` are
-    xtc_threshold and xtc_probability, where that is on
+    logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T) in [0,1)
     -> completions (B,G,T) int64, kept (B,T,V) bool, empty where there is no blank
     """
-    weights = integer_weights(logits, temperature)  # (B,T,V)
-    kept = keep(weights, top_k, top_p, min_p) & mask[..., None]  # (B,T,V)
     uniforms = uniforms.transpose(1, 2).contiguous()  # (B,T,G)
-    if xtc:
-        kept = exclude_top_choices(weights, kept, uniforms, **xtc)  # (B,T,V)
+    weights, kept = allowed(logits, uniforms, sampling)  # (B,T,V) twice
+    kept = kept & mask[..., None]
     draws = draw(weights * kept, uniforms).transpose(1, 2)  # (B,G,T)
     drawable = kept.any(dim=-1)[:, None]  # (B,1,T) a blank whose logits are NaN stays a blank
     return torch.where(drawable, draws, masked[:, None]), kept
+
+
+def penalise_repetition(logits, masked, mask, penalty):
+    """Make the characters that the visible text already has less likely: (B,T,...,V) -> the same.
+
+    CTRL (1909.05858, section 4.1) divides a logit by the penalty if it is positive. That would
+    depend on a shift of the logits, which means nothing, so they are centred first; a logit below
+    the centre is multiplied, as others do. On characters this does little: most of the alphabet is
+    visible in any input.
+    """
+    V = logits.shape[-1]
+    visible = masked.masked_fill(mask, V - 1).clamp(min=0)  # (B,T) padding is negative
+    seen = torch.zeros(len(masked), V, dtype=torch.bool, device=masked.device)
+    seen = seen.scatter(1, visible, True)  # (B,V)
+    seen = seen.view(-1, *(1,) * (logits.dim() - 2), V)  # (B,1,...,V)
+    characters = logits[..., :-1]  # the last one is the mask token
+    centred = logits - characters.mean(dim=-1, keepdim=True)  # (B,T,...,V)
+    penalised = torch.where(centred > 0, centred / penalty, centred * penalty)
+    return torch.where(seen, penalised, centred)

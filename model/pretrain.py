@@ -7,22 +7,21 @@ What they learn from is in `model/losses.py`: the generator to fill masked chara
 which starts as a copy of it, to tell its draws from text. `model/report.py` says how well they do.
 """
 
-import argparse
-import inspect
 import math
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from tqdm import tqdm
 
 from data.masking import parse_masking
+from data.mistake import Mistake, refuse
 from grpo.plumbing.checkpoint import load_model, model_file, read, write
-from grpo.plumbing.config import Config, Parser, exit_on_mistake
+from grpo.plumbing.config import Config, exit_on_mistake, read_arguments
+from grpo.plumbing.load import load_data, make_judge, make_policy, pick_device
 from grpo.plumbing.log import Signals
-from grpo.plumbing.setup import forward, load_data, pick_device
 from model.losses import generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
@@ -43,7 +42,7 @@ class Settings:
     start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
     policy: str = ""  # a run's checkpoint: the judge learns its fills, too, as drawn
     n_embd: int = 128  # width, a multiple of 32
-    n_latent: int = 1  # values of a latent: grpo/mixture.py; a start that has one keeps its own
+    n_latent: int = 1  # values of a latent: grpo/latent.py; a start that has one keeps its own
     batch_size: int = 64  # inputs per step
     generator_steps: int = 2500  # 0: it stays as it starts
     judge_steps: int = 1000
@@ -51,10 +50,11 @@ class Settings:
     # bfloat16: a step in two thirds of the time, on a CPU that multiplies it.
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"  # auto, cpu, cuda, cuda:1; auto: cuda where there is one
+    resume: bool = False  # go on from what the same command saved in out_dir
 
 
 def make_optimizers(model, learning_rate):
-    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for the rest."""
+    """Make Muon (Jordan et al. 2024) for the matrices of the blocks, and AdamW for the rest."""
     matrices = [p for p in model.trunk.blocks.parameters() if p.dim() == 2]
     taken = set(matrices)
     rest = [p for p in model.parameters() if p not in taken]
@@ -66,7 +66,7 @@ def make_optimizers(model, learning_rate):
 
 
 def schedule(step, steps):
-    """Share of the peak learning rate: a linear warm-up, and a cosine to zero."""
+    """Take this share of the peak learning rate: a linear warm-up, then a cosine to zero."""
     warm_up = (step + 1) / min(200, 1 + steps // 5)
     cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
     return min(warm_up, cosine)
@@ -75,14 +75,14 @@ def schedule(step, steps):
 def fit(name, model, loss_fn, steps, learning_rate, args):
     """Minimise `loss_fn(step)`. Saved every SAVE_INTERVAL steps and on a signal, for --resume."""
     state_file = Path(args.out_dir) / f"{name}_state.pt"
-    flags = vars(args) | {"resume": True}
+    flags = asdict(args) | {"resume": True}
     optimizers = make_optimizers(model, learning_rate)
     parts = (model, *optimizers)
     start = 0
     if args.resume and state_file.exists():
-        state = read(state_file)
+        state = read(state_file, ("parts", "step", "flags"))
         if state["flags"] != flags:
-            raise ValueError(
+            raise Mistake(
                 f"--resume: {state_file} was made with {state['flags']}; repeat these flags, or"
                 " name another --out_dir"
             )
@@ -114,7 +114,7 @@ def fit(name, model, loss_fn, steps, learning_rate, args):
 
 
 def make_models(args, vocabulary):
-    """A generator, random or from a file, and a judge: its trunk is copied when it is trained."""
+    """Make a generator, random or from a file, and a judge, whose trunk is copied when trained."""
     torch.manual_seed(args.seed)
     if args.start:
         generator = load_model(args.start, "generator", vocabulary)
@@ -131,7 +131,7 @@ def make_models(args, vocabulary):
 
 
 def with_latent(product, n_latent):
-    """A generator whose values of z begin as copies of a product, a little noise apart."""
+    """Make a generator whose values of z begin as copies of a product, a little noise apart."""
     generator = Generator(replace(product.trunk.config, n_latent=n_latent))
     generator.trunk.load_state_dict(product.trunk.state_dict())
     head = product.head.weight.detach().repeat(n_latent, 1)  # (K·(V-1),C)
@@ -141,27 +141,27 @@ def with_latent(product, n_latent):
 
 
 def pretrain(args):
-    """Both models, one after the other; each is written, in float16, as soon as it is done."""
+    """Train both models, one after the other. Each is written in float16 as soon as it is done."""
     device = pick_device(args.device)
     train, val = load_data(args.dataset, args.block_size)
     generator, judge = (model.to(device) for model in make_models(args, train.vocabulary))
     out = Path(args.out_dir)
     out.mkdir(parents=True, exist_ok=True)  # one that cannot be is noticed now, not in an hour
-    config = Config(dtype=args.dtype, compile="false")
-    generate = forward(generator, device, config)
-    score = forward(judge, device, config)
-    drawing = [generate]
+    config = Config(dtype=args.dtype, compile="false", batch_size=args.batch_size)
+    policy = make_policy(generator, device, config)
+    score = make_judge(judge, device, config)
+    sources = [policy]
     if args.policy:
-        policy = load_model(args.policy, "generator", train.vocabulary)
-        drawing.append(forward(policy, device, config))
+        other = load_model(args.policy, "generator", train.vocabulary)
+        sources.append(make_policy(other, device, config))
 
     def loss_of_generator(step):
-        return generator_loss(generate, train, args, (args.seed, 0, step))
+        return generator_loss(policy, train, args, (args.seed, 0, step))
 
     def loss_of_judge(step):
         # At first hot draws: to a judge that has seen none, good ones may look like text for long.
         hot = 0 if args.start_judge else max(0, 1 - 2 * step / args.judge_steps)
-        source = drawing[step % len(drawing)]  # in turn
+        source = sources[step % len(sources)]  # in turn
         return judge_loss(score, source, train, args, 1 + hot, (args.seed, 1, step))
 
     peak = 2e-3 if args.start else 8e-3
@@ -173,33 +173,28 @@ def pretrain(args):
         judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)  # its first layers
     fit("judge", judge, loss_of_judge, args.judge_steps, peak, args)
     write(out / "judge.pt", model_file(judge, train.vocabulary, torch.float16))
-    report(generate, score, val, args)
+    report(policy, score, val, args)
 
 
 def parse(argv):
-    """The command line -> the `Settings`, and `resume`. --help shows the class."""
-    parser = Parser(usage=inspect.getsource(Settings))
-    for field in fields(Settings):
-        parser.add_argument(
-            f"--{field.name}",
-            default=field.default,
-            type=type(field.default),
-            choices=get_args(field.type) or None,  # of a Literal
-            help=argparse.SUPPRESS,
-        )
-    about = "go on from what the same command saved in out_dir"
-    parser.add_argument("--resume", action="store_true", help=about)
-    args = parser.parse_args(argv)
+    """Read config files and flags: -> `Settings`. Raises a Mistake for any that cannot be."""
+    args = Settings(**read_arguments(Settings, argv, "python -m model.pretrain [--key=value ...]"))
     parse_masking(args.masking)
     parse_masking(args.judge_masking)
-    if args.n_embd % 32 or args.n_embd < 32:
-        raise ValueError(f"--n_embd={args.n_embd} is not allowed; it takes a multiple of 32")
+    refuse(not args.out_dir, "out_dir is empty; write for example --out_dir=out-pretrain")
+    refuse(args.n_embd % 32, f"n_embd={args.n_embd} is not allowed; it takes a multiple of 32")
+    for name in ("generator.pt", "judge.pt"):
+        file = Path(args.out_dir) / name
+        refuse(
+            file.exists() and not args.resume,
+            f"{file} exists; name another --out_dir, move the file away, or go on with --resume",
+        )
     return args
 
 
 def main(argv=None):
     with exit_on_mistake("pretrain"):
-        pretrain(parse(argv))
+        pretrain(parse(sys.argv[1:] if argv is None else argv))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """How good the generator and the judge are, on held-out text, by what is hidden.
 
-Letters: B inputs, T characters. The models are functions of tokens on the CPU.
+Letters: B inputs, T characters, N hidden words.
 """
 
 import torch
 
+from data.blanks import begins_word, mean_over_words
 from data.masking import parse_masking
-from grpo.mixture import likeliest, log_prob
-from grpo.reward import begins_run, log_odds
-from grpo.rollout import in_batches
+from grpo.batch import make_batch
+from grpo.reward import judge_logits
 from model.losses import draw_fills
 
 TESTS = [  # masking, ratio, hidden words
@@ -19,33 +19,60 @@ TESTS = [  # masking, ratio, hidden words
 ]
 
 
-def auc(real, fake):
-    """Share of all pairs of an original and a fill in which the original scores more.
+def auc(real, drawn):
+    """Compute the share of pairs in which the real word scores more: (N,), (N,) -> a number.
 
-    (n,) and (m,); a tie is half a pair.
+    A tie is half a pair.
     """
-    fake = fake.sort().values  # (m,)
-    below = torch.searchsorted(fake, real)  # (n,) how many fills score less
-    up_to = torch.searchsorted(fake, real, right=True)  # (n,) or the same
-    return (below + up_to).float().mean().item() / (2 * len(fake))
+    drawn = drawn.sort().values
+    below = torch.searchsorted(drawn, real)  # (N,) how many draws score less
+    up_to = torch.searchsorted(drawn, real, right=True)  # (N,) or the same
+    return (below + up_to).double().mean().item() / (2 * len(drawn))
+
+
+def calibration(real, drawn, inputs):
+    """Fit P(real) = σ(slope · score): -> the slope, and its standard error.
+
+    real and drawn (N,) are scores in nats, `inputs` (N,) says from which input a word is. A slope
+    of 1 means that the judge is calibrated; more than 1, that its scores are too small. This is a
+    logistic regression without intercept, by Newton's method. Words of one input are alike, so the
+    error counts an input once (the sandwich estimator of Liang & Zeger 1986).
+    """
+    x = torch.cat([real, drawn]).double()  # (2N,)
+    y = torch.cat([torch.ones_like(real), torch.zeros_like(drawn)]).double()  # (2N,)
+    slope = 0.0
+    for _ in range(50):
+        p = (slope * x).sigmoid()
+        curvature = (p * (1 - p) * x * x).sum()
+        slope = slope + ((y - p) * x).sum() / curvature
+    p = (slope * x).sigmoid()
+    pulls = torch.zeros(int(inputs.max()) + 1, dtype=torch.double)
+    pulls = pulls.index_add(0, inputs.repeat(2), (y - p) * x)  # of each input
+    curvature = (p * (1 - p) * x * x).sum()
+    return slope.item(), (pulls.square().sum().sqrt() / curvature).item()
 
 
 @torch.no_grad()
-def report(generator, judge, dataset, args, size=1024):
-    """Print nats a hidden character, the share restored by the best guess, and the judge's AUC.
+def report(policy, judge, dataset, args, size=1024):
+    """Print how the generator fills, and how the judge tells words of the text from its draws.
 
-    The last of the runs of blanks, all of them text against all of them drawn.
+    For each kind of masking these are nats of a hidden character, the share of them that the best
+    guess restores, the judge's AUC (0.5 is a coin), and the slope of its scores (1 is calibrated).
     """
     for i, (masking, ratio, hidden) in enumerate(TESTS):
         parts = parse_masking(masking)
         tokens, mask = dataset.batch(size, args.block_size, parts, ratio, hidden, (7, i))
-        masked = tokens.masked_fill(mask, dataset.mask_id)  # (B,T)
-        logits = in_batches(generator, masked, 64)  # (B,T,V) or (B,T,K,V)
-        nats = -log_prob(logits, tokens[:, None], mask).sum() / mask.sum()
-        restored = (likeliest(logits, masked, mask) == tokens)[mask].float().mean()
-        drawn = draw_fills(generator, dataset, tokens, mask, 1.0, (8, i))  # (B,T)
-        both = torch.stack([tokens, drawn], dim=1)  # (B,2,T)
-        of_runs = log_odds(judge, both, mask).mT[begins_run(mask)]  # (runs,2)
-        share = auc(*of_runs.T.contiguous())
-        figures = f"nats {nats:.3f}  characters {restored:.3f}  auc {share:.3f}"
-        print(f"{masking} {hidden or ratio}: {figures}", flush=True)
+        batch = make_batch(tokens, mask, dataset.mask_id, 1, (8, i))
+        q = policy(batch)
+        nats = -q.log_prob(tokens[:, None]).sum() / mask.sum()
+        restored = (q.best_guess() == tokens)[mask].double().mean()
+        both = torch.stack([tokens, draw_fills(policy, batch, 1.0)], dim=1)  # (B,2,T)
+        scores = mean_over_words(judge_logits(judge, both), batch.words)  # (B,2,T) before the clip
+        first = begins_word(batch.words)  # (B,T)
+        real, drawn = scores.mT[first].T.contiguous()  # (N,) twice
+        slope, error = calibration(real, drawn, first.nonzero()[:, 0])
+        print(
+            f"{masking} {hidden or ratio}: nats {nats:.3f}  characters {restored:.3f}"
+            f"  auc {auc(real, drawn):.3f}  slope {slope:.2f} ± {error:.2f}",
+            flush=True,
+        )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
-from grpo.mixture import spread
-from grpo.reward import mean_over_run
+from data.blanks import mean_over_words, number_words, spread
 
 IMPOSSIBLE = -1e9  # as -inf, but a difference of two is no NaN
 
@@ -26,7 +26,7 @@ class TransformerConfig:
     n_layer: int = 6
     n_head: int = 4
     n_embd: int = 128
-    n_latent: int = 1  # values of the generator's latent, K: see grpo/mixture.py
+    n_latent: int = 1  # values of the generator's latent, K: see grpo/latent.py
 
 
 def rotary_table(length, head_width):
@@ -76,8 +76,7 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    # May some tokens be negative, that is, no characters? They are never attended to.
-    padded = False
+    """The transformer without a head: tokens in, features out."""
 
     def __init__(self, config):
         super().__init__()
@@ -94,26 +93,33 @@ class Trunk(nn.Module):
                 writers = 2 * config.n_layer if name.endswith("_out.weight") else 1
                 nn.init.normal_(weight, std=0.02 / writers**0.5)
 
-    def forward(self, tokens):
-        """(B,T) tokens -> (B,T,C) features."""
+    def forward(self, tokens, padded=False, recompute=False):
+        """Map tokens (B,T) to features (B,T,C).
+
+        `padded` says that some tokens may be negative. These are no characters, and are never
+        attended to. `recompute` saves memory: it keeps no activations inside the blocks, and
+        computes them again in the backward pass.
+        """
         T = tokens.shape[1]
         assert T <= self.config.block_size
-        attended = None
-        if self.padded:
+        attended = None  # everything; a mask would slow attention down
+        if padded:
             attended = (tokens >= 0)[:, None, None]  # (B,1,1,T)
             tokens = tokens.clamp(min=0)  # (B,T)
         x = self.embedding(tokens)  # (B,T,C)
         for block in self.blocks:
-            x = block(x, self.cos[:T], self.sin[:T], attended)
+            inputs = (x, self.cos[:T], self.sin[:T], attended)
+            x = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
         return self.norm(x)
 
 
 class Generator(nn.Module):
-    """The policy: what might stand at each position?"""
+    """The policy's network: what might stand at each position?"""
 
     def __init__(self, config):
         super().__init__()
         self.trunk = Trunk(config)
+        self.n_latent = config.n_latent
         characters = config.vocab_size - 1  # all but the mask token
         self.head = nn.Linear(config.n_embd, config.n_latent * characters, bias=False)
         nn.init.normal_(self.head.weight, std=0.02)
@@ -122,25 +128,23 @@ class Generator(nn.Module):
             nn.init.normal_(self.prior.weight, std=0.02)
             nn.init.zeros_(self.prior.bias)
 
-    def forward(self, tokens):
-        """Masked input (B,T) -> logits (B,T,V), with a latent (B,T,K,V): see `mixture`.
+    def forward(self, tokens, **options):
+        """Map masked inputs (B,T) to the tensors that the policy is made from, as a tuple.
 
-        The mask token's logit is -inf, so that no blank is ever filled with a blank.
+        A product needs the logits (B,T,V) alone. With a latent they are the logits of the prior
+        (B,T,K), which each blank of a word shares, and those of the letters given z (B,T,K,V),
+        both 0 where there is no blank. The mask token can never be drawn. The options are those of
+        `Trunk`.
         """
-        features = self.trunk(tokens)  # (B,T,C)
-        if self.trunk.config.n_latent > 1:
-            return self.mixture(features, tokens == self.trunk.config.vocab_size - 1)
-        return F.pad(self.head(features), (0, 1), value=float("-inf"))  # (B,T,V)
-
-    def mixture(self, features, mask):
-        """log π(z) + log q_z(v) at the blanks alone, zeros elsewhere: (B,T,C) -> (B,T,K,V)."""
-        K = self.trunk.config.n_latent
-        of_run = mean_over_run(features.float().mT, mask).mT  # (B,T,C)
-        log_pi = self.prior(of_run[mask]).float().log_softmax(dim=-1)  # (M,K)
-        letters = self.head(features[mask]).float().unflatten(-1, (K, -1))  # (M,K,V-1)
-        log_q = letters.log_softmax(dim=-1)
-        both = F.pad(log_pi[..., None] + log_q, (0, 1), value=IMPOSSIBLE)  # (M,K,V)
-        return spread(both, mask)
+        features = self.trunk(tokens, **options)  # (B,T,C)
+        if self.n_latent == 1:
+            return (F.pad(self.head(features), (0, 1), value=float("-inf")),)
+        mask = tokens == self.trunk.config.vocab_size - 1  # (B,T)
+        of_word = mean_over_words(features.float().mT, number_words(mask)).mT  # (B,T,C)
+        prior = self.prior(of_word[mask]).float()  # (M,K)
+        letters = self.head(features[mask]).float().unflatten(-1, (self.n_latent, -1))  # (M,K,V-1)
+        letters = F.pad(letters, (0, 1), value=IMPOSSIBLE)  # (M,K,V)
+        return spread(prior, mask), spread(letters, mask)
 
 
 class Judge(nn.Module):
@@ -153,6 +157,6 @@ class Judge(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, tokens):
-        """Text without blanks (B,T) -> logits of P(real), one per character (B,T)."""
-        return self.head(self.trunk(tokens)).squeeze(-1)
+    def forward(self, tokens, **options):
+        """Map text without blanks (B,T) to the log-odds that each character is real (B,T)."""
+        return self.head(self.trunk(tokens, **options)).squeeze(-1)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from data.mistake import Mistake
+
 SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 128  # to a block
 LAYOUTS = {32: (4, 8), 96: (8, 12), 256: (8, 32), 1024: (32, 32)}  # V at most: lanes, columns
@@ -30,7 +32,7 @@ OPERATIONS = {  # inputs -> outputs; f: float32, i: int64, b: bool, x: the logit
 def choose(config, device, vocab_size, n_latent=1):
     """Will the kernel run, or its definitions? -> "cuda" or "torch". The first compiles it.
 
-    ValueError: config.kernel is "cuda", and it cannot run.
+    Raises a Mistake where config.kernel is "cuda", and it cannot run.
     """
     if config.kernel == "torch":
         return "torch"
@@ -49,7 +51,7 @@ def choose(config, device, vocab_size, n_latent=1):
         except (ImportError, OSError, RuntimeError) as error:  # no cuda.bindings, no NVRTC, ...
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if config.kernel == "cuda":
-        raise ValueError(f"kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'")
+        raise Mistake(f"kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'")
     if device.type == "cuda":
         print(f"the CUDA kernel cannot run, PyTorch does its work: {reason}", file=sys.stderr)
     return "torch"
@@ -127,10 +129,10 @@ def launch(operation, inputs, *settings):
     return outputs
 
 
-def sample_completions(logits, masked, mask, uniforms, temperature, top_k, top_p, min_p):
-    """As `grpo.sampling.sample_completions` -> completions (B,G,T), kept (B,T,V)."""
-    inputs = logits, masked, mask, uniforms
-    return launch("sample_completions", inputs, temperature, top_k, top_p, min_p)
+def sample_completions(logits, masked, mask, uniforms, sampling):
+    """Do what `grpo.sampling.sample_completions` does: -> completions (B,G,T), kept (B,T,V)."""
+    settings = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    return launch("sample_completions", (logits, masked, mask, uniforms), *settings)
 
 
 class FusedLogProbs(torch.autograd.Function):

@@ -9,16 +9,19 @@ reason to run it, so it is named again.
 
 from pathlib import Path
 
-from grpo.evaluation.evaluate import EVALUATION_SEED, format_table, hold_out, save, table
+from data.mistake import Mistake
+from grpo.evaluation.evaluate import EVALUATION_SEED, format_table, hold_out, table
 from grpo.plumbing.checkpoint import LATEST, read, training_state
 from grpo.plumbing.config import Parser, exit_on_mistake, from_saved
-from grpo.plumbing.setup import (
-    forward,
+from grpo.plumbing.load import (
     load_data,
     load_models,
     load_rewards,
+    make_judge,
+    make_policy,
     pick_device,
 )
+from grpo.plumbing.log import save_table
 
 
 def main(argv=None):
@@ -34,7 +37,7 @@ def main(argv=None):
         saved = read(path)
         own = training_state(saved, path)["config"]
         if ".py:" in own["reward"] and not args.reward:
-            raise ValueError(
+            raise Mistake(
                 f"{path} names code as its reward; give it again if you trust it:"
                 f" --reward={own['reward']}, or leave it out: --reward=judge"
             )
@@ -44,14 +47,14 @@ def main(argv=None):
         device = pick_device(config.device)
         train, val = load_data(config.dataset, config.block_size, config.prompts_file)
         *generators, judge = load_models(config, train.vocabulary, saved)
-        policy, before = (forward(model, device, config) for model in generators)
-        judge = forward(judge, device, config)
+        policy, before = (make_policy(model, device, config) for model in generators)
+        judge = make_judge(judge, device, config)
         held_out = hold_out(config, train, val, device, args.eval_seed)
         rewards = load_rewards(config, judge, train.vocabulary, held_out.lexicon, device)
         result, completions = table(policy, before, judge, rewards, held_out, config)
         used = (args.eval_seed, config.eval_inputs, config.reward)
         if used == (EVALUATION_SEED, own["eval_inputs"], own["reward"]):
-            save(args.out_dir, result, completions)
+            save_table(args.out_dir, result, completions)
     print(format_table(result))
 
 

@@ -7,26 +7,22 @@ its draws at lower temperatures, and the judge's choice among 16 of them: what G
 without any training. What each row and column is: grpo/README.md#the-table.
 """
 
-import json
 from dataclasses import dataclass, replace
 from itertools import compress
-from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from data.blanks import mean_over_blanks
 from data.masking import parse_masking
 from data.words import decode, hidden_words, highlight, is_valid, lexicon
-from grpo.evaluation.decoding import AT_ONCE, best_by_run, fill_blank_by_blank
+from grpo.batch import Batch, make_batch
+from grpo.distributed import is_first
 from grpo.evaluation.ngram import ngram, ngram_bits
+from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank
 from grpo.logprobs import expectation, log_softmax
-from grpo.mixture import likeliest, marginal
-from grpo.plumbing.checkpoint import write
-from grpo.plumbing.distributed import is_first
-from grpo.policy import sample
-from grpo.reward import log_odds, mean_over_blanks
-from grpo.rollout import in_batches, to_fill
+from grpo.reward import log_odds
 
 EVALUATION_SEED = 2**31  # no run's own seed: every run is evaluated on the same inputs
 SAMPLES = 16  # fills of an input where fills are sampled
@@ -82,60 +78,52 @@ SHORT_COLUMNS = [
 class HeldOut:
     """Held-out inputs, and what fills of them are measured by."""
 
-    tokens: torch.Tensor  # (N,T)
-    mask: torch.Tensor  # (N,T)
-    masked: torch.Tensor  # (N,T)
-    uniforms: torch.Tensor  # (N,16,T)
-    z_uniforms: torch.Tensor  # (N,16,T)
+    batch: Batch  # of N inputs, with the random numbers for 16 fills of each
     vocabulary: str
     text: str  # of the training split
     lexicon: set
 
-    def first(self, n):
-        """The first n of them."""
-        tensors = {k: x[:n] for k, x in vars(self).items() if isinstance(x, torch.Tensor)}
-        return replace(self, **tensors)
-
 
 def hold_out(config, train, val, device, seed=EVALUATION_SEED):
-    """Inputs with the run's own masking: a function of the settings and the seed."""
+    """Draw held-out inputs with the run's own masking, a function of the settings and the seed."""
     N, T = config.eval_inputs, config.block_size
     masking = parse_masking(config.masking)
-    batch = val.batch(N, T, masking, config.mask_ratio, config.hidden_words, (seed, 0))
-    inputs = to_fill(*batch, train.mask_id, SAMPLES, (seed,))
-    tensors = (x.to(device) for x in inputs[:5])
+    texts = val.batch(N, T, masking, config.mask_ratio, config.hidden_words, (seed, 0))
+    batch = make_batch(*texts, train.mask_id, SAMPLES, (seed,)).map(lambda x: x.to(device))
     text = train.decode(train.tokens)
-    return HeldOut(*tensors, train.vocabulary, text, lexicon(text))
+    return HeldOut(batch, train.vocabulary, text, lexicon(text))
 
 
-def opinions(judge, rewards, fills, inputs):
-    """The judge's log-odds of each run, and what is said of whole fills, the judge's as P(real).
+def opinions(judge, rewards, fills, batch):
+    """Ask the judge for its score of each word (N,n,T), and all rewards about the fills (N,n,T).
 
-    fills (N,n,T) -> (N,n,T), {"judge": (N,n), "reward_NAME" of each other part: (N,n)}
+    What is said of whole fills is {"judge": (N,n), its P(real), "reward_NAME": (N,n) of the other
+    parts}.
     """
-    scores = log_odds(judge, fills, inputs.mask)  # (N,n,T)
-    said = {"judge": mean_over_blanks(scores.sigmoid(), inputs.mask)}  # (N,n)
+    scores = log_odds(judge, fills, batch.words)  # (N,n,T)
+    said = {"judge": mean_over_blanks(scores.sigmoid(), batch.mask)}  # (N,n)
     for name in rewards.parts:
         if name != "judge":
-            each = rewards.score(name, fills, inputs.masked, inputs.mask)  # (N,n,T)
-            said[f"reward_{name}"] = mean_over_blanks(each, inputs.mask)
+            each = rewards.score(name, fills, batch)  # (N,n,T)
+            said[f"reward_{name}"] = mean_over_blanks(each, batch.mask)
     return scores, said
 
 
 def measure(fills, inputs):
-    """All figures of fills (N,n,T) -> {name: number}. Words are the hidden ones.
+    """Compute all figures of fills (N,n,T) of `HeldOut` inputs: -> {name: number}.
 
-    valid_words, exact_words: shares, over all fills.
-    distinct_words: different valid words among the first fills ÷ different hidden words.
-    With several fills, different_valid_words: in the n fills of a word.
+    Words are the hidden ones. valid_words and exact_words are shares of all fills. distinct_words
+    counts the different valid words among the first fills, divided by the different hidden words.
+    With several fills, different_valid_words counts those in the n fills of a word.
     """
     n = fills.shape[1]
-    mask = inputs.mask.cpu().numpy()  # (N,T)
+    batch = inputs.batch
+    mask = batch.mask.cpu().numpy()  # (N,T)
     texts = decode(fills, inputs.vocabulary)
     rows = np.array(texts).reshape(-1, n)  # (N,n)
     counts = np.zeros(4)
     hidden, first = set(), set()
-    for original, blanks, row in zip(decode(inputs.tokens, inputs.vocabulary), mask, rows):
+    for original, blanks, row in zip(decode(batch.tokens, inputs.vocabulary), mask, rows):
         for start, end in hidden_words(original, blanks):
             words = [text[start:end] for text in row]
             valid = [is_valid(text, start, end, inputs.lexicon) for text in row]
@@ -146,7 +134,7 @@ def measure(fills, inputs):
                 first.add(words[0])
     total, n_valid, n_exact, n_different = counts.tolist()
     total = max(total, 1)  # without a hidden word all is 0
-    right = fills == inputs.tokens[:, None]  # (N,n,T) as it is wherever there is no blank
+    right = fills == batch.tokens[:, None]  # (N,n,T) as it is wherever there is no blank
     probability = ngram(inputs.text, len(inputs.vocabulary) - 1)
     figures = {
         "valid_words": n_valid / (total * n),
@@ -161,8 +149,8 @@ def measure(fills, inputs):
 
 
 def completion_lines(fills, said, inputs):
-    """Every single fill (N,n,T) and what was said of it, {name: (N,n)}: a list of dicts."""
-    masked = inputs.masked[:, None].expand(fills.shape)  # (N,n,T)
+    """List every fill (N,n,T) and what was said of it, {name: (N,n)}, as dicts."""
+    masked = inputs.batch.masked[:, None].expand(fills.shape)  # (N,n,T)
     columns = {"input": decode(masked, inputs.vocabulary)}
     columns["completion"] = decode(fills, inputs.vocabulary)
     for name, values in said.items():
@@ -173,68 +161,61 @@ def completion_lines(fills, said, inputs):
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")  # shapes of their own are not worth compiling for
 def table(policy, before, judge, rewards, held_out, config):
-    """All rows -> what evaluation.json and completions.jsonl hold.
+    """Make all rows: -> what evaluation.json holds, and the lines of completions.jsonl.
 
-    policy, before (the base model) and judge are functions of tokens.
+    `policy` and `before`, the base model, map a batch to a distribution over its fills.
     """
-    mask, masked = held_out.mask, held_out.masked
+    batch = held_out.batch
+    mask = batch.mask
     result = {}
     bar = tqdm(total=len(ROWS), desc="table", leave=False, disable=not is_first() or None)
 
     def add(name, fills, forward_passes):
-        scores, said = opinions(judge, rewards, fills, held_out)  # (N,n,T), (N,n) each
+        scores, said = opinions(judge, rewards, fills, batch)  # (N,n,T), {name: (N,n)}
         result[name] = measure(fills, held_out) | {"forward_passes": forward_passes}
         result[name] |= {part: values.mean().item() for part, values in said.items()}
         bar.update()
         return scores, said
 
-    add("original", held_out.tokens[:, None], 0)
-    base = in_batches(before, masked, AT_ONCE)  # (N,T,V) or (N,T,K,V)
-    now = in_batches(policy, masked, AT_ONCE)  # as base
-    for name, logits in (("before", base), ("after", now)):
-        fills = sample(logits, held_out, config)
-        of_blanks = marginal(logits, mask, config.temperature)[mask]  # (blanks,V)
-        log_p = log_softmax(of_blanks, config.temperature)
-        scores, said = add(f"{name}_sample", fills.completions, 1)
+    add("original", batch.tokens[:, None], 0)
+    base = before(batch)
+    for name, q in (("before", base), ("after", policy(batch))):
+        completions = q.sample(batch.uniforms).completions  # (N,16,T)
+        scores, said = add(f"{name}_sample", completions, 1)
+        log_p = log_softmax(q.marginal().logits[mask], config.temperature)  # (blanks,V)
         result[f"{name}_sample"]["entropy"] = -expectation(log_p.exp(), log_p).mean().item()
-        add(f"{name}_argmax", likeliest(logits, masked, mask)[:, None], 1)
-        add(f"{name}_best_of_16", best_by_run(base, fills.completions, scores, mask), 1)
-    completions = completion_lines(fills.completions, said, held_out)  # of after_sample
+        add(f"{name}_argmax", q.at(1.0).best_guess()[:, None], 1)
+        best = best_by_word(base.at(1.0), completions, scores)
+        add(f"{name}_best_of_16", best, 1)
+    lines = completion_lines(completions, said, held_out)  # of after_sample
     passes = mask.sum(dim=1).float().mean().item()
     for name in ("random", "confident"):
-        blank_by_blank = fill_blank_by_blank(before, masked, mask, config, name == "confident")
+        blank_by_blank = fill_blank_by_blank(before, batch, config.seed, name == "confident")
         add(f"reference_sequential_{name}", blank_by_blank, passes)
     result["before_at_temperatures"] = rows = []
     for temperature in TEMPERATURES:
-        drawn = sample(base, held_out, replace(config, temperature=temperature))
+        drawn = base.at(temperature).sample(batch.uniforms)
         rows.append({"temperature": temperature} | measure(drawn.completions, held_out))
     bar.close()
     names = ("before_sample", "after_sample", "reference_sequential_confident")
     low, reached, high = (result[name]["valid_words"] for name in names)
     result["gap_closed"] = (reached - low) / (high - low) if high > low else None
-    return result, completions
-
-
-def save(out_dir, result, completions):
-    """Write evaluation.json and completions.jsonl."""
-    lines = "".join(json.dumps(line) + "\n" for line in completions)
-    write(Path(out_dir) / "completions.jsonl", lines.encode())
-    write(Path(out_dir) / "evaluation.json", json.dumps(result, indent=1).encode())
+    return result, lines
 
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
-def peek(policy, before, held_out, config, step):
-    """A look in passing: valid words on the first inputs, and a few fills before and now."""
-    few = held_out.first(PEEK)
-    texts = {"text": decode(few.tokens, few.vocabulary)}
+def peek(policy, before, held_out, step):
+    """Show five held-out texts, before and now, and the share of valid words in some more."""
+    few = replace(held_out, batch=held_out.batch[:PEEK])
+    texts = {"text": decode(few.batch.tokens, few.vocabulary)}
     valid = []
-    for name, model in (("before", before), ("now", policy)):
-        fills = sample(model(few.masked), few, config).completions  # (N,16,T)
-        valid.append(f"{measure(fills, few)['valid_words']:.2f} {name}")
+    for name, model in {"before": before, "now": policy}.items():
+        fills = model(few.batch).sample(few.batch.uniforms).completions  # (N,16,T)
+        valid.append(f"{name} {measure(fills, few)['valid_words']:.3f}")
         texts[name] = decode(fills[:, 0], few.vocabulary)
     lines = [f"step {step}: valid words on held-out text {', '.join(valid)}"]
-    for i, blanks in enumerate(few.mask[:5].tolist()):
+    for i, blanks in enumerate(few.batch.mask[:5].tolist()):
         lines += [f"  {name:7s}{highlight(each[i], blanks)}" for name, each in texts.items()]
     return "\n".join(lines)
 

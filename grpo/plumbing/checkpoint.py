@@ -12,12 +12,22 @@ from pathlib import Path
 
 import torch
 
-from grpo.plumbing.distributed import is_first, world
+from data.mistake import Mistake, refuse
+from grpo.distributed import is_first, n_processes
 from model.transformer import Generator, Judge, TransformerConfig
 
+ROOT = Path(__file__).parents[2]  # where the code, data/ and the shipped models are
 LATEST = "checkpoint.pt"
 PREVIOUS = "checkpoint_prev.pt"
+MODEL_KEYS = ("kind", "architecture", "vocabulary", "weights")
+TRAINING_KEYS = ("optimizer", "reference", "iteration", "config", "processes", "rng")
 KINDS = {"generator": Generator, "judge": Judge}
+
+
+def find(path):
+    """Look for a file or folder where one stands, then beside the code: -> Path."""
+    here = Path(path)
+    return here if here.exists() else ROOT / here
 
 
 def write(path, content):
@@ -40,28 +50,29 @@ def write(path, content):
     os.replace(temporary, path)
 
 
-def read(path):
-    """The dict that `write` wrote, on the CPU: tensors and plain data, a file runs no code.
+def read(path, keys=MODEL_KEYS):
+    """Read the dict that `write` wrote, on the CPU: tensors and plain data. A file runs no code.
 
-    Raises ValueError for a file that is none, or damaged.
+    Raises a Mistake for a file that is missing, or damaged, or no checkpoint with these keys.
     """
-    path = Path(path)
+    path = find(path)
+    fix = "make it again, or name another"
+    if path.name == LATEST and path.with_name(PREVIOUS).exists():
+        fix = f"the one saved before it is {PREVIOUS}: rename that to {LATEST}"
+    refuse(not path.is_file(), f"checkpoint {path} is missing; {fix}")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch.load notices no flipped bit
-        if not damaged:
-            return torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        whole = not damaged and {*keys} <= {*content}
     except Exception:  # whatever a foreign file makes of zipfile and torch.load
-        pass
-    fix = "make it again or name another"
-    if path.name == LATEST and path.with_name(PREVIOUS).exists():
-        fix = f"the one saved before it is {PREVIOUS}: rename that to {LATEST}"
-    line = f"checkpoint {path} cannot be read: it is missing, damaged or no checkpoint; {fix}"
-    raise ValueError(line)
+        whole = False
+    refuse(not whole, f"checkpoint {path} is damaged, or no checkpoint; {fix}")
+    return content
 
 
 def model_file(model, vocabulary, dtype=torch.float32):
-    """What to write for a model; `dtype` is that of the weights in the file."""
+    """Make what to write for a model; `dtype` is that of the weights in the file."""
     weights = {name: w.detach().to("cpu", dtype) for name, w in model.state_dict().items()}
     return {
         "kind": type(model).__name__.lower(),
@@ -72,27 +83,27 @@ def model_file(model, vocabulary, dtype=torch.float32):
 
 
 def build(content, kind, vocabulary, path):
-    """The model in `content`, in float32 and evaluation mode.
+    """Build the model in `content`, in float32 and evaluation mode.
 
-    Raises ValueError, with both values, where kind, vocabulary, or a weight's name or shape is not
+    Raises a Mistake, with both values, where kind, vocabulary, or a weight's name or shape is not
     the expected one.
     """
     if content.get("kind") != kind:
-        raise ValueError(
+        raise Mistake(
             f"checkpoint {path} holds a {content.get('kind')}, a {kind} is needed; "
             "are the two files swapped?"
         )
     if content["vocabulary"] != vocabulary:
-        raise ValueError(
+        raise Mistake(
             f"checkpoint {path} has the vocabulary {content['vocabulary']!r}, "
             f"{vocabulary!r} is needed; use a dataset and models made together"
         )
-    model = KINDS[kind](TransformerConfig(**content["architecture"]))
     try:
+        model = KINDS[kind](TransformerConfig(**content["architecture"]))
         model.load_state_dict(content["weights"])
-    except RuntimeError as error:  # it has both shapes
+    except (RuntimeError, TypeError) as error:  # it has both shapes
         line = " ".join(str(error).split())
-        raise ValueError(f"checkpoint {path} does not fit: {line} Make the file again") from None
+        raise Mistake(f"checkpoint {path} does not fit: {line} Make the file again") from None
     return model.eval()
 
 
@@ -112,7 +123,7 @@ def save_training(config, generator, reference, adamw, iteration, vocabulary):
         "reference": reference.state_dict(),
         "iteration": iteration,
         "config": asdict(config),
-        "processes": world()[0],
+        "processes": n_processes(),
         "rng": torch.get_rng_state(),  # nothing here draws from it; a reward may
     }
     latest = Path(config.out_dir) / LATEST
@@ -122,23 +133,24 @@ def save_training(config, generator, reference, adamw, iteration, vocabulary):
 
 
 def training_state(content, path):
-    """What `save_training` saved beside the generator's weights."""
-    if "training" not in content:
-        raise ValueError(
-            f"checkpoint {path} was not written by train_grpo.py; name the out_dir of a run"
-        )
-    return content["training"]
+    """Take what `save_training` saved beside the generator's weights."""
+    state = content.get("training", {})
+    refuse(
+        not {*TRAINING_KEYS} <= {*state},
+        f"checkpoint {path} was not written by train_grpo.py; name the out_dir of a run",
+    )
+    return state
 
 
 def restore_training(state, adamw, path):
     """Put back AdamW's moments, and the random generator.
 
-    Raises ValueError, with both shapes, for moments that are not those of the weights.
+    Raises a Mistake, with both shapes, for moments that are not those of the weights.
     """
     adamw.load_state_dict(adamw.state_dict() | {"state": state["optimizer"]["state"]})
     for weight, moments in adamw.state.items():
         for name, x in moments.items():
             if name != "step" and x.shape != weight.shape:
                 shapes = f"the shape {tuple(x.shape)}, its weight {tuple(weight.shape)}"
-                raise ValueError(f"checkpoint {path}: {name} has {shapes}; begin a new out_dir")
+                raise Mistake(f"checkpoint {path}: {name} has {shapes}; begin a new out_dir")
     torch.set_rng_state(state["rng"])

@@ -1,9 +1,9 @@
 """The settings of a run: one flat dataclass, whose defaults are the default experiment.
 
-    python train_grpo.py config/mixture.py --group_size=8         # left to right, the last one wins
+    python train_grpo.py config/latent.py --group_size=8         # left to right, the last one wins
 
-A config file is Python and is executed: what it assigns are settings, and names that begin with _
-are its own. Every mistake is a ValueError of one line: what, which values are allowed, the fix.
+A config file is Python and is executed. What it assigns are settings, but for names that begin
+with _, which are its own. `model/pretrain.py` reads its settings by the same functions.
 """
 
 import argparse
@@ -14,11 +14,13 @@ import re
 import runpy
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from grpo.plumbing.distributed import world
+from data.mistake import Mistake, refuse
+from grpo.distributed import is_first, n_processes
+from grpo.plumbing.checkpoint import LATEST, find, read, training_state
 
 
 @dataclass
@@ -64,6 +66,8 @@ class Config:
     min_p: float = 0.0  # draw from characters this likely, relative to the likeliest; 0: from all
     xtc_threshold: float = 0.1  # XTC: of characters at least this likely keep the least likely
     xtc_probability: float = 0.0  # alone, with this probability per blank; 0: off
+    # Divides the logits of characters that the visible text has; it does little on characters.
+    repetition_penalty: float = 1.0
 
     # GRPO.
     kl_beta: float = 0.4  # weight of KL(policy || reference)
@@ -94,47 +98,51 @@ class Config:
 
     # The machine.
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one
+    reference_device: str = "auto"  # where the frozen reference lives; auto: on device
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: what the machine multiplies
     compile: Literal["auto", "true", "false"] = "auto"  # auto: on cuda
+    gradient_checkpointing: bool = False  # less memory, more time, the same gradients
     kernel: Literal["auto", "cuda", "torch"] = "auto"  # fused for CUDA; auto: where it can run
     seed: int = 1  # of inputs and draws
 
 
-FIELDS = Config.__annotations__  # {name: type}
 LARGEST = 2**31 - 1
-# From, to. Any other number is 0 or more, a whole one 1 or more, unless its default is 0.
+TINY = 1e-9  # for what must be more than 0
+
+# From, to. A whole number that is not listed is 1 or more, any other number 0 or more.
 RANGES = {
     "group_size": (2, LARGEST),
     "block_size": (5, LARGEST),  # the 5-gram model of the evaluation needs 5
     "temperature": (1e-3, 100),
+    "repetition_penalty": (1, 100),
+    "n_embd": (32, LARGEST),
 }
-for name in ("warmup_iters", "seed"):
+for name in "top_k minibatch_size warmup_iters lr_decay_iters seed".split():
     RANGES[name] = (0, LARGEST)
-for name in ("mask_ratio", "min_p", "xtc_probability", "clip_eps"):
+for name in "generator_steps judge_steps judge_layers".split():  # of model/pretrain.py
+    RANGES[name] = (0, LARGEST)
+for name in "mask_ratio min_p xtc_probability clip_eps".split():
     RANGES[name] = (0, 1)
-for name in ("ema_alpha", "top_p", "xtc_threshold", "top_entropy_quantile"):
-    RANGES[name] = (1e-9, 1)
+for name in "ema_alpha top_p xtc_threshold top_entropy_quantile".split():
+    RANGES[name] = (TINY, 1)
+for name in "beta1 beta2".split():
+    RANGES[name] = (0, 1 - TINY)
 
 
-def refuse(wrong, line):
-    """A user's mistake: what, which values are allowed, the fix."""
-    if wrong:
-        raise ValueError(line)
+def convert(settings, name, value, source):
+    """Turn text from a flag, or a Python value from a file, into what a setting holds.
 
-
-def convert(name, value, source):
-    """Text from a flag, or a Python value from a file -> what the setting holds.
-
-    Raises ValueError, which names `source`, for what the setting does not take.
+    `settings` is the dataclass. Raises a Mistake, which names `source`, for what the setting does
+    not take.
     """
+    kinds = settings.__annotations__  # {name: type}
     fix = "--help lists them; a config file's own names begin with _"
-    for near in difflib.get_close_matches(name, FIELDS, n=1):
+    for near in difflib.get_close_matches(name, kinds, n=1):
         fix = f"did you mean {near!r}?"
-    refuse(name not in FIELDS, f"{source}: there is no setting {name!r}; {fix}")
-    kind = FIELDS[name]
+    refuse(name not in kinds, f"{source}: there is no setting {name!r}; {fix}")
+    kind = kinds[name]
     choices = get_args(kind)  # of a Literal
-    least = int(kind is int and getattr(Config, name) > 0)
-    low, high = RANGES.get(name, (least, LARGEST))
+    low, high = RANGES.get(name, (int(kind is int), LARGEST))
     text = str(value)
     with contextlib.suppress(ValueError):  # of text that is no number
         if kind is str and isinstance(value, str):
@@ -148,18 +156,26 @@ def convert(name, value, source):
     takes = " or ".join(choices) or kind.__name__
     if kind in (int, float):
         takes += f" from {low} to {high}"
-    raise ValueError(f"{source}: {name}={value!r:.200} is not allowed; {name} takes {takes}")
+    raise Mistake(f"{source}: {name}={value!r:.200} is not allowed; {name} takes {takes}")
+
+
+def run_file(path, what):
+    """Execute a user's Python file: -> {name: value}. Raises a Mistake, from its error."""
+    found = find(path)
+    refuse(
+        not found.is_file(),
+        f"{what} {path} does not exist; name a file, and write a setting as --key=value",
+    )
+    try:
+        return runpy.run_path(found)
+    except (Exception, SystemExit) as error:  # whatever it raises is the user's mistake
+        name = type(error).__name__
+        raise Mistake(f"{what} {path} does not run ({name}: {error}); fix it") from error
 
 
 def read_file(path):
-    """What a Python file assigns: {name: value}. Raises ValueError for one that cannot serve."""
-    try:
-        values = runpy.run_path(path)
-    except Exception as error:  # whatever it raises is the user's mistake
-        raise ValueError(
-            f"config file {path} does not run ({type(error).__name__}: {error}); fix it,"
-            " or name another; a setting is written --key=value"
-        ) from None
+    """Read the settings that a config file assigns: -> {name: value}."""
+    values = run_file(path, "config file")
     settings = {name: value for name, value in values.items() if not name.startswith("_")}
     for name in values.get("__annotations__", {}):
         refuse(name not in values, f"config file {path}: {name} has no value; write {name} = VALUE")
@@ -167,46 +183,95 @@ def read_file(path):
     return settings
 
 
-def load_config(arguments):
-    """Config files and --key=value flags, applied left to right -> Config; --help prints it.
+def read_flag(settings, argument):
+    """Read one --key=value: -> {name: value}. A bare --key turns a setting of true or false on."""
+    name, equals, value = argument.removeprefix("--").partition("=")
+    bare = not equals and name in settings.__annotations__
+    if bare and settings.__annotations__[name] is bool:
+        value = "true"
+    else:
+        refuse(bare, f"{argument} has no value; write it in one piece, {argument}=VALUE")
+    return {name: value}
 
-    Raises ValueError, with one line, for any mistake.
+
+def read_arguments(settings, arguments, usage):
+    """Apply config files and flags, left to right: -> {name: value} of what they set.
+
+    `settings` is the dataclass. -h or --help prints it, with the values in force, and ends.
     """
+    wants_help = {"-h", "--help"} & {*arguments}
     given = {}
-    flags = [argument for argument in arguments if argument != "--help"]
-    for argument in flags:
-        name, _, value = argument.removeprefix("--").partition("=")
-        assigned = {name: value} if argument.startswith("--") else read_file(argument)
+    for argument in arguments:
+        if argument in ("-h", "--help"):
+            continue
+        flag = argument.startswith("-")
+        assigned = read_flag(settings, argument) if flag else read_file(argument)
         for name, value in assigned.items():
-            given[name] = convert(name, value, argument)
-    config = Config(**given)
-    config.warmup_iters = min(config.warmup_iters, config.lr_decay_iters or config.max_iters)
-    config.given = given  # a run that goes on takes the others from its checkpoint
-    if flags != arguments:
-        print(help_text(config))
+            given[name] = convert(settings, name, value, argument)
+    if wants_help:
+        print(help_text(settings(**given), usage))
         sys.exit()
-    if config.init_from == "pretrained":
-        check(config)
-    return config
+    return given
 
 
-def help_text(config):
-    """The class above as it stands there, with the values in force."""
-    usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]\n\n"
+def help_text(config, usage):
+    """Show the class as it stands in its file, with the values in force."""
     setting = r"(?m)^(    (\w+): .*? = ).+?(?=  #|$)"
-    source = inspect.getsource(Config)
-    return usage + re.sub(setting, lambda it: it[1] + repr(getattr(config, it[2])), source)
+    source = inspect.getsource(type(config))
+    return f"{usage}\n\n" + re.sub(setting, lambda it: it[1] + repr(getattr(config, it[2])), source)
+
+
+def load_config(arguments=()):
+    """Read config files and --key=value flags, applied left to right: -> `Config`.
+
+    A run that goes on takes its settings from its checkpoint; what is given again is applied, and
+    the changes are said. Raises a Mistake of one line for anything wrong.
+    """
+    usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
+    given = read_arguments(Config, arguments, usage)
+    config = Config(**given)
+    if config.init_from == "resume":
+        config = resume(config.out_dir, given)
+    check(config)
+    steps = config.lr_decay_iters or config.max_iters
+    return replace(config, warmup_iters=min(config.warmup_iters, steps))
+
+
+def resume(out, given):
+    """Take the settings of the run in `out`, and what is given again: -> `Config`."""
+    path = Path(out) / LATEST
+    state = training_state(read(path), path)
+    old = from_saved(state["config"], str(path))
+    new = replace(old, **given, init_from="resume", out_dir=out)
+    refuse(
+        ".py:" in old.reward and "reward" not in given,
+        "resume: the reward runs a file, which a checkpoint may not ask for;"
+        f" give it again: --reward={old.reward}",
+    )
+    refuse(
+        state["iteration"] >= new.max_iters,
+        f"resume: {out} is at step {state['iteration']} already; give a larger max_iters,"
+        f" or for its table: python -m grpo.evaluation {out}",
+    )
+    before = asdict(replace(old, init_from="resume", out_dir=out))
+    changes = [f"{k} {before[k]} -> {x}" for k, x in asdict(new).items() if x != before[k]]
+    if state["processes"] != n_processes():
+        changes.append(f"processes {state['processes']} -> {n_processes()}")
+    if is_first():
+        said = ", ".join(changes) or "its own settings"
+        print(f"{out} goes on from step {state['iteration']} with {said}")
+    return new
 
 
 def from_saved(saved, path):
-    """The settings that the checkpoint `path` holds -> Config. ValueError for what is none."""
-    return Config(**{name: convert(name, value, path) for name, value in saved.items()})
+    """Check the settings that the checkpoint `path` holds: -> `Config`."""
+    return Config(**{name: convert(Config, name, value, path) for name, value in saved.items()})
 
 
 def check(config):
-    """Raises ValueError for settings that do not go together, or files that cannot serve."""
+    """Raise a Mistake for settings that do not go together, or files that cannot serve."""
     refuse(not config.out_dir, "out_dir is empty; write for example out_dir=out")
-    several = config.minibatch_size and world()[0] > 1
+    several = config.minibatch_size and n_processes() > 1
     refuse(several, "minibatch_size shuffles the inputs of one process; set minibatch_size=0")
     updates = config.minibatch_size or config.num_iterations > 1
     refuse(
@@ -223,19 +288,30 @@ class Parser(argparse.ArgumentParser):
     """argparse, whose mistakes are the user's like all others."""
 
     def error(self, message):
-        raise ValueError(f"{message}; --help lists what there is")
+        raise Mistake(f"{message}; --help lists what there is")
+
+
+def print_cause(error):
+    """Show what a user's own file raised, without the frames that led into it."""
+    cause = error.__cause__
+    if not cause:
+        return
+    frame = cause.__traceback__
+    ours = (str(Path(__file__).parent), "<frozen runpy>")
+    while frame and frame.tb_frame.f_code.co_filename.startswith(ours):
+        frame = frame.tb_next
+    traceback.print_exception(cause.with_traceback(frame), chain=False)
 
 
 @contextlib.contextmanager
 def exit_on_mistake(program):
-    """A user's mistake becomes one line on stderr and exit code 2.
+    """Turn a user's mistake into one line on stderr and exit code 2.
 
-    An error in the user's own reward file shows its traceback before that.
+    An error in the user's own file shows its traceback before that.
     """
     try:
         yield
-    except (ValueError, OSError) as error:
-        if error.__cause__:
-            traceback.print_exception(error.__cause__)
+    except Mistake as error:
+        print_cause(error)
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(2)

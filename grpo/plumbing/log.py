@@ -1,4 +1,4 @@
-"""What a run leaves behind while it runs: metrics.jsonl, progress bar, wandb. Clock, signals."""
+"""What a run leaves behind as it goes: metrics.jsonl, a progress bar, wandb. Clock and signals."""
 
 import contextlib
 import json
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from data.mistake import Mistake
+from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.plumbing.checkpoint import LATEST, write
-from grpo.plumbing.distributed import agree, is_first, world
 
 try:
     import fcntl
@@ -24,7 +25,7 @@ except ImportError:  # Windows has no such lock
 
 
 class Clock:
-    """Milliseconds spent in the calls it times. On CUDA: events, and no waiting until `read`."""
+    """Times the calls of a step in milliseconds. On CUDA it records events, and waits in `read`."""
 
     def __init__(self, device):
         self.cuda = device.type == "cuda"
@@ -42,7 +43,7 @@ class Clock:
         return event
 
     def timed(self, name, call):
-        """`call`, whose time counts as NAME_ms."""
+        """Make a function that does what `call` does, and whose time counts as NAME_ms."""
 
         def timed_call(*arguments):
             begin = self.now()
@@ -53,18 +54,23 @@ class Clock:
         return timed_call
 
     def read(self):
-        """{"policy_ms": ..., "step_ms": the whole} since `start`."""
-        self.spans.append(("step_ms", self.begin, self.now()))
+        """Return {"policy_ms": ..., "step_ms": all since `start`, "rest_ms": what is left}."""
+        end = self.now()
         if self.cuda:
             torch.cuda.synchronize()
+
+        def milliseconds(begin, end):
+            return begin.elapsed_time(end) if self.cuda else 1000 * (end - begin)
+
         took = Counter()
-        for name, begin, end in self.spans:
-            took[name] += begin.elapsed_time(end) if self.cuda else 1000 * (end - begin)
-        return dict(took)
+        for name, begin, stop in self.spans:
+            took[name] += milliseconds(begin, stop)
+        whole = milliseconds(self.begin, end)
+        return {**took, "rest_ms": whole - sum(took.values()), "step_ms": whole}
 
 
 class Signals:
-    """SIGINT and SIGTERM ask for the step at hand to be finished, and saved.
+    """SIGINT and SIGTERM ask for the step at hand to be finished and saved.
 
     A second one ends the program at once, except under torchrun, which sends each signal again.
     """
@@ -76,15 +82,15 @@ class Signals:
         return self
 
     def receive(self, number, _):
-        if self.received and world()[0] == 1:
+        if self.received and n_processes() == 1:
             os._exit(128 + number)
         self.received = number
         if is_first():
             os.write(2, b"\nfinishing what is at hand; again: stop now\n")
 
     def requested(self):
-        """The signal, or 0. All processes get the same answer: none waits for one that has left."""
-        stop = agree(self.received)
+        """Return the signal, or 0. All processes get one answer: none waits for one that left."""
+        stop = largest_of_processes(self.received)
         self.received = stop or self.received  # one that came meanwhile is for the next call
         return stop
 
@@ -94,7 +100,7 @@ class Signals:
 
 
 def read_metrics(path):
-    """The lines of a .jsonl: a list of dicts. One that a kill cut short is left out."""
+    """Read the lines of a .jsonl: a list of dicts. One that a kill cut short is left out."""
     lines = Path(path).read_text().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -105,7 +111,7 @@ WIDTH = 40  # characters of a curve
 
 
 def curves(metrics):
-    """Each curve as a line of eighths between its first and last number: {run: its metrics}.
+    """Draw each curve as a line of eighths between its first and last number: {run: its metrics}.
 
     Curves of one name share a scale.
     """
@@ -122,6 +128,13 @@ def curves(metrics):
     return "\n".join(lines)
 
 
+def save_table(out_dir, result, completions):
+    """Write evaluation.json and completions.jsonl."""
+    lines = "".join(json.dumps(line) + "\n" for line in completions)
+    write(Path(out_dir) / "completions.jsonl", lines.encode())
+    write(Path(out_dir) / "evaluation.json", json.dumps(result, indent=1).encode())
+
+
 def cut_back(path, start):
     """Leave a .jsonl the lines of iterations before `start`."""
     kept = sum(line["iteration"] < start for line in read_metrics(path))
@@ -129,10 +142,10 @@ def cut_back(path, start):
 
 
 def claim(folder, start):
-    """-> its metrics.jsonl, cut back to step `start`; while that is open, no other run gets in.
+    """Open the folder's metrics.jsonl, cut back to step `start`, and keep other runs out.
 
-    A new run moves the folder of an earlier one aside, whole. Raises ValueError if another run is
-    in there, or it cannot be written.
+    The file is locked while it is open. A new run moves the folder of an earlier one aside, whole.
+    Raises a Mistake if another run is in there, or the folder cannot be written.
     """
     path = folder / "metrics.jsonl"
     try:
@@ -146,7 +159,7 @@ def claim(folder, start):
             tqdm.write(f"{folder} held a run: it is in {aside} now")
             return claim(folder, start)
     except OSError as error:
-        raise ValueError(
+        raise Mistake(
             f"out_dir={folder} is in use by another run, or cannot be written ({error.strerror});"
             " wait for its end, or name another out_dir"
         ) from None
@@ -176,30 +189,35 @@ class Log:
     """What a run writes while it goes: config.json, metrics.jsonl, progress bar, wandb."""
 
     def __init__(self, config, start):
-        """Raises ValueError, before anything is written, if out_dir cannot be this run's."""
+        """Open the files. Raises a Mistake, with nothing written, if out_dir is another run's."""
         out = Path(config.out_dir)
         self.first = is_first()  # of several processes one is heard
         self.file = claim(out, start) if self.first else open(os.devnull, "a")
         write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
         self.bar = tqdm(desc="GRPO", total=config.max_iters, initial=start, disable=not self.first)
-        self.wandb = config.wandb_log and self.first
-        self.wandb = self.to_wandb(lambda _: start_wandb(config))
+        wanted = config.wandb_log and self.first
+        self.wandb = self.unless_it_fails(start_wandb, config) if wanted else None
 
-    def to_wandb(self, send):
-        """send(its run). Whatever fails there ends that log with one warning, and not the run."""
+    def unless_it_fails(self, call, *arguments):
+        """Call wandb. Whatever fails there ends that log with one warning, and not the run."""
         try:
-            return self.wandb and send(self.wandb)
+            return call(*arguments)
         except Exception as error:  # network, login, a process of its own
             self.wandb = None
             line = f"{type(error).__name__}: {error}".splitlines()[0]
             self.say(f"wandb_log=true is given up, the run goes on without: {line}")
+
+    def to_wandb(self, send):
+        """Call send(its run), if there is one."""
+        if self.wandb:
+            self.unless_it_fails(send, self.wandb)
 
     def say(self, text):
         if self.first:
             tqdm.write(text)
 
     def metrics(self, step, numbers):
-        """A line of metrics.jsonl."""
+        """Write a line of metrics.jsonl."""
         self.file.write(json.dumps({"iteration": step, **numbers}, allow_nan=False) + "\n")
         self.file.flush()
         self.bar.set_postfix({name: numbers[name] for name in CURVES[:3]}, refresh=False)

@@ -13,7 +13,6 @@ import torch
 
 from data.words import decode
 from grpo.logprobs import log_softmax
-from grpo.mixture import likeliest, marginal
 from grpo.plumbing.log import cut_back, read_metrics
 
 FILE = "replay.jsonl"
@@ -23,25 +22,25 @@ DRAWS = 200  # drawn characters: of a group too large for that the first complet
 
 
 def pack(x, kind):
-    """A tensor as text: kind u1, whole numbers to 255, or f2, half precision."""
+    """Turn a tensor into text: kind u1, whole numbers to 255, or f2, half precision."""
     return base64.b64encode(x.cpu().numpy().astype(kind).tobytes()).decode()
 
 
 def unpack(text, kind, width):
-    """What `pack` packed, in rows of `width`."""
+    """Undo `pack`: an array with rows of `width`."""
     return np.frombuffer(base64.b64decode(text), kind).reshape(-1, width)
 
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
-def view(model, few, config):
-    """Of the inputs' blanks the best guess, and p of every character, 255 for 1: (n,V) packed."""
-    logits = model(few.masked)  # (N,T,V) or (N,T,K,V)
-    guess = likeliest(logits, few.masked, few.mask, config.temperature)[few.mask]  # (n,)
-    of_blanks = marginal(logits, few.mask, config.temperature)[few.mask]  # (n,V)
-    p = log_softmax(of_blanks, config.temperature).exp()
+def view(policy, batch, vocabulary):
+    """Take the best guess and each character's probability (n,V), 255 for 1, at all blanks."""
+    q = policy(batch)
+    guess = q.best_guess()[batch.mask]  # (n,)
+    of_blanks = q.marginal().logits[batch.mask]  # (n,V)
+    p = log_softmax(of_blanks, q.sampling.temperature).exp()
     return {
-        "guess": decode(guess, few.vocabulary)[0],
+        "guess": decode(guess, vocabulary)[0],
         "probabilities": pack((255 * p).round(), "u1"),
     }
 
@@ -52,15 +51,16 @@ def append(config, line):
 
 
 def begin(before, held_out, config, start):
-    """The header: what is watched, and the base model's view. A resumed run keeps its lines."""
-    few = held_out.first(INPUTS)
+    """Write the header: what is watched, and the base model's view. A resumed run has it."""
+    vocabulary = held_out.vocabulary
+    few = held_out.batch[:INPUTS]
     header = {
         "iteration": -1,
         "format": FORMAT,
-        "vocabulary": few.vocabulary,
-        "texts": decode(few.tokens, few.vocabulary),
-        "masked": decode(few.masked, few.vocabulary),
-        **view(before, few, config),
+        "vocabulary": vocabulary,
+        "texts": decode(few.tokens, vocabulary),
+        "masked": decode(few.masked, vocabulary),
+        **view(before, few, vocabulary),
     }
     path = Path(config.out_dir) / FILE
     old = read_metrics(path) if start and path.exists() else []
@@ -72,20 +72,20 @@ def begin(before, held_out, config, start):
 
 
 def record(policy, held_out, config, step, rollout):
-    """What the policy says after the step, and that group of the step which it pushed most."""
-    size = (rollout.advantages * rollout.inputs.mask[:, None]).abs().sum(dim=(1, 2))  # (B,)
-    most = rollout.take(int(size.argmax()))  # without B
-    mask = most.inputs.mask  # (T,)
-    text = most.inputs.masked[most.inputs.masked >= 0]  # padding is -1
+    """Write what the policy says after the step, and that group of it which was pushed most."""
+    at_blanks = rollout.advantages * rollout.batch.mask[:, None]  # (B,G,T)
+    most = rollout[int(at_blanks.abs().sum(dim=(1, 2)).argmax())]  # without B
+    mask = most.batch.mask  # (T,)
+    text = most.batch.masked[most.batch.masked >= 0]  # padding is -1
     shown = slice(max(1, DRAWS // int(mask.sum())))
     blanks = most.fills.completions[shown, mask]  # (G,n)
     line = {
         "iteration": step,
-        **view(policy, held_out.first(INPUTS), config),
+        **view(policy, held_out.batch[:INPUTS], held_out.vocabulary),
         "masked": decode(text, held_out.vocabulary)[0],
         "fills": decode(blanks, held_out.vocabulary),
     }
-    of_draws = {"rewards": most.credits, "advantages": most.advantages, "logp": most.old.logp}
+    of_draws = {"rewards": most.reward, "advantages": most.advantages, "logp": most.old.logp}
     for name, values in of_draws.items():
-        line[name] = pack(values.expand(-1, len(mask))[shown, mask], "f2")  # (G,n)
+        line[name] = pack(values[shown, mask], "f2")  # (G,n)
     append(config, line)

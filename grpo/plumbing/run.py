@@ -3,11 +3,16 @@
 import math
 import signal
 import sys
+import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from data.mistake import Mistake
+from grpo.batch import draw_batch
 from grpo.cuda.kernel import choose
+from grpo.distributed import join
 from grpo.evaluation import evaluate
 from grpo.metrics import text_metrics
 from grpo.optimizer import Optimizer
@@ -15,23 +20,23 @@ from grpo.plumbing import recorder
 from grpo.plumbing.checkpoint import (
     LATEST,
     load_model,
+    read,
     restore_training,
     save_training,
 )
-from grpo.plumbing.distributed import join
-from grpo.plumbing.log import Clock, Log, Signals, curves, read_metrics
-from grpo.plumbing.setup import (
-    forward,
+from grpo.plumbing.config import print_cause
+from grpo.plumbing.load import (
     load_data,
     load_models,
     load_rewards,
+    make_judge,
+    make_policy,
     pick_compile,
     pick_device,
     pick_dtype,
-    resume,
 )
+from grpo.plumbing.log import Clock, Log, Signals, curves, read_metrics, save_table
 from grpo.reference import make_reference
-from grpo.rollout import draw_inputs
 
 # The first of these metrics that is not finite tells what went wrong: each is made from those
 # before it.
@@ -45,7 +50,7 @@ SUSPECTS = {
 
 
 def as_numbers(metrics):
-    """{metric: scalar tensor} -> {metric: number}; waits for the device, once.
+    """Turn {metric: scalar tensor} into {metric: number}, waiting for the device once.
 
     Raises FloatingPointError, naming the tensor, where one is not finite. The update that met it
     was left out.
@@ -62,53 +67,54 @@ def as_numbers(metrics):
 class Run:
     """Models, data, optimizer and files of a run, and what follows each of its steps.
 
-    Every mistake of the user's is found while this is made, before the run writes anything.
+    A user's mistakes are found while this is made, before the run writes anything.
     """
 
     def __init__(self, config):
         saved = {}
         if config.init_from == "resume":
-            config, saved = resume(config)
+            saved = read(Path(config.out_dir) / LATEST)
         state = saved.get("training", {})
         device = pick_device(config.device)
-        config.dtype = pick_dtype(config.dtype, device)
-        config.compile = pick_compile(config.compile, device)
+        elsewhere = pick_device(config.reference_device)
+        if config.reference_device == "auto":
+            elsewhere = device
+        config = replace(
+            config,
+            dtype=pick_dtype(config.dtype, device),
+            compile=pick_compile(config.compile, device),
+        )
         join(device)
         self.data, val = load_data(config.dataset, config.block_size, config.prompts_file)
         vocabulary = self.data.vocabulary
-        self.config = config
         self.device = device
 
-        # The modules, and the functions that call them: autocast, compiled, timed.
+        # The networks, and the policies and functions that call them.
         self.generator, base, judge = load_models(config, vocabulary, saved)
-        n_latent = self.generator.trunk.config.n_latent
-        config.kernel = choose(config, device, len(vocabulary), n_latent)
-        self.reference_model = make_reference(base, config.reference_mode, state.get("reference"))
+        fused = choose(config, device, len(vocabulary), self.generator.n_latent)
+        self.config = config = replace(config, kernel=fused)
+        self.reference_network = make_reference(base, config.reference_mode, state.get("reference"))
         before = base  # the generator as the run began
         if config.reference_checkpoint:
             before = load_model(config.generator_checkpoint, "generator", vocabulary)
         self.clock = Clock(device)
         timed = self.clock.timed
-        self.policy = timed("policy", forward(self.generator, device, config))
-        self.reference = timed("reference", forward(self.reference_model, device, config))
-        self.before = forward(before, device, config)
-        self.judge = forward(judge, device, config)
+        self.policy = timed("policy", make_policy(self.generator, device, config))
+        reference = make_policy(self.reference_network, elsewhere, config)
+        self.reference = timed("reference", reference)
+        self.before = make_policy(before, elsewhere, config)
+        self.judge = timed("judge", make_judge(judge, device, config))
         self.held_out = evaluate.hold_out(config, self.data, val, device)
         self.rewards = load_rewards(config, self.judge, vocabulary, self.held_out.lexicon, device)
-        few = self.held_out.first(2)
+        few = self.held_out.batch[:2]
         fills = few.tokens[:, None].repeat(1, 3, 1)  # (2,3,T)
         with torch.compiler.set_stance("force_eager"):  # a mistake in the user's own is found now
             evaluate.opinions(self.judge, self.rewards, fills, few)
-        # Timed in place: grpo_step knows of no clock.
-        self.rewards.score = timed("judge", self.rewards.score)
         self.optimizer = Optimizer(self.generator, config)
         # Inputs and draws have seeds of their own; this is for whatever else may draw.
         torch.manual_seed(config.seed)
         if state:
             restore_training(state, self.optimizer.adamw, config.out_dir)
-        self.optimizer.backward = timed("update", self.optimizer.backward)
-        self.optimizer.step = timed("update", self.optimizer.step)
-        self.draw = timed("data", draw_inputs)
 
         self.again = config.out_dir  # on a command line; no checkpoint may ask for code
         if ".py:" in config.reward:
@@ -126,18 +132,21 @@ class Run:
         return self
 
     def look(self, step):
-        """A few held-out inputs, as text, before and now."""
-        shown = evaluate.peek(self.policy, self.before, self.held_out, self.config, step)
+        """Show a few held-out inputs as text, before and now."""
+        shown = evaluate.peek(self.policy, self.before, self.held_out, step)
         self.log.say(shown)
 
-    def inputs(self, step):
-        """This process's inputs of the step, which begins."""
+    def draw_batch(self, step):
+        """Draw the masked inputs of a step. Its time begins here."""
         self.step = step
         self.clock.start()
-        return self.draw(self.data, self.config, step, self.device)
+        return self.clock.timed("data", draw_batch)(self.data, self.config, step, self.device)
 
-    def after(self, step, rollout, metrics):
-        """What follows a step: its line in metrics.jsonl, a checkpoint, a look, the end."""
+    def log_and_save(self, step, rollout, metrics):
+        """Write the step's line of metrics.jsonl; save and show now and then; end after Ctrl-C.
+
+        Raises FloatingPointError where a metric is not finite.
+        """
         config = self.config
         done = step + 1
         last = done == config.max_iters
@@ -155,7 +164,7 @@ class Run:
             save_training(
                 config,
                 self.generator,
-                self.reference_model,
+                self.reference_network,
                 self.optimizer.adamw,
                 done,
                 self.data.vocabulary,
@@ -167,13 +176,13 @@ class Run:
             self.look(done)
 
     def finish(self):
-        """The table, and what a reader asks next: how did it go, where is it, what now?"""
+        """Make the table, and answer what a reader asks next: how did it go, and what now?"""
         out = self.config.out_dir
         self.log.bar.close()
         result, completions = evaluate.table(
             self.policy, self.before, self.judge, self.rewards, self.held_out, self.config
         )
-        evaluate.save(out, result, completions)
+        save_table(out, result, completions)
         say = self.log.say
         say(evaluate.format_table(result, evaluate.SHORT_ROWS, evaluate.SHORT_COLUMNS))
         say(curves({"": read_metrics(Path(out) / "metrics.jsonl")}))
@@ -187,7 +196,7 @@ class Run:
         self.log.to_wandb(lambda run: run.summary.update(result))
 
     def __exit__(self, kind, error, _):
-        """Where a run ends early, one line says in which step, what is saved and how to go on."""
+        """Where a run ends early, say in one last line why, what is saved and how to go on."""
         self.signals.__exit__()
         self.log.close(failed=kind is not None)
         if not error:
@@ -202,7 +211,11 @@ class Run:
                 f" --init_from=resume --out_dir={self.again},"
                 f" for the table: python -m grpo.evaluation {self.again}"
             )
+        if isinstance(error, Mistake):
+            print_cause(error)
+        elif not isinstance(error, (FloatingPointError, OSError, SystemExit)):
+            traceback.print_exception(error)
         if self.log.first:
             print(f"train_grpo.py: step {self.step}: {what}; {go_on}", file=sys.stderr)
-        if isinstance(error, (FloatingPointError, OSError)):  # the line says all
-            sys.exit(1)
+        if not isinstance(error, SystemExit):
+            sys.exit(2 if isinstance(error, Mistake) else 1)

@@ -18,15 +18,15 @@ from functools import partial
 import numpy as np
 import torch
 
+from grpo.batch import draw_batch
 from grpo.cuda import kernel
 from grpo.logprobs import compute_logprobs
 from grpo.optimizer import Optimizer
-from grpo.plumbing import setup
+from grpo.plumbing import load
 from grpo.plumbing.config import Config
 from grpo.plumbing.log import Clock
 from grpo.reward import judge_logits
-from grpo.rollout import draw_inputs
-from grpo.sampling import sample_completions
+from grpo.sampling import Sampling, sample_completions
 from train_grpo import grpo_step
 
 ROUNDS = 7
@@ -52,24 +52,24 @@ def race(title, variants, device):
 
 def prepare(config, device):
     """-> two calls: a step, and its judge alone."""
-    config.dtype = setup.pick_dtype(config.dtype, device)
-    data, _ = setup.load_data(config.dataset, config.block_size)
+    config.dtype = load.pick_dtype(config.dtype, device)
+    data, _ = load.load_data(config.dataset, config.block_size)
     config.kernel = kernel.choose(config, device, len(data.vocabulary))
-    generator, reference, judge = setup.load_models(config, data.vocabulary)
+    generator, reference, judge = load.load_models(config, data.vocabulary)
     optimizer = Optimizer(generator.to(device), config)
-    policy, reference, judge = (
-        setup.forward(model, device, config) for model in (generator, reference, judge)
-    )
-    rewards = setup.load_rewards(config, judge, data.vocabulary, set(), device)
-    inputs = draw_inputs(data, config, 0, device)
-    step = partial(grpo_step, policy, reference, rewards, optimizer, inputs, config)
+    policy = load.make_policy(generator, device, config)
+    reference = load.make_policy(reference, device, config)
+    judge = load.make_judge(judge, device, config)
+    rewards = load.load_rewards(config, judge, data.vocabulary, set(), device)
+    batch = draw_batch(data, config, 0, device)
+    step = partial(grpo_step, policy, reference, rewards, optimizer, batch, config)
     rollout, _ = step()
     return step, partial(judge_logits, judge, rollout.fills.completions)
 
 
 def step(G, device):
     variants = {}
-    for mode in ["eager", "compiled"] if setup.can_compile() else ["eager"]:
+    for mode in ["eager", "compiled"] if load.can_compile() else ["eager"]:
         config = Config(group_size=G, compile=str(mode == "compiled").lower(), **STEP)
         variants[f"step, {mode}"], variants[f"judge alone, {mode}"] = prepare(config, device)
     race(f"step, G = {G}", variants, device)
@@ -85,12 +85,13 @@ def operations(G, device):
     logits, ref_logits = torch.randn(2, B, T, V, device=device)  # (B,T,V), (B,T,V)
     mask = torch.ones(B, T, device=device).bool()  # (B,T)
     uniforms = torch.rand(B, G, T, device=device)  # (B,G,T)
-    draw_from = (logits, mask.long(), mask, uniforms, 0.8, 0, 0.95, 0.0)  # temperature to min_p
+    sampling = Sampling(temperature=0.8, top_p=0.95)
+    draw_from = (logits, mask.long(), mask, uniforms, sampling)
     completions, kept = sample_completions(*draw_from)  # (B,G,T), (B,T,V)
     score = (logits.clone().requires_grad_(), ref_logits, completions, kept, mask, 0.8)
 
     variants = {"eager": (sample_completions, compute_logprobs)}
-    if setup.can_compile():
+    if load.can_compile():
         variants["compiled"] = [torch.compile(f, dynamic=False) for f in variants["eager"]]
     if kernel.choose(Config(dtype="float32"), device, V) == "cuda":
         variants["fused"] = (kernel.sample_completions, kernel.logprobs)
@@ -101,7 +102,7 @@ def operations(G, device):
 
 
 def main():
-    device = setup.pick_device("auto")
+    device = load.pick_device("auto")
     print(f"{device}, {torch.get_num_threads()} threads")
     for part in (step, operations):
         for G in (16, 32):

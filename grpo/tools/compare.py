@@ -8,6 +8,7 @@ What the figures are: grpo/README.md.
 import json
 from pathlib import Path
 
+from data.mistake import Mistake
 from grpo.evaluation.evaluate import COLUMNS, aligned
 from grpo.plumbing.config import Parser, exit_on_mistake
 from grpo.plumbing.log import CURVES, curves, read_metrics
@@ -19,7 +20,7 @@ def load(folder):
     file = path / "metrics.jsonl"
     metrics = read_metrics(file) if file.exists() else []
     if not metrics:
-        raise ValueError(
+        raise Mistake(
             f"{folder} holds no run that has begun; name folders that train_grpo.py wrote to"
         )
     settings = json.loads((path / "config.json").read_text())

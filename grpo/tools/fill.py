@@ -22,15 +22,16 @@ from typing import NamedTuple
 
 import torch
 
+from data.blanks import mean_over_blanks, number_words
 from data.dataset import encode
+from data.mistake import refuse
 from data.text.prepare import BLANK
 from data.words import decode, highlight
-from grpo.mixture import log_prob
+from grpo.batch import make_batch
 from grpo.plumbing.checkpoint import LATEST, build, load_model, read
 from grpo.plumbing.config import Config, Parser, convert, exit_on_mistake, from_saved
-from grpo.policy import sample
-from grpo.reward import log_odds, mean_over_blanks
-from grpo.rollout import to_fill
+from grpo.plumbing.load import make_policy
+from grpo.reward import log_odds
 
 
 class Completion(NamedTuple):
@@ -45,7 +46,7 @@ def locate(path):
 
 
 def load(path):
-    """A run's folder, or a generator's file -> generator, vocabulary. ValueError if it is none."""
+    """A run's folder, or a generator's file -> generator, vocabulary. A Mistake if it is none."""
     file = locate(path)
     content = read(file)
     vocabulary = content.get("vocabulary")
@@ -56,11 +57,12 @@ def load(path):
 def fill(generator, vocabulary, text, k=5, temperature=1.0, seed=1):
     """The n different ones of k draws, the likeliest first: a list of `Completion`."""
     masked = encode(text, vocabulary, generator.trunk.config.block_size, "text")[None]  # (1,T)
-    mask = masked == vocabulary.index(BLANK)  # (1,T)
-    inputs = to_fill(masked, mask, vocabulary.index(BLANK), k, (seed,))
-    logits = generator(masked)  # (1,T,V) or (1,T,K,V)
-    drawn = sample(logits, inputs, Config(temperature=temperature)).completions  # (1,k,T)
-    log_p = log_prob(logits, drawn, mask, temperature)[0]  # (k,)
+    mask_id = vocabulary.index(BLANK)
+    batch = make_batch(masked, masked == mask_id, mask_id, k, (seed,))
+    config = Config(temperature=temperature, dtype="float32", compile="false")
+    q = make_policy(generator, torch.device("cpu"), config)(batch)
+    drawn = q.sample(batch.uniforms).completions  # (1,k,T)
+    log_p = q.log_prob(drawn).sum(dim=-1)[0]  # (k,)
     log_probs = dict(zip(decode(drawn, vocabulary), log_p.tolist()))
     different = [Completion(*one) for one in log_probs.items()]
     return sorted(different, key=lambda one: -one.log_prob)
@@ -70,7 +72,7 @@ def show(completions, judge, vocabulary, mask):
     """A line for each completion of one text."""
     tokens = [[vocabulary.index(c) for c in one.text] for one in completions]  # (n,T)
     blanks = torch.tensor([mask])  # (1,T)
-    scores = log_odds(judge, torch.tensor([tokens]), blanks)  # (1,n,T)
+    scores = log_odds(judge, torch.tensor([tokens]), number_words(blanks))  # (1,n,T)
     scores = mean_over_blanks(scores.sigmoid(), blanks)[0].tolist()  # n of them
     print("  probability  judge")
     for one, score in zip(completions, scores):
@@ -89,9 +91,8 @@ def parse(arguments):
     parser.add_argument("--k", type=int, default=5, help="draws")
     parser.add_argument("--temperature", default=1.0, help="below 1 the likely becomes likelier")
     args = parser.parse_args(arguments)
-    args.temperature = convert("temperature", args.temperature, "--temperature")
-    if args.k < 1:
-        raise ValueError(f"--k={args.k} draws nothing; it takes 1 or more")
+    args.temperature = convert(Config, "temperature", args.temperature, "--temperature")
+    refuse(args.k < 1, f"--k={args.k} draws nothing; it takes 1 or more")
     if not args.run:
         there = locate(Config.out_dir).is_file()
         args.run = Config.out_dir if there else Config.generator_checkpoint

@@ -1,8 +1,8 @@
 """Watch it learn: `python -m grpo.tools.replay out` writes out/replay.html, for any browser.
 
 A push is A · (1 − q(y)): the advantage of a drawn character times the derivative of log q(y) by its
-own logit over the temperature, in the step's first update; with a latent, q of a word's first
-letter is that of the pair (z, y). Letters: G completions, n blanks of one.
+own logit over the temperature, in the step's first update. With a latent, q(y) is what the policy
+gives the letter after those before it in its word. Letters: G completions, n blanks of one.
 """
 
 import json
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data.mistake import refuse
 from grpo.plumbing.checkpoint import write
-from grpo.plumbing.config import Parser, exit_on_mistake, refuse
+from grpo.plumbing.config import Parser, exit_on_mistake
 from grpo.plumbing.log import read_metrics
 from grpo.plumbing.recorder import FILE, FORMAT, unpack
 

@@ -10,14 +10,18 @@ there on by chance.
 Letters: T characters, V vocabulary, G completions, B = 1 input.
 """
 
+from dataclasses import replace
+
 import torch
 
 from data.words import decode
+from grpo.batch import make_batch
 from grpo.logprobs import log_softmax
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config
+from grpo.product import Product
 from grpo.reward import Rewards
-from grpo.rollout import to_fill
+from grpo.sampling import Sampling
 from train_grpo import grpo_step
 
 VOCABULARY = "aefhlp_"
@@ -37,12 +41,12 @@ class Table(torch.nn.Module):
         logits[:, range(T), COMPLETIONS] = 0  # e or a, p or f
         self.logits = torch.nn.Parameter(logits)
 
-    def forward(self, tokens):
-        return self.logits.expand(len(tokens), -1, -1)
+    def forward(self, batch):
+        return Product(self.logits.expand(len(batch.mask), -1, -1), batch, Sampling())
 
 
-def reward(completions, masked, mask, decode):
-    """What WORDS says: (1,G)."""
+def reward(completions, batch, decode):
+    """Look the words up in WORDS: (1,G)."""
     return torch.tensor([[WORDS[word] for word in decode(completions)]])
 
 
@@ -54,11 +58,11 @@ def train(steps, seed=1):
     optimizer.adamw = torch.optim.SGD(policy.parameters(), lr=4)
     rewards = Rewards({"words": (reward, 1)}, lambda tokens: decode(tokens, VOCABULARY))
     for step in range(steps):
-        inputs = to_fill(COMPLETIONS[:1], MASK, VOCABULARY.index("_"), 4, (seed, step))
-        inputs = inputs._replace(orders=torch.zeros(1, 1, dtype=torch.long))
+        batch = make_batch(COMPLETIONS[:1], MASK, VOCABULARY.index("_"), 4, (seed, step))
+        batch = replace(batch, words=MASK.long())  # one word, whose blanks are not adjacent
         if step == 0:
-            inputs.uniforms[:, :, MASK[0]] = EACH_ONCE
-        grpo_step(policy, Table(), rewards, optimizer, inputs, config)
+            batch.uniforms[:, :, MASK[0], 0] = EACH_ONCE
+        grpo_step(policy, Table(), rewards, optimizer, batch, config)
     log_p = log_softmax(policy.logits, config.temperature)[0]  # (T,V)
     p = log_p[range(T), COMPLETIONS].sum(dim=1).exp()  # (4,)
     return dict(zip(WORDS, p.tolist()))

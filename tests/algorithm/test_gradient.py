@@ -8,14 +8,14 @@ import itertools
 
 import pytest
 import torch
+from grpo.policy import logprobs
+from grpo.rollout import Rollout
 
 from grpo import sampling
 from grpo.advantage import group_advantages
 from grpo.logprobs import log_softmax, restrict
 from grpo.loss import grpo_loss
 from grpo.plumbing.config import Config
-from grpo.policy import logprobs
-from grpo.rollout import Rollout
 from grpo.sampling import Fills
 
 V, T, G, TEMPERATURE = 3, 2, 2, 0.8

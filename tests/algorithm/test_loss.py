@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
+from grpo.rollout import Inputs, Rollout
 
 from grpo.advantage import group_advantages
 from grpo.logprobs import LogProbs
 from grpo.loss import grpo_loss, loss_weights, most_uncertain, policy_loss
 from grpo.plumbing.config import Config
-from grpo.rollout import Inputs, Rollout
 from grpo.sampling import Fills
 
 B, G, T = 3, 4, 5

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 from conftest import BLANK, encode
+from grpo.rollout import Inputs, Rollout
 from test_loss import batch_of
 from test_reward import decode
 
 from grpo.logprobs import LogProbs
 from grpo.metrics import StepMetrics, text_metrics
 from grpo.reward import Rewards
-from grpo.rollout import Inputs, Rollout
 from grpo.sampling import Fills
 
 

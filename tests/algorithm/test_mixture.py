@@ -10,14 +10,14 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from grpo.mixture import likeliest, log_prob, log_prob_of_runs, marginal
+from grpo.policy import logprobs, sample
+from grpo.rollout import Rollout, to_fill
 from test_gradient import REWARD, TEMPERATURE, G, V, assert_same, settings
 
 from grpo.advantage import group_advantages
 from grpo.logprobs import log_softmax, restrict
 from grpo.loss import grpo_loss
-from grpo.mixture import likeliest, log_prob, log_prob_of_runs, marginal
-from grpo.policy import logprobs, sample
-from grpo.rollout import Rollout, to_fill
 from grpo.sampling import Fills
 from model.pretrain import with_latent
 from model.transformer import IMPOSSIBLE, Generator, TransformerConfig

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import BLANK, encode
+from grpo.rollout import Inputs
 
 from data.text.prepare import VOCABULARY
 from grpo.reward import (
@@ -18,7 +19,6 @@ from grpo.reward import (
     own_reward,
     valid_words,
 )
-from grpo.rollout import Inputs
 from grpo.sampling import Fills
 
 PAD = -1

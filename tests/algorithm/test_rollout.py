@@ -1,11 +1,11 @@
 """What a step draws, and the batches its updates take. Letters as in grpo/rollout.py."""
 
 import torch
+from grpo.rollout import Inputs, Rollout, draw_inputs, draw_orders
 
 from data.dataset import Dataset
 from grpo.logprobs import LogProbs
 from grpo.plumbing.config import Config
-from grpo.rollout import Inputs, Rollout, draw_inputs, draw_orders
 from grpo.sampling import Fills
 
 B, G, T, V = 6, 8, 5, 4

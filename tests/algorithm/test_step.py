@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 import torch
 from conftest import PLAIN
+from grpo.rollout import draw_orders, to_fill
 
 import train_grpo
 from grpo.logprobs import log_softmax
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config
 from grpo.reward import Rewards, judge_reward
-from grpo.rollout import draw_orders, to_fill
 from model.transformer import Generator, TransformerConfig
 
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")

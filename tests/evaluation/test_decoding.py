@@ -2,9 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import BLANK, encode
+from grpo.evaluation.decoding import best_by_run, fill_blank_by_blank
 
 from data.text.prepare import VOCABULARY
-from grpo.evaluation.decoding import best_by_run, fill_blank_by_blank
 from grpo.plumbing.config import Config
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import BLANK, encode
+from grpo.plumbing.setup import load_data
 
 from data.text.prepare import VOCABULARY
 from grpo.evaluation.evaluate import (
@@ -23,7 +24,6 @@ from grpo.evaluation.evaluate import (
     table,
 )
 from grpo.plumbing.config import Config
-from grpo.plumbing.setup import load_data
 from grpo.reward import Rewards
 
 

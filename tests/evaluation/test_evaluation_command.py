@@ -5,12 +5,12 @@ from dataclasses import asdict, fields
 
 import pytest
 import torch
+from grpo.plumbing.setup import load_data
 
 from grpo.evaluation.__main__ import main
 from grpo.evaluation.evaluate import EVALUATION_SEED
 from grpo.plumbing.checkpoint import model_file, write
 from grpo.plumbing.config import Config
-from grpo.plumbing.setup import load_data
 from model.transformer import Generator, TransformerConfig
 
 

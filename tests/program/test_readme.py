@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from grpo.policy import logprobs
+from grpo.rollout import Rollout
 
 from grpo.advantage import group_advantages
 from grpo.loss import grpo_loss
 from grpo.plumbing.config import FIELDS, Config, convert, load_config
-from grpo.policy import logprobs
-from grpo.rollout import Rollout
 from grpo.sampling import Fills
 from grpo.tools import toy
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import run
+from grpo.mixture import likeliest, marginal
 
 from data.words import decode
-from grpo.mixture import likeliest, marginal
 from grpo.plumbing import recorder
 from grpo.plumbing.checkpoint import load_model
 from grpo.plumbing.recorder import unpack

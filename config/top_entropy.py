@@ -2,5 +2,5 @@
 # reward.
 #     python train_grpo.py config/grpo_config.py config/uncertain.py
 
-out_dir = "out-uncertain"
+out_dir = "out-top-entropy"
 top_entropy_quantile = 0.2

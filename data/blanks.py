@@ -1,0 +1,64 @@
+"""Blanks, and the hidden words that they belong to.
+
+`mask` is True at a blank. `words` numbers the hidden words of each input 1, 2, 3, ... in the order
+of their first blanks, and is 0 where there is no blank. By default a word is a run of adjacent
+blanks, but nothing here needs them to be adjacent.
+
+Letters: B inputs, T characters, G completions of each input, M blanks of all inputs.
+"""
+
+import torch.nn.functional as F
+
+
+def number_words(mask):
+    """Take each run of adjacent blanks for a word: mask (B,T) bool -> words (B,T) int64."""
+    follows = F.pad(mask, (1, 0))[:, :-1]  # (B,T) is there a blank just before?
+    return (mask & ~follows).cumsum(dim=1) * mask
+
+
+def begins_word(words):
+    """Tell whether a position is the first blank of its word: (B,T) -> (B,T) bool."""
+    seen = F.pad(words, (1, 0))[:, :-1].cummax(dim=1).values  # (B,T) the largest number so far
+    return words > seen
+
+
+def same_word(words, dtype):
+    """Tell, as 0 or 1, whether two positions stand in the same word: (B,T) -> (B,T,T)."""
+    return (words[:, :, None] == words[:, None]).to(dtype)
+
+
+def sum_over_words(x, words):
+    """Give each blank the sum of x over its word: (B,G,T), (B,T) -> (B,G,T)."""
+    return x @ same_word(words, x.dtype)
+
+
+def mean_over_words(x, words):
+    """Give each blank the mean of x over its word: (B,G,T), (B,T) -> (B,G,T)."""
+    same = same_word(words, x.dtype)  # (B,T,T)
+    return (x @ same) / same.sum(dim=1)[:, None]
+
+
+def mean_over_blanks(x, mask):
+    """Average x over the blanks of each input: (B,G,T), (B,T) -> (B,G)."""
+    return (x * mask[:, None]).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)[:, None]
+
+
+def spread(values, mask):
+    """Put one value into each blank, and zeros elsewhere: (M,...), (B,T) -> (B,T,...)."""
+    everywhere = values.new_zeros(*mask.shape, *values.shape[1:])  # (B,T,...)
+    everywhere[mask] = values
+    return everywhere
+
+
+def lay_out_words(words):
+    """Number each blank's word among all inputs', and its place in the word: (B,T) -> (M,) twice.
+
+    Both count from 0, and the words are in the order of their first blanks.
+    """
+    blank = words > 0  # (B,T)
+    per_input = words.amax(dim=1)  # (B,) how many words it has
+    earlier = per_input.cumsum(dim=0) - per_input  # (B,) words of the inputs before it
+    word = (words - 1 + earlier[:, None])[blank]  # (M,)
+    same = words[:, :, None] == words[:, None]  # (B,T,T)
+    place = same.tril(diagonal=-1).sum(dim=-1)[blank]  # (M,) its word's blanks before it
+    return word, place

@@ -1,0 +1,110 @@
+"""A step's masked inputs, the random numbers that fill them, and the mini-batches of an epoch.
+
+Everything random about a step is drawn here, on the CPU, as a function of (seed, step) alone. So a
+run can be resumed at any step, and several processes agree on the whole step before each of them
+takes its share.
+
+Letters: B masked inputs, T characters, G completions of each input.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+
+from data.blanks import number_words
+from data.masking import parse_masking
+from grpo.distributed import n_processes, share
+
+
+class Rows:
+    """A record of tensors with one row for each input. `record[rows]` takes rows of them all."""
+
+    def __getitem__(self, rows):
+        return self.map(lambda x: x[rows])
+
+    def map(self, change):
+        """Apply `change` to every tensor, also inside records that this record holds."""
+        changed = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, torch.Tensor):
+                changed[field.name] = change(value)
+            elif isinstance(value, Rows):
+                changed[field.name] = value.map(change)
+        return replace(self, **changed)
+
+
+@dataclass(frozen=True)
+class Batch(Rows):
+    """Texts with blanks, and the random numbers that will fill them."""
+
+    tokens: torch.Tensor  # (B,T) the text; what a user's own prompt hides is unknown
+    masked: torch.Tensor  # (B,T) the text, with the mask token at its blanks
+    mask: torch.Tensor  # (B,T) bool, True at a blank
+    words: torch.Tensor  # (B,T) which hidden word a blank belongs to, 0 where there is none
+    uniforms: torch.Tensor  # (B,G,T,2) in [0,1): one draws a letter, the other its word's latent
+    seed: tuple  # what all of this is a function of
+
+
+@dataclass(frozen=True)
+class Rollout(Rows):
+    """What a step drew and what became of it, for the log and the replay."""
+
+    batch: Batch
+    fills: Rows  # `Fills`
+    old: Rows  # `Scores`, under the policy that drew them
+    reward: torch.Tensor  # (B,G,T)
+    advantages: torch.Tensor  # (B,G,T)
+
+
+def draw_uniforms(shape, seed):
+    """Draw float32 numbers in [0,1), the same on every device."""
+    return torch.from_numpy(np.random.default_rng(seed).random(shape, dtype=np.float32))
+
+
+def make_batch(tokens, mask, mask_id, G, seed):
+    """Hide the blanks of tokens (B,T) and draw the numbers for G fills of each, on the CPU."""
+    shape = (len(mask), G, mask.shape[1])
+    letters = draw_uniforms(shape, (*seed, 1))  # (B,G,T)
+    latents = draw_uniforms(shape, (*seed, 3))  # (B,G,T)
+    return Batch(
+        tokens=tokens,
+        masked=tokens.masked_fill(mask, mask_id),
+        mask=mask,
+        words=number_words(mask),
+        uniforms=torch.stack([letters, latents], dim=-1),
+        seed=seed,
+    )
+
+
+def draw_batch(dataset, config, step, device):
+    """Draw the inputs of a step, and keep the share of this process."""
+    size = config.batch_size * config.gradient_accumulation_steps * n_processes()
+    masking = parse_masking(config.masking)
+    seed = (config.seed, step)
+    tokens, mask = dataset.batch(
+        size, config.block_size, masking, config.mask_ratio, config.hidden_words, (*seed, 0)
+    )  # (B,T) twice
+    batch = make_batch(tokens, mask, dataset.mask_id, config.group_size, seed)
+    return batch.map(lambda x: share(x).to(device))
+
+
+def minibatches(batch, epoch, config):
+    """List the rows that each update of an epoch takes.
+
+    One update takes all of them, or shuffled parts of `minibatch_size` rows. The permutations of
+    all epochs come from one random generator, of which this takes the epoch's own.
+    """
+    B = len(batch.mask)
+    if not config.minibatch_size:
+        return [torch.arange(B, device=batch.mask.device)]
+    rng = np.random.default_rng((*batch.seed, 2))
+    permutations = [rng.permutation(B) for _ in range(epoch + 1)]
+    rows = torch.from_numpy(permutations[epoch]).to(batch.mask.device)  # (B,)
+    return rows.split(config.minibatch_size)
+
+
+def pieces(rows, weights, size):
+    """Cut an update into micro-batches of `size` inputs, which fit into memory."""
+    return zip(rows.split(size), weights.split(size))

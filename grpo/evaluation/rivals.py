@@ -1,0 +1,52 @@
+"""The rivals of one step: the same generator blank by blank, and the judge's choice among fills.
+
+Letters: N inputs, M of them that still have blanks, n fills of each, T characters, V vocabulary.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from data.blanks import number_words, sum_over_words
+from grpo.sampling import integer_weights
+
+
+@torch.no_grad()
+def fill_blank_by_blank(policy, batch, seed, surest=False):
+    """Fill one blank of each input in each forward pass, until none is left: -> (N,1,T).
+
+    Each pass sees what those before it filled. The blank is chosen at random and drawn; with
+    `surest` it is the one whose likeliest character is surest, and gets that one.
+    """
+    filled = batch.masked.clone()  # (N,T)
+    left = batch.mask.clone()  # (N,T)
+    rng = torch.Generator().manual_seed(seed)
+    while left.any():
+        rows = left.any(dim=1).nonzero().squeeze(1)  # (M,)
+        now = filled[rows]  # (M,T)
+        still = left[rows]  # (M,T)
+        at_hand = replace(batch[rows], masked=now, mask=still, words=number_words(still))
+        q = policy(at_hand).marginal()
+        if surest:
+            weights = integer_weights(q.logits, q.sampling.temperature)  # (M,T,V)
+            choice = weights.argmax(dim=-1)  # (M,T)
+            preference = weights.amax(dim=-1) / weights.sum(dim=-1)  # (M,T)
+        else:
+            uniforms = torch.rand(*now.shape, 2, generator=rng).to(now.device)  # (M,T,2)
+            choice = q.sample(uniforms[:, None]).completions[:, 0]  # (M,T)
+            preference = uniforms[..., 1]  # (M,T)
+        at = preference.masked_fill(~still, -1).argmax(dim=1, keepdim=True)  # (M,1)
+        filled[rows] = now.scatter(1, at, choice.gather(1, at))
+        left[rows] = still.scatter(1, at, False)
+    return filled[:, None]  # (N,1,T)
+
+
+def best_by_word(q, fills, scores):
+    """Take, of n fills of each word, the one that is likeliest in the text: -> (N,1,T).
+
+    The judge's score is log p/q, so log p = log q + score, with q the base model. The score alone
+    would take what q thinks rare. fills and scores are (N,n,T).
+    """
+    log_q = sum_over_words(q.log_prob(fills), q.batch.words)  # (N,n,T)
+    best = (log_q + scores).argmax(dim=1, keepdim=True)  # (N,1,T)
+    return fills.take_along_dim(best, dim=1)  # (N,1,T)

@@ -1,0 +1,222 @@
+"""The loaders: from settings to a device, data, models, policies and rewards."""
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from data.dataset import Dataset, Prompts
+from data.mistake import Mistake, refuse
+from data.text.prepare import prepare
+from data.words import decode
+from grpo.distributed import is_first, largest_of_processes
+from grpo.latent import Latent
+from grpo.plumbing.checkpoint import LATEST, ROOT, build, find, load_model
+from grpo.plumbing.config import Config, run_file
+from grpo.product import Product
+from grpo.reward import Rewards, judge_reward, own_reward, valid_words
+from grpo.sampling import Sampling, penalise_repetition
+
+
+def pick_device(name):
+    """Turn `auto`, or the name of any device that is there, into a torch.device.
+
+    Under torchrun every process has a GPU of its own. Raises a Mistake for a device that is not on
+    this machine.
+    """
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if name == "cuda" or (name == "auto" and gpus):
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    elif name == "auto":
+        name = "cpu"
+    there = ["cpu", *gpus]
+    refuse(name not in there, f"device {name} is not on this machine; it has {', '.join(there)}")
+    if name != "cpu":
+        torch.cuda.set_device(name)
+    return torch.device(name)
+
+
+def pick_dtype(name, device):
+    """Turn `auto` into bfloat16 where the device multiplies it, else into float32.
+
+    On a CPU that multiplies it, bfloat16 takes about half the time.
+    """
+    if name != "auto":
+        return name
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = torch.cpu.get_capabilities().get("avx512_bf16")
+    return "bfloat16" if native else "float32"
+
+
+def can_compile():
+    """Try whether torch.compile works: on a CPU it needs a C++ compiler and its headers."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(64))
+    except Exception:  # whatever is missing, or broken
+        return False
+    return True
+
+
+def pick_compile(name, device):
+    """Turn `auto` into true on CUDA. A CPU takes a minute for it, too long for a short run."""
+    wanted = name == "true" or (name == "auto" and device.type == "cuda")
+    works = wanted and can_compile()
+    refuse(name == "true" and not works, "compile=true needs a C++ compiler; set compile=false")
+    return "true" if works else "false"
+
+
+def load_data(dataset, block_size, prompts_file=""):
+    """Load train and val of data/`dataset`. With a prompts_file, train gives batches of those.
+
+    The default text is made where it is missing. Raises a Mistake for data that cannot serve.
+    """
+    folder = find(Path("data") / dataset)
+    missing = dataset == Config.dataset and not (folder / "meta.json").exists()
+    if missing and is_first():
+        folder = ROOT / "data" / dataset
+        print(f"making {folder} from the documentation of numpy and torch", flush=True)
+        prepare(folder)
+    largest_of_processes(0)  # no process reads before it is written
+    train = Dataset(folder, "train", block_size)
+    val = Dataset(folder, "val", block_size)
+    if prompts_file:
+        train = Prompts(folder, "train", prompts_file, block_size)
+    return train, val
+
+
+def load_models(config, vocabulary, saved=None):
+    """Load the generator, the reference (the base model) and the judge, all on the CPU.
+
+    `saved` is the checkpoint to go on from. Raises a Mistake for a file that is missing, damaged,
+    of another kind or vocabulary, and for a model that is shorter than block_size.
+    """
+    base = config.reference_checkpoint or config.generator_checkpoint
+    reference = load_model(base, "generator", vocabulary).requires_grad_(False)
+    judge = load_model(config.judge_checkpoint, "judge", vocabulary).requires_grad_(False)
+    if saved:
+        generator = build(saved, "generator", vocabulary, LATEST)
+    else:
+        generator = load_model(config.generator_checkpoint, "generator", vocabulary)
+    refuse(
+        reference.n_latent != generator.n_latent,
+        f"the generator has {generator.n_latent} values of a latent, the reference"
+        f" {reference.n_latent}; name two that agree",
+    )
+    for model in (generator, reference, judge):
+        longest = model.trunk.config.block_size
+        refuse(
+            config.block_size > longest,
+            f"block_size={config.block_size} is more than the {longest} characters that the"
+            f" {type(model).__name__.lower()} was made for; lower block_size",
+        )
+    return generator, reference, judge
+
+
+def on_device(model, device, config):
+    """Make a model a function of tokens, under autocast and torch.compile as the settings say.
+
+    Tokens may come from anywhere. What it returns lies on `device`.
+    """
+    model.to(device)
+    if config.compile == "true":
+        model.trunk.compile(dynamic=False)
+    half = config.dtype == "bfloat16"
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
+    padded = bool(config.prompts_file)
+
+    def run(tokens, **options):
+        with autocast:
+            return model(tokens.to(device), padded=padded, **options)
+
+    return run
+
+
+def make_judge(model, device, config):
+    """Make a judge a function: tokens (N,T) -> log-odds (N,T), where the tokens are."""
+    run = on_device(model, device, config)
+
+    def judge(tokens):
+        return run(tokens).to(tokens.device)
+
+    return judge
+
+
+def make_policy(generator, device, config):
+    """Make a generator a policy, a function: `Batch` -> a distribution over its fills.
+
+    The network reads the masked inputs once, in pieces of batch_size.
+    """
+    network = on_device(generator, device, config)
+    distribution = Latent if generator.n_latent > 1 else Product  # a third policy goes here
+    options = {name: getattr(config, name) for name in vars(Sampling()) if hasattr(config, name)}
+    sampling = Sampling(**options, fused=config.kernel == "cuda")
+    penalty = config.repetition_penalty
+
+    def policy(batch):
+        recompute = config.gradient_checkpointing and torch.is_grad_enabled()
+        parts = batch.masked.split(config.batch_size)
+        outputs = [network(part, recompute=recompute) for part in parts]  # a tuple of each part
+        tensors = [torch.cat(pieces).to(batch.masked.device) for pieces in zip(*outputs)]
+        if penalty != 1:
+            tensors[-1] = penalise_repetition(tensors[-1], batch.masked, batch.mask, penalty)
+        return distribution(*tensors, batch, sampling)
+
+    return policy
+
+
+PART = re.compile(
+    r"(judge|valid_words|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
+)
+
+
+def parse_reward(text):
+    """Turn "judge:1,my.py:f:0.5" into {"judge": 1.0, "my.py:f": 0.5}, or raise a Mistake."""
+    weights = {}
+    for part in text.split(","):
+        match = PART.fullmatch(part.strip())
+        refuse(
+            not match or match[1] in weights,
+            f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME once:"
+            " judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt",
+        )
+        weights[match[1]] = float(match[2] or 1)
+    return weights
+
+
+def load_function(path, name):
+    """Load a user's own reward. Raises a Mistake, from its error, if there is none."""
+    values = run_file(path, "reward file")
+    if not callable(values.get(name)):
+        line = f"reward file {path} has no function {name}; write"
+        line += f" def {name}(completions, masked, mask, decode) there"
+        raise Mistake(line)
+    return values[name]
+
+
+def load_rewards(config, judge, vocabulary, lexicon, device):
+    """Make the setting `reward` ready to use; `judge` maps tokens to logits."""
+    parts = {}
+    for name, weight in parse_reward(config.reward).items():
+        path, _, short = name.rpartition(":")  # in metrics: my.py:f is f, model/judge_b.pt judge_b
+        if name == "judge":
+            function = partial(judge_reward, judge, config.judge_score)
+        elif name == "valid_words":
+            function = partial(valid_words, lexicon, cut=not config.prompts_file)
+        elif name.endswith(".pt"):
+            short = Path(name).stem
+            other = load_model(name, "judge", vocabulary).requires_grad_(False)
+            other = make_judge(other, device, config)
+            function = partial(judge_reward, other, config.judge_score)
+        else:
+            function = partial(own_reward, short, load_function(path, short))
+        hides_the_judge = short == "judge" and name != "judge"
+        refuse(
+            short in parts or hides_the_judge,
+            f"reward={config.reward}: two parts are called {short}; rename one",
+        )
+        parts[short] = (function, weight)
+    return Rewards(parts, partial(decode, vocabulary=vocabulary))
