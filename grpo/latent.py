@@ -1,120 +1,145 @@
 """Choose, then spell: the policy that draws a latent z for each hidden word before its letters.
 
-q(y) = Π_words Σ_z π(z) Π_{t in word} q_z,t(y_t)
+    q(y) = Π_words Σ_z π(z) Π_{t in word} q_z,t(y_t)
+
+Independent blanks cannot say "help or half", but a mixture of K such policies can: with one z the
+blanks say `help`, with another `half`. Each completion draws its own z for each word, and then its
+letters in parallel. z is forgotten at once, because scoring sums it out. By the chain rule the
+log-probability of a letter is what the policy gives it after the letters before it in its word:
+
+    logp_t = L_t − L_{t−1},    L_t = log Σ_z π(z) Π_{s≤t} q_z,s(y_s)
+
+Their sum over a word is its exact log-probability, and with K = 1 this is the product. So every
+letter has a ratio and a clip of its own, as without a latent. KL and entropy are those of the pair
+(z, y): at each blank Σ_z π(z) KL(q_z‖r_z), and at a word's first blank KL(π‖π_ref) more. Their sum
+bounds the KL of the fills from above. All of this is plain PyTorch, differentiated by autograd.
+
+Temperature acts on letters and on the prior. Truncation and XTC act on letters alone. Relatives
+are translation with a shared latent (Shen et al. 2019, 1902.07816) and mixtures in discrete
+diffusion (Di4C, 2410.08709).
+
+Letters: B inputs, T characters, G completions of each, n completions, K values of z, V vocabulary,
+M blanks and N hidden words of all inputs, of at most L letters.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
-from data.blanks import begins_word, spread
+from data.blanks import begins_word, lay_out_words, spread
 from grpo.logprobs import Scores, expectation, log_softmax, restrict
 from grpo.product import Product
 from grpo.sampling import Fills, allowed, draw, integer_weights
 
 
-@dataclass(frozen=True)
-class PairFills(Fills):
-    z: torch.Tensor = None
-
-
 class Latent:
-    def __init__(self, prior, letters, batch, sampling):
-        self.prior = prior  # (B,T,K)
-        self.letters = letters  # (B,T,K,V)
-        import os
+    """A distribution over the fills of B inputs, with the same methods as `Product`."""
 
-        if os.environ.get("PACK"):
-            joint = prior.log_softmax(-1)[..., None] + letters.log_softmax(-1)
-            joint[..., -1] = -1e9
-            joint = spread(joint[batch.mask], batch.mask)
-            self.prior = joint.logsumexp(-1)
-            self.letters = joint
+    def __init__(self, prior, letters, batch, sampling):
+        self.prior = prior  # (B,T,K) logits of π, the same at each blank of a word
+        self.letters = letters  # (B,T,K,V) logits of q_z
         self.batch = batch
         self.sampling = sampling
-        self.mask = batch.mask
-        first = begins_word(batch.words)
-        self.first = first[self.mask]
-        self.run = self.first.cumsum(dim=0) - 1
-        self.begins = first
+        self.mask = batch.mask  # (B,T)
+        self.first = begins_word(batch.words)  # (B,T)
+        self.word, self.place = lay_out_words(batch.words)  # (M,) twice: its word, its letter in it
 
-    def tables(self, temperature):
-        return (
-            log_softmax(self.letters[self.mask], temperature),
-            log_softmax(self.prior[self.begins], temperature),
-        )
+    def log_q(self):
+        """Compute log q_z(v) at each blank, untruncated: (M,K,V)."""
+        return log_softmax(self.letters[self.mask], self.sampling.temperature)
+
+    def log_pi(self):
+        """Compute log π(z) of each word: (N,K)."""
+        return log_softmax(self.prior[self.first], self.sampling.temperature)
+
+    def running(self, log_q, log_pi, y):
+        """Compute L_t after each letter of each word: y (M,n) -> (N,L,n)."""
+        each = log_q.take_along_dim(y[:, None], dim=2)  # (M,K,n) log q_z(y)
+        N, L = len(log_pi), int(self.place.max()) + 1
+        letters = each.new_zeros(N, L, *each.shape[1:])  # (N,L,K,n) 0 beyond a word's end
+        letters = letters.index_put((self.word, self.place), each)
+        up_to = letters.cumsum(dim=1)  # (N,L,K,n)
+        return (log_pi[:, None, :, None] + up_to).logsumexp(dim=2)
+
+    def chain(self, log_q, log_pi, y):
+        """Compute logp_t = L_t − L_{t−1}: y (M,n) -> (B,n,T).
+
+        A z that cannot write a letter gives −inf to its sum. The z that drew the letters keeps
+        every L_t finite.
+        """
+        L = self.running(log_q, log_pi, y)  # (N,L,n)
+        before = F.pad(L, (0, 0, 1, 0))[:, :-1]  # (N,L,n) 0 before a word's first letter
+        logp = (L - before)[self.word, self.place]  # (M,n)
+        return spread(logp, self.mask).mT
 
     def sample(self, uniforms):
+        """Draw z ~ π for each word of each completion, then its letters from q_z: -> `Fills`."""
         K, V = self.letters.shape[-2:]
-        mask, sampling = self.mask, self.sampling
-        log_pi = log_softmax(self.prior[self.begins], 1.0)
-        uz = uniforms[..., 1].mT[self.begins]
-        z = draw(integer_weights(log_pi, sampling.temperature), uz)
-        z = z.clamp(max=K - 1)[self.run]
-        u = uniforms[..., 0].mT[mask]  # (M,G)
-        weights, kept = allowed(self.letters[mask], u[:, None], sampling)
-        own = weights.take_along_dim(z[..., None], dim=1)
-        y = draw(own, u[..., None]).squeeze(-1)
-        y = spread(y.clamp(max=V - 1), mask).mT
-        completions = torch.where(mask[:, None], y, self.batch.masked[:, None])
-        return PairFills(completions, spread(kept, mask), spread(z, mask).mT)
+        log_pi = log_softmax(self.prior[self.first], 1.0)  # (N,K)
+        choosing = uniforms[..., 1].mT[self.first]  # (N,G)
+        z = draw(integer_weights(log_pi, self.sampling.temperature), choosing)  # (N,G)
+        z = z.clamp(max=K - 1)[self.word]  # (M,G); NaN gives the last z, and below the mask token
+
+        spelling = uniforms[..., 0].mT[self.mask]  # (M,G)
+        letters = self.letters[self.mask]  # (M,K,V)
+        weights, kept = allowed(letters, spelling[:, None], self.sampling)  # (M,K,V) twice
+        of_z = weights.take_along_dim(z[..., None], dim=1)  # (M,G,V)
+        y = draw(of_z, spelling[..., None]).squeeze(-1)  # (M,G)
+        y = spread(y.clamp(max=V - 1), self.mask).mT  # (B,G,T)
+        completions = torch.where(self.mask[:, None], y, self.batch.masked[:, None])
+        return Fills(completions, spread(kept, self.mask))
 
     def score(self, fills, reference):
-        mask, run = self.mask, self.run
-        log_q, log_pi = self.tables(self.sampling.temperature)
-        log_r, log_pi_ref = reference.tables(self.sampling.temperature)
-        first = self.first[:, None]
-        kept = fills.kept[mask]
-        z = fills.z.mT[mask]
-        y = fills.completions.mT[mask]
-
-        def of_draws(log_q, log_pi):
-            log_q = restrict(log_q, kept)
-            own = log_q.take_along_dim(z[..., None], dim=1)
-            letters = own.take_along_dim(y[..., None], dim=2).squeeze(2)
-            chosen = log_pi[run].take_along_dim(z, dim=1)
-            return spread(letters + first * chosen, mask).mT
+        """Score fills under this policy, differentiably, and beside a reference: -> `Scores`."""
+        log_q, log_pi = self.log_q(), self.log_pi()  # (M,K,V), (N,K)
+        log_r, log_pi_ref = reference.log_q(), reference.log_pi()
+        kept = fills.kept[self.mask]  # (M,K,V)
+        y = fills.completions.mT[self.mask]  # (M,G)
+        first = self.first[self.mask][:, None]  # (M,1)
 
         def of_pairs(letters, priors):
-            given_z = expectation(log_q.exp(), letters).squeeze(-1)
-            each = given_z + first * priors[run]
-            both = expectation(log_pi.exp()[run], each)
-            return spread(both.squeeze(-1), mask)
+            """Average over z and v; at a first blank the prior's part is added: -> (B,T)."""
+            given_z = expectation(log_q.exp(), letters).squeeze(-1)  # (M,K)
+            each = given_z + first * priors[self.word]  # (M,K)
+            both = expectation(log_pi.exp()[self.word], each)  # (M,1)
+            return spread(both.squeeze(-1), self.mask)
 
         return Scores(
-            of_draws(log_q, log_pi),
-            of_draws(log_r, log_pi_ref),
-            of_pairs(log_q - log_r, log_pi - log_pi_ref),
-            of_pairs(-log_q, -log_pi),
+            logp=self.chain(restrict(log_q, kept), log_pi, y),
+            ref_logp=self.chain(restrict(log_r, kept), log_pi_ref, y),
+            kl=of_pairs(log_q - log_r, log_pi - log_pi_ref),
+            entropy=of_pairs(-log_q, -log_pi),
         )
 
-    def of_runs(self, log_q, log_pi, y):
-        each = log_q.take_along_dim(y[:, None], dim=2)
-        nothing = each.new_zeros(*log_pi.shape, y.shape[1])
-        given_z = nothing.index_add(0, self.run, each)
-        return (log_pi[..., None] + given_z).logsumexp(dim=1)
-
     def log_prob(self, completions):
-        log_q, log_pi = self.tables(self.sampling.temperature)
-        each = self.of_runs(log_q, log_pi, completions.mT[self.mask])
-        return spread(each[self.run] * self.first[:, None], self.mask).mT
+        """Compute the exact log-probability of each letter, untruncated: (B,n,T) -> (B,n,T)."""
+        return self.chain(self.log_q(), self.log_pi(), completions.mT[self.mask])
 
     def best_guess(self):
-        log_q, log_pi = self.tables(self.sampling.temperature)
-        own = log_q.argmax(dim=-1)
-        best = self.of_runs(log_q, log_pi, own).argmax(dim=1)
-        letters = own.take_along_dim(best[self.run, None], dim=1)
+        """Fill each word with a likely spelling: -> (B,T).
+
+        Of each z's likeliest letters this takes those that all z together find likeliest. That is
+        not always the likeliest spelling of all.
+        """
+        log_q = self.log_q()  # (M,K,V)
+        candidates = log_q.argmax(dim=-1)  # (M,K)
+        best = self.running(log_q, self.log_pi(), candidates)[:, -1].argmax(dim=1)  # (N,)
+        letters = candidates.take_along_dim(best[self.word, None], dim=1)  # (M,1)
         return self.batch.masked.masked_scatter(self.mask, letters)
 
     def marginal(self):
-        log_q, log_pi = self.tables(self.sampling.temperature)
-        log_m = (log_pi[self.run][..., None] + log_q).logsumexp(dim=1)
-        logits = spread(self.sampling.temperature * log_m, self.mask)
+        """Say what each blank says by itself, Σ_z π(z) q_z: -> `Product`."""
+        joint = self.log_pi()[self.word][..., None] + self.log_q()  # (M,K,V)
+        log_m = joint.logsumexp(dim=1)  # (M,V)
+        logits = spread(self.sampling.temperature * log_m, self.mask)  # (B,T,V)
         return Product(logits, self.batch, self.sampling)
 
     def at(self, temperature):
+        """Take the same logits at another temperature."""
         sampling = replace(self.sampling, temperature=temperature)
         return Latent(self.prior, self.letters, self.batch, sampling)
 
     def __getitem__(self, rows):
+        """Take some of the inputs."""
         return Latent(self.prior[rows], self.letters[rows], self.batch[rows], self.sampling)
