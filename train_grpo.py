@@ -55,7 +55,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
             for part, weight in pieces(rows, weights, config.batch_size):  # they fit into memory
                 now = policy(batch[part]).score(fills[part], q_ref[part])
                 loss, terms = grpo_loss(
-                    now, old[part], advantages[part], batch.mask[part], weight, config
+                    now, old[part], advantages[part], batch.words[part], weight, config
                 )
                 loss.backward()  # the gradients of the pieces add up
                 total += loss.detach()

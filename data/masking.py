@@ -4,7 +4,7 @@
     t_e cat pu_red _n the mat  random   single characters
     the ca____rred on the mat  span     one run of characters
     the ___ ______ on the mat  word     whole words, between two spaces
-    the ___ purred on ___ mat  short    whole words of up to four letters
+    the ___ purred on ___ mat  short    whole words of two to four letters
     the cat __r_ed __ the mat  sticky   likelier beside a hidden character
 
 Letters: B inputs, T characters. Each way maps (T,) bool, is it a space?, to a (T,) bool mask;
@@ -38,10 +38,10 @@ def span_mask(is_space, ratio, words, rng):
     return (0 <= position) & (position < length)
 
 
-def word_mask(is_space, ratio, words, rng, longest=np.inf):
-    """Hide `words` whole words of up to `longest` letters; fewer if there are fewer."""
+def word_mask(is_space, ratio, words, rng, shortest=1, longest=np.inf):
+    """Hide `words` whole words of these lengths, fewer if there are fewer."""
     mask = np.zeros(len(is_space), dtype=bool)
-    candidates = [(a, b) for a, b in whole_words(is_space) if b - a <= longest]
+    candidates = [(a, b) for a, b in whole_words(is_space) if shortest <= b - a <= longest]
     for start, end in rng.permutation(candidates)[:words]:
         mask[start:end] = True
     return mask
@@ -68,7 +68,7 @@ MASKINGS = {
     "span": span_mask,
     "word": word_mask,
     # Enough letters to clash, and few enough ways to agree that a policy finds them in minutes.
-    "short": partial(word_mask, longest=4),
+    "short": partial(word_mask, shortest=2, longest=4),
     "sticky": sticky_mask,
 }
 

@@ -1,6 +1,6 @@
 """The loss of GRPO, in many published forms, from advantages and log-probabilities.
 
-    loss = Σ_{b,g,t} weight[b,t] · ( policy_loss[b,g,t] + β · KL[b,t] − entropy_coef · H[b,t] )
+    loss = Σ_{b,g,t} weight[b,t] · ( −objective[b,g,t] + β · KL[b,t] − entropy_coef · H[b,t] )
 
 The forms of `loss_type` differ in the weights alone. These (but for `bnpo`) count over the whole
 update, so the losses of its micro-batches, on any number of processes, add up to its loss exactly.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from data.blanks import mean_over_words
 from grpo.distributed import n_processes
 
 
@@ -48,38 +49,71 @@ def loss_weights(mask, blanks, config):
     raise NotImplementedError(f"loss_type={config.loss_type} has no branch in loss_weights")
 
 
-def log_ratio(logp, old_logp, mask, importance_sampling_level):
-    """Compute log π(y)/π_old(y), of each blank or of the whole completion: -> (B,G,T).
+def log_ratio(logp, old_logp, words, importance_sampling_level):
+    """Compute log ρ = log π(y)/π_old(y), of each letter or of the whole completion: -> (B,G,T).
 
     With `sequence` it is the mean over a completion's blanks, as in GSPO (2507.18071, equation 7).
-    Its gradient is that of each blank's own (GSPO-token, equations 13 and 14), which is the same
+    Its gradient is that of each letter's own (GSPO-token, equations 13 and 14), which is the same
     where a completion has one advantage.
     """
     difference = logp - old_logp  # (B,G,T)
     if importance_sampling_level == "sequence":
-        blanks = mask.sum(dim=-1)[:, None, None].clamp(min=1)  # (B,1,1)
+        blanks = (words > 0).sum(dim=-1)[:, None, None].clamp(min=1)  # (B,1,1)
         mean = difference.sum(dim=-1, keepdim=True) / blanks  # (B,G,1)
         return mean.detach() + (logp - logp.detach())
     return difference
 
 
-def policy_loss(logp, old_logp, advantages, mask, config):
-    """Compute the loss of each blank (B,G,T), and whether the clip stopped its gradient, bool.
+def policy_objective(logp, old_logp, advantages, words, config):
+    """Compute what each letter wants to maximise, and where a bound acts: -> (B,G,T), bool (B,G,T).
 
-    −min(ρ·A, clip(ρ, 1 − clip_eps, 1 + clip_eps_high)·A) is PPO's clip (1707.06347, equation 7)
-    with DAPO's separate upper bound. clip_delta > 0 bounds the first ρ too, min(ρ, clip_delta)·A,
-    because with A < 0 it would grow without limit (2505.07291, two-sided clip).
-    importance_sampling_level=none has neither ratio nor clip: −logp·A is REINFORCE.
+    With ρ = 1, in the first update after a rollout, the gradient of each of these is A ∇log π(y).
+    They differ in how they treat a letter that has moved since it was drawn. Where a bound acts,
+    all but cispo, which only limits the weight, give the letter no gradient.
     """
-    if config.importance_sampling_level == "none":
-        return -logp * advantages, torch.zeros_like(logp, dtype=torch.bool)
-    # In the first update after a rollout ρ is 1, and its gradient is that of logp.
-    ratio = log_ratio(logp, old_logp, mask, config.importance_sampling_level).exp()  # (B,G,T)
-    clipped = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps_high)
-    bounded = ratio.clamp(max=config.clip_delta or math.inf)
-    objective = torch.minimum(bounded * advantages, clipped * advantages)
-    stopped = (bounded < ratio) | (clipped * advantages < bounded * advantages)  # flat: no gradient
-    return -objective, stopped
+    A = advantages
+    if config.importance_sampling_level == "none":  # REINFORCE: no ratio and no bound
+        return A * logp, torch.zeros_like(logp, dtype=torch.bool)
+    log_rho = log_ratio(logp, old_logp, words, config.importance_sampling_level)  # (B,G,T)
+    rho = log_rho.exp()
+    eps, eps_high = config.clip_eps, config.clip_eps_high
+
+    if config.objective == "clip":
+        # min(ρA, clip(ρ, 1−ε, 1+ε_high)·A), PPO (1707.06347, equation 7) with DAPO's own upper
+        # bound (2503.14476, equation 8). clip_delta bounds the first ρ, too, which would grow
+        # without limit where A < 0 (two-sided clip, 2505.07291).
+        bounded = rho.clamp(max=config.clip_delta or math.inf)
+        clipped = rho.clamp(1 - eps, 1 + eps_high)
+        objective = torch.minimum(bounded * A, clipped * A)
+        return objective, (bounded < rho) | (clipped * A < bounded * A)
+
+    if config.objective == "cispo":
+        # sg(min(ρ, 1+ε_high))·A·log π, CISPO (2506.13585, equations 4 and 5): every letter keeps
+        # its gradient. TRL's epsilon_high is the bound itself; verl bounds ρ below as well.
+        bound = 1 + eps_high
+        return rho.clamp(max=bound).detach() * A * logp, rho > bound
+
+    if config.objective == "sapo":
+        # A·(4/τ)·σ(τ(ρ−1)), SAPO (2511.20347, equations 5 and 6): a soft clip, with a τ of its own
+        # where A is negative.
+        tau = torch.where(A > 0, config.sapo_tau, config.sapo_tau_negative)
+        return A * (4 / tau) * (tau * (rho - 1)).sigmoid(), torch.zeros_like(rho, dtype=torch.bool)
+
+    if config.objective == "gmpo":
+        # A·exp(mean of log ρ), GMPO (2507.20673, equation 4), a geometric mean over the letters
+        # that share an advantage. Each log ρ is clipped before, in A's direction alone.
+        shares = words if config.credit == "run" else (words > 0).long()  # (B,T)
+        limited = torch.where(A > 0, log_rho.clamp(max=eps_high), log_rho.clamp(min=-eps))
+        return A * mean_over_words(limited, shares).exp(), limited != log_rho
+
+    if config.objective == "dppo":
+        # sg(ρ)·A·log π where the letter's probability has moved by at most ε in A's direction,
+        # DPPO with the binary total variation (2602.04879, equations 12 and 13).
+        moved = logp.detach().exp() - old_logp.exp()  # (B,G,T)
+        stopped = ((A > 0) & (moved > eps_high)) | ((A < 0) & (moved < -eps))
+        return torch.where(stopped, 0, rho.detach() * A * logp), stopped
+
+    raise NotImplementedError(f"objective={config.objective} has no branch in policy_objective")
 
 
 def kl_estimate(logp, ref_logp, kl, kl_estimator):
@@ -109,23 +143,23 @@ class Terms:
     loss: torch.Tensor  # ()
     pg_loss: torch.Tensor  # () the policy gradient's part
     kl_penalty: torch.Tensor  # () β·KL
-    clipped: torch.Tensor  # () how many drawn characters the clip stopped
+    clipped: torch.Tensor  # () at how many drawn characters a bound acts
 
 
-def grpo_loss(now, old, advantages, mask, weights, config):
+def grpo_loss(now, old, advantages, words, weights, config):
     """Compute the loss of one micro-batch: -> a scalar, and its `Terms`.
 
     `now` and `old` are the `Scores` of its fills under the policy as it is and as it was when it
-    drew them. The weights (B,T) come from `loss_weights`.
+    drew them. words (B,T) says which blanks are a word, and weights (B,T) come from `loss_weights`.
     """
-    losses, stopped = policy_loss(now.logp, old.logp, advantages, mask, config)  # (B,G,T) twice
+    objective, stopped = policy_objective(now.logp, old.logp, advantages, words, config)
     kl = kl_estimate(now.logp, now.ref_logp, now.kl, config.kl_estimator)  # (B,G,T) or (B,1,T)
 
     def total(x):
         """Add up over all draws: (B,G,T), or (B,1,T) of what the G draws of a blank share."""
-        return (weights[:, None] * x.expand_as(losses)).sum()
+        return (weights[:, None] * x.expand_as(objective)).sum()
 
-    pg_loss = total(losses)
+    pg_loss = -total(objective)
     kl_penalty = config.kl_beta * total(kl)
     loss = pg_loss + kl_penalty - config.entropy_coef * total(now.entropy[:, None])
     return loss, Terms(loss, pg_loss, kl_penalty, stopped.sum())

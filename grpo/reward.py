@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from data import words
-from data.blanks import mean_over_blanks, mean_over_words
+from data.blanks import begins_word, mean_over_blanks, mean_over_words
 from data.mistake import Mistake
 
 CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
@@ -106,33 +106,34 @@ class Rewards:
         self.parts = parts
         self.decode = decode
 
-    def score(self, name, completions, batch):
-        """Ask one part: -> (B,G,T). What it says of a whole completion stands at all characters."""
-        function, _ = self.parts[name]
-        values = function(completions, batch, self.decode)  # (B,G) or (B,G,T)
-        if values.shape == completions.shape[:2]:
-            values = values[..., None]  # (B,G,1)
-        return values.expand(completions.shape)
-
     def __call__(self, fills, batch, credit):
         """Give each blank its reward (B,G,T), and tell the log what each part says, {name: (B,G)}.
 
         With `credit=run` a blank is given what its own word is worth. What happens to another word
         would only be noise in its gradient. The price is a bias: what a word does to the judge's
-        view of the others is not credited. With `credit=input` every blank answers for the whole
-        completion. For the log each part is averaged over the blanks of a completion, and `reward`
-        is their weighted sum.
+        view of the others is not credited. With `credit=input` a blank is given the sum over all
+        words of the input. Both ask for the same, so β means the same in both. What a part says of
+        the whole completion, (B,G), each blank is given as it is.
+
+        For the log, each part is averaged over the blanks of a completion, and `reward` is their
+        weighted sum.
         """
         reward = 0
         total = 0
         parts = {}
-        for name, (_, weight) in self.parts.items():
-            each = self.score(name, fills.completions, batch)  # (B,G,T)
-            whole = mean_over_blanks(each, batch.mask)  # (B,G)
-            own = whole[..., None].expand(each.shape)  # (B,G,T)
-            if credit == "run":
-                own = mean_over_words(each, batch.words)  # (B,G,T)
+        for name, (function, weight) in self.parts.items():
+            completions = fills.completions
+            values = function(completions, batch, self.decode)  # (B,G) or (B,G,T)
+            if values.shape == completions.shape[:2]:
+                mean = values  # (B,G)
+                own = values[..., None].expand(completions.shape)  # (B,G,T)
+            else:
+                mean = mean_over_blanks(values, batch.mask)  # (B,G)
+                own = mean_over_words(values, batch.words)  # (B,G,T)
+                if credit == "input":
+                    once = own * begins_word(batch.words)[:, None]  # (B,G,T) each word counts once
+                    own = once.sum(dim=-1, keepdim=True).expand(completions.shape)  # (B,G,T)
             reward = reward + weight * own
-            total = total + weight * whole
-            parts[f"reward_{name}"] = whole
+            total = total + weight * mean
+            parts[f"reward_{name}"] = mean
         return reward, {"reward": total} | parts

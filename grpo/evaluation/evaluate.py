@@ -102,10 +102,11 @@ def opinions(judge, rewards, fills, batch):
     """
     scores = log_odds(judge, fills, batch.words)  # (N,n,T)
     said = {"judge": mean_over_blanks(scores.sigmoid(), batch.mask)}  # (N,n)
-    for name in rewards.parts:
+    for name, (function, _) in rewards.parts.items():
         if name != "judge":
-            each = rewards.score(name, fills, batch)  # (N,n,T)
-            said[f"reward_{name}"] = mean_over_blanks(each, batch.mask)
+            values = function(fills, batch, rewards.decode)  # (N,n) or (N,n,T)
+            whole = values.shape == fills.shape[:2]
+            said[f"reward_{name}"] = values if whole else mean_over_blanks(values, batch.mask)
     return scores, said
 
 

@@ -32,7 +32,7 @@ class Config:
     judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model
     # judge, valid_words, JUDGE.pt, FILE.py:FUNCTION, or a weighted sum: judge:1.0,my.py:f:0.5
     reward: str = "judge"
-    # What a judge says of a run of blanks: the log of text / base model, or how likely it is text.
+    # What a judge says of a word: the log of text / base model, or how likely it is text.
     judge_score: Literal["log_odds", "probability"] = "log_odds"
     reference_checkpoint: str = ""  # the policy to stay close to; empty: the generator as it starts
     # Does the reference follow the policy? ema: every step a little; periodic: now and then, whole.
@@ -77,7 +77,11 @@ class Config:
     loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are averaged
     baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
     scale_rewards: Literal["group", "batch", "none"] = "none"  # what advantages are divided by
-    credit: Literal["input", "run"] = "run"  # a blank answers for all, or for its run of blanks
+    credit: Literal["input", "run"] = "run"  # a blank answers for all words, or for its own
+    # What each letter wants to maximise; `clip` is PPO's. The others need a ratio for each letter.
+    objective: Literal["clip", "cispo", "sapo", "gmpo", "dppo"] = "clip"
+    sapo_tau: float = 1.0  # sapo: how sharply the ratio is bounded; larger is sharper
+    sapo_tau_negative: float = 1.05  # the same where the advantage is negative
     importance_sampling_level: Literal["token", "sequence", "none"] = "token"  # of the ratio
     clip_eps: float = 0.2  # the ratio is clipped below at 1 - clip_eps
     clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high
@@ -123,6 +127,8 @@ for name in "generator_steps judge_steps judge_layers".split():  # of model/pret
     RANGES[name] = (0, LARGEST)
 for name in "mask_ratio min_p xtc_probability clip_eps".split():
     RANGES[name] = (0, 1)
+for name in "sapo_tau sapo_tau_negative".split():
+    RANGES[name] = (1e-3, 100)
 for name in "ema_alpha top_p xtc_threshold top_entropy_quantile".split():
     RANGES[name] = (TINY, 1)
 for name in "beta1 beta2".split():
@@ -278,6 +284,19 @@ def check(config):
         config.importance_sampling_level == "none" and updates,
         "importance_sampling_level=none has no ratio, so a rollout serves one update; set"
         " num_iterations=1 and minibatch_size=0",
+    )
+    refuse(
+        config.objective != "clip" and config.importance_sampling_level != "token",
+        f"objective={config.objective} needs the ratio of each letter; set"
+        " importance_sampling_level=token, or objective=clip",
+    )
+    refuse(
+        config.objective != "clip" and config.clip_delta,
+        f"objective={config.objective} has no clip_delta; set clip_delta=0, or objective=clip",
+    )
+    refuse(
+        config.objective == "gmpo" and config.top_entropy_quantile < 1,
+        "objective=gmpo averages over all letters of a word; set top_entropy_quantile=1",
     )
     for file in (config.generator_checkpoint, config.reference_checkpoint):
         inside = Path(config.out_dir).resolve() in Path(file).resolve().parents
