@@ -65,7 +65,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     (folder / "text.txt").write_text(TEXT)
     prepare(folder / "text", folder / "text.txt")
-    vocabulary = Dataset(folder / "text", "train").vocabulary
+    vocabulary = Dataset(folder / "text", "train", 16).vocabulary
     torch.manual_seed(0)
     shape = TransformerConfig(
         vocab_size=len(vocabulary), block_size=16, n_layer=2, n_head=2, n_embd=32
@@ -73,8 +73,8 @@ def world(tmp_path_factory):
     judge = Judge(shape)
     torch.nn.init.normal_(judge.head.weight)  # an untrained judge that prefers something
     write(folder / "generator.pt", model_file(Generator(shape), vocabulary))
-    mixture = Generator(replace(shape, n_latent=2))
-    write(folder / "mixture.pt", model_file(mixture, vocabulary))
+    latent = Generator(replace(shape, n_latent=2))
+    write(folder / "latent.pt", model_file(latent, vocabulary))
     write(folder / "judge.pt", model_file(judge, vocabulary))
     return folder
 
