@@ -5,56 +5,58 @@ import math
 import pytest
 import torch
 
-from grpo.advantage import group_advantages
+from grpo.advantage import group_advantages, where_uncertain
 from grpo.plumbing.config import Config
 
 B, G, T = 3, 4, 5
 
 
-def slow_advantages(rewards, baseline, scale):
-    everything = rewards.flatten().tolist()
-    mean = sum(everything) / len(everything)
-    batch_std = math.sqrt(sum((r - mean) ** 2 for r in everything) / len(everything))
-    rows = []
-    for row in rewards.tolist():
+def slow_advantages(reward, mask, baseline, scale):
+    """Compare each blank with its group, one blank at a time; visible characters get 0."""
+    blanks = mask.nonzero().tolist()
+    every = [r for b, t in blanks for r in reward[b, :, t].tolist()]
+    mean = sum(every) / len(every)
+    batch_std = math.sqrt(sum((r - mean) ** 2 for r in every) / len(every))
+    advantages = torch.zeros_like(reward)
+    for b, t in blanks:
+        row = reward[b, :, t].tolist()
         m = sum(row) / G
         std = math.sqrt(sum((r - m) ** 2 for r in row) / G)
         divisor = {"group": std + 1e-4, "batch": batch_std + 1e-4, "none": 1.0}[scale]
         others = {"mean": [m] * G, "leave_one_out": [(sum(row) - r) / (G - 1) for r in row]}
-        rows.append([(r - b) / divisor for r, b in zip(row, others[baseline])])
-    return torch.tensor(rows, dtype=torch.float64)
+        found = [(r - b) / divisor for r, b in zip(row, others[baseline])]
+        advantages[b, :, t] = torch.tensor(found, dtype=reward.dtype)
+    return advantages
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_advantages_equal_the_loops(baseline, scale):
+    """What is given to a visible character counts nowhere, nor in the scale of the step."""
     g = torch.Generator().manual_seed(2)
-    rewards = torch.rand(B, G, generator=g, dtype=torch.float64)
-    config = Config(baseline=baseline, scale_rewards=scale, credit="input")
-    mask = torch.arange(T) < torch.tensor([[1], [3], [5]])  # (B,T) however many blanks: one reward
-    have = group_advantages(rewards[..., None], mask, config).squeeze(-1)
-    want = slow_advantages(rewards, baseline, scale)
+    reward = torch.rand(B, G, T, generator=g, dtype=torch.float64)
+    mask = torch.rand(B, T, generator=g) < 0.6  # (B,T)
+    config = Config(baseline=baseline, scale_rewards=scale)
+    have = group_advantages(reward, mask, config) * mask[:, None]
+    want = slow_advantages(reward, mask, baseline, scale)
     torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-9)
-
-
-def test_visible_characters_do_not_count_in_the_scale_of_the_step():
-    """credit=run: the standard deviation is that of the blanks alone."""
-    mask = torch.rand(B, T, generator=torch.Generator().manual_seed(1)) < 0.6
-    g = torch.Generator().manual_seed(2)
-    rewards = torch.rand(B, G, T, generator=g, dtype=torch.float64)
-    config = Config(baseline="mean", scale_rewards="batch", credit="run")
-    have = group_advantages(rewards, mask, config)
-    of_blanks = rewards[mask[:, None].expand_as(rewards)]
-    centred = rewards - rewards.mean(dim=1, keepdim=True)
-    want = centred / (of_blanks.std(correction=0) + 1e-4)
-    torch.testing.assert_close(have, want)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_equal_rewards_give_exactly_zero(scale):
-    rewards = torch.full((2, G, 1), 0.7) + torch.rand(2, G, 1) * 1e-7  # rounding noise
-    rewards[1, 0] = 0.1
-    config = Config(baseline="mean", scale_rewards=scale, credit="input")
-    A = group_advantages(rewards, None, config)
-    assert (A[0] == 0).all()
-    assert (A[1] != 0).all()
+    reward = torch.full((2, G, 1), 0.7) + torch.rand(2, G, 1) * 1e-7  # rounding noise
+    reward[1, 0] = 0.1
+    A = group_advantages(reward, torch.ones(2, 1).bool(), Config(scale_rewards=scale))
+    assert (A[0] == 0).all(), "advantages of rounding noise"
+    assert (A[1] != 0).all(), "advantages of different rewards"
+
+
+def test_only_the_most_uncertain_blanks_learn():
+    """Two of five blanks stay, and a third that ties with them. A visible character is no blank."""
+    entropy = torch.tensor([[0.1, 0.9, 0.5, 0.0], [0.5, 0.2, 0.0, 9.0]])  # (B,T)
+    mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
+    advantages = torch.full((2, G, 4), 3.0) * mask[:, None]
+    learns = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 0]])  # (B,T)
+    have = where_uncertain(advantages, entropy, mask, 0.4)
+    assert torch.equal(have, 3.0 * learns[:, None].expand(2, G, 4))
+    assert torch.equal(where_uncertain(advantages, entropy, mask, 1.0), advantages)

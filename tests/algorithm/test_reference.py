@@ -1,3 +1,5 @@
+"""The reference: the base model itself, or a copy that follows the policy."""
+
 import torch
 
 from grpo.plumbing.config import Config
@@ -5,7 +7,7 @@ from grpo.reference import make_reference, update_reference
 
 
 def models():
-    """-> what the reference starts as, and the policy."""
+    """Make what the reference starts as, and the policy."""
     torch.manual_seed(0)
     base = torch.nn.Linear(3, 2)
     policy = torch.nn.Linear(3, 2)
