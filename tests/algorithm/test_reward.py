@@ -5,28 +5,18 @@ from functools import partial
 import pytest
 import torch
 from conftest import BLANK, encode
-from grpo.rollout import Inputs
 
+from data import words
+from data.blanks import mean_over_blanks
+from data.mistake import Mistake
 from data.text.prepare import VOCABULARY
-from grpo.reward import (
-    RewardFailed,
-    Rewards,
-    judge_logits,
-    judge_reward,
-    log_odds,
-    mean_over_blanks,
-    mean_over_run,
-    own_reward,
-    valid_words,
-)
+from grpo.batch import make_batch
+from grpo.plumbing.load import parse_reward
+from grpo.reward import Rewards, judge_logits, judge_reward, log_odds, own_reward, valid_words
 from grpo.sampling import Fills
 
 PAD = -1
-
-
-def decode(tokens):
-    rows = tokens.reshape(-1, tokens.shape[-1]).tolist()
-    return ["".join(VOCABULARY[t] for t in row) for row in rows]
+decode = partial(words.decode, vocabulary=VOCABULARY)
 
 
 def some_judge(tokens):
@@ -37,12 +27,21 @@ def some_completions(*shape):
     return torch.randint(5, shape, generator=torch.Generator().manual_seed(0))
 
 
-def credited(parts, completions, mask, credit):
-    """-> the Rewards of these parts, credits and parts: completions (B,G,T), mask (B,T)."""
-    rewards = Rewards(parts, decode)
-    masked = torch.zeros_like(mask, dtype=torch.long)  # (B,T) no padding
-    inputs = Inputs(None, mask, masked, None, None)
-    return rewards, *rewards(Fills(completions, None, mask), inputs, credit)
+def batch_of(mask):
+    """Make a batch with these blanks: mask (B,T)."""
+    return make_batch(torch.zeros_like(mask, dtype=torch.long), mask, BLANK, 3, (0,))
+
+
+def validity(lexicon, masked, *texts, **options):
+    """Ask `valid_words` about B·G texts: masked (B,T) -> (B,G) as lists."""
+    tokens = torch.stack([pad(encode(text)[0], masked.shape[1]) for text in texts])
+    completions = tokens.view(len(masked), -1, masked.shape[1])  # (B,G,T)
+    batch = make_batch(masked, masked == BLANK, BLANK, 1, (0,))
+    return valid_words(lexicon, completions, batch, decode, **options).tolist()
+
+
+def pad(tokens, T):
+    return torch.cat([tokens, torch.full((T - len(tokens),), PAD)])
 
 
 def test_logits_are_the_judges_whatever_the_batching():
@@ -65,128 +64,110 @@ def test_a_completion_is_judged_once_in_batches_of_one_shape():
     assert shapes == [(32, 2)] * 3
 
 
-def test_means_over_the_input_and_over_runs():
-    scores = torch.tensor([[[0.0, 0.2, 0.4, 0.9, 0.5]]])  # (1,1,5)
-    mask = torch.tensor([[True, True, False, True, False]])  # (1,5)
-    torch.testing.assert_close(mean_over_blanks(scores, mask), torch.tensor([[1.1 / 3]]))
-    assert mean_over_blanks(scores, mask & False) == 0  # without a blank no NaN
-    of_runs = mean_over_run(scores, mask)[..., mask[0]]
-    torch.testing.assert_close(of_runs, torch.tensor([[[0.1, 0.1, 0.9]]]))
-
-
 def test_valid_words_by_hand():
-    masked = encode("a c_t __ so")
-    completions = encode("a cat on so", "a cxt on so", "a cxt xx so", "a c t on so")[None]
-    words = {"cat", "on", "a", "so"}
-    have = valid_words(words, completions, masked, masked == BLANK, decode)
-    want = [[1.0, 0.5, 0.0, 0.5]]
-    torch.testing.assert_close(have, torch.tensor(want))
+    fills = "a cat on so", "a cxt on so", "a cxt xx so", "a c t on so"
+    have = validity({"cat", "on", "a", "so"}, encode("a c_t __ so"), *fills)
+    assert have == [[1.0, 0.5, 0.0, 0.5]]
 
 
 def test_a_fill_with_a_space_is_no_word():
     """Whatever stands beside it. Nothing is gained by spaces in the place of words."""
-    masked = encode("so ____ __ so")
-    fills = ["a on so", "toon on", "on   so", "     so", "       "]
-    completions = encode(*(f"so {fill} so" for fill in fills))[None]
-    words = {"a", "on", "so", "toon"}
-    have = valid_words(words, completions, masked, masked == BLANK, decode)
-    torch.testing.assert_close(have, torch.tensor([[0.5, 1.0, 0.5, 0.5, 0.0]]))
+    fills = [f"so {fill} so" for fill in ("a on so", "toon on", "on   so", "     so", "       ")]
+    have = validity({"a", "on", "so", "toon"}, encode("so ____ __ so"), *fills)
+    assert have == [[0.5, 1.0, 0.5, 0.5, 0.0]]
 
 
 def test_a_hidden_space_is_taken_for_a_letter():
-    masked = encode(" so_on so ")
-    completions = encode(" soxon so ", " so on so ")[None]
-    have = valid_words({"so", "on", "soxon"}, completions, masked, masked == BLANK, decode)
-    assert have.tolist() == [[1.0, 0.0]]
+    have = validity({"so", "on", "soxon"}, encode(" so_on so "), " soxon so ", " so on so ")
+    assert have == [[1.0, 0.0]]
 
 
 def test_the_end_of_a_prompt_ends_its_last_word():
-    padding = [PAD, PAD]
-    masked = torch.tensor([encode("a c_t")[0].tolist() + padding])
-    rows = [encode(text)[0].tolist() + padding for text in ("a cat", "a cut")]
-    completions = torch.tensor([rows])
-    have = valid_words({"cat"}, completions, masked, masked == BLANK, decode)
-    assert have.tolist() == [[1.0, 0.0]]
+    masked = pad(encode("a c_t")[0], 7)[None]
+    assert validity({"cat"}, masked, "a cat", "a cut") == [[1.0, 0.0]]
 
 
 def test_a_prompts_first_and_last_word_count():
     """A window may cut its outer words; a prompt begins and ends where its writer meant it to."""
-    masked = encode("_n on o_")
-    completions = encode("on on on", "xn on on")[None]
-    mask = masked == BLANK
-    of_window = valid_words({"on"}, completions, masked, mask, decode)
-    assert of_window.tolist() == [[0.0, 0.0]]  # nobody knows how they go on
-    own = valid_words({"on"}, completions, masked, mask, decode, cut=False)
-    assert own.tolist() == [[1.0, 0.5]]
+    given = {"on"}, encode("_n on o_"), "on on on", "xn on on"
+    assert validity(*given) == [[0.0, 0.0]]  # nobody knows how they go on
+    assert validity(*given, cut=False) == [[1.0, 0.5]]
 
 
-def total(completions, masked, mask, decode):
-    return completions.sum(dim=-1)
+def test_valid_words_reads_each_input_with_its_own_blanks():
+    masked = encode("so ___ on so", "so cat __ so")  # (2,T)
+    fills = "so cat on so", "so xxx on so", "so cat on so", "so cat xx so"
+    assert validity({"so", "on", "cat"}, masked, *fills) == [[1.0, 0.0], [1.0, 0.0]]
 
 
 MASK = torch.tensor([[True, True, False, True], [False, True, False, True]])
 
 
-def test_the_judge_speaks_of_a_run_by_its_mean_logit_which_is_bounded():
-    """Two runs: logits 5 and -1, and 20; what is visible says nothing."""
+def test_the_judge_scores_a_word_by_its_mean_logit_which_is_bounded():
+    """Two words: logits 5 and -1, and 20; what is visible says nothing."""
     completions = torch.tensor([[[7, 1, 0, 22], [1, 1, 9, 0]]])  # logits: 2 less
-    mask = torch.tensor([[True, True, False, True]])
-    have = log_odds(some_judge, completions, mask)[..., mask[0]]
+    batch = batch_of(MASK[:1])
+    have = log_odds(some_judge, completions, batch.words)[..., MASK[0]]
     assert have.tolist() == [[[2, 2, 8], [-1, -1, -2]]]
-    assert log_odds(some_judge, -completions, mask).min() == -8
+    assert log_odds(some_judge, -completions, batch.words).min() == -8
     clash = torch.tensor([[[14, 0]]])  # logits 12 and -2: the bound is on their mean
-    assert log_odds(some_judge, clash, mask[:, :2]).tolist() == [[[5, 5]]]
-    given = (completions, None, mask, None)
-    assert torch.equal(judge_reward(some_judge, "log_odds", *given)[..., mask[0]], have)
-    p = judge_reward(some_judge, "probability", *given)[..., mask[0]]
+    assert log_odds(some_judge, clash, batch.words[:, :2]).tolist() == [[[5, 5]]]
+    given = (completions, batch, decode)
+    assert torch.equal(judge_reward(some_judge, "log_odds", *given)[..., MASK[0]], have)
+    p = judge_reward(some_judge, "probability", *given)[..., MASK[0]]
     torch.testing.assert_close(p, 1 / (1 + (-have).exp()))
 
 
-def test_the_weighted_sum_is_credited_and_the_parts_are_given():
-    """The judge's part per run, another's on every blank of its completion."""
-    judge = partial(judge_reward, some_judge, "log_odds")
-    parts = {"judge": (judge, 2.0), "total": (total, 0.5)}
-    completions = some_completions(2, 3, 4)
-    logits = some_judge(completions)
-    of_blanks = mean_over_blanks(logits, MASK)  # (B,G)
-    sums = completions.sum(dim=-1).float()  # (B,G)
-
-    rewards, credits, said = credited(parts, completions, MASK, "run")
-    torch.testing.assert_close(credits, 2 * mean_over_run(logits, MASK) + 0.5 * sums[..., None])
-    torch.testing.assert_close(said, torch.stack([of_blanks, sums], dim=-1))
-    torch.testing.assert_close(rewards.total(said), 2 * of_blanks + 0.5 * sums)
-
-    _, credits, same = credited(parts, completions, MASK, "input")
-    torch.testing.assert_close(credits, rewards.total(said)[..., None])
-    assert torch.equal(said, same)
+def of_letters(completions, batch, decode):
+    return completions.float() ** 2  # (B,G,T)
 
 
-def test_a_reward_of_ones_own_may_speak_of_each_character():
-    """(B,G,T) is averaged over runs as the judge's view is; (B,G) is every blank's; alone too."""
-    completions = some_completions(2, 3, 4)
-    each = completions / 5
-    _, credits, parts = credited({"each": (lambda c, *_: c / 5, 1.0)}, completions, MASK, "run")
-    torch.testing.assert_close(credits, mean_over_run(each, MASK))
-    torch.testing.assert_close(parts[..., 0], mean_over_blanks(each, MASK))
+def of_whole(completions, batch, decode):
+    return completions.sum(dim=-1).float()  # (B,G)
 
-    whole = completions[..., 0] / 5
-    _, credits, parts = credited(
-        {"whole": (lambda c, *_: c[..., 0] / 5, 1.0)}, completions, MASK, "run"
-    )
-    torch.testing.assert_close(credits, whole[..., None].expand(2, 3, 4))
-    torch.testing.assert_close(parts, whole[..., None])
+
+@pytest.mark.parametrize("credit", ["run", "input"])
+def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
+    """A part of each letter is averaged over each word; with credit=input the words are summed, so
+    that a long word counts no more than a short one. A part of the whole completion stays as it is.
+    """
+    parts = {"judge": (partial(judge_reward, some_judge, "log_odds"), 2.0)}
+    parts |= {"letters": (of_letters, 1.0), "whole": (of_whole, -0.5)}
+    completions = some_completions(2, 3, 4)  # (B,G,T)
+    batch = batch_of(MASK)
+    have, said = Rewards(parts, decode)(Fills(completions, None), batch, credit)
+
+    logits, squares, sums = some_judge(completions), completions**2, completions.sum(dim=-1)
+    for b, found in enumerate([[[0, 1], [3]], [[1], [3]]]):  # the words of each input
+        for j in range(3):
+            of_words = []
+            for word in found:
+                judged = sum(logits[b, j, t].item() for t in word) / len(word)
+                squared = sum(squares[b, j, t].item() for t in word) / len(word)
+                of_words.append(2 * judged + squared)
+            for word, own in zip(found, of_words):
+                earned = own if credit == "run" else sum(of_words)
+                want = earned - 0.5 * sums[b, j].item()
+                for t in word:
+                    assert have[b, j, t].item() == pytest.approx(want), f"reward of {(b, j, t)}"
+
+    each = [mean_over_blanks(x.float(), MASK) for x in (logits, squares)] + [sums.float()]
+    names = ["reward", "reward_judge", "reward_letters", "reward_whole"]
+    for name, want in zip(names, [2 * each[0] + each[1] - 0.5 * each[2], *each], strict=True):
+        torch.testing.assert_close(said[name], want, msg=lambda text: f"{name}: {text}")
 
 
 def test_an_own_reward_may_write_into_what_it_is_given():
     def spoil(completions, masked, mask, decode):
-        completions.zero_()
+        for x in (completions, masked, mask):
+            x.zero_()
         return [[1.0, 2.0, 3.0]] * 2
 
-    completions = some_completions(2, 3, 4)
-    before = completions.clone()
-    have = own_reward("spoil", spoil, completions, MASK.long(), MASK, decode)
+    completions, batch = some_completions(2, 3, 4), batch_of(MASK)
+    before = [x.clone() for x in (completions, batch.masked, batch.mask)]
+    have = own_reward("spoil", spoil, completions, batch, decode)
     assert have.tolist() == [[1.0, 2.0, 3.0]] * 2
-    assert torch.equal(completions, before)
+    assert all(map(torch.equal, (completions, batch.masked, batch.mask), before))
 
 
 def raises(completions, *_):
@@ -204,13 +185,27 @@ def raises(completions, *_):
     ],
 )
 def test_what_is_no_reward_is_named(function, message):
-    with pytest.raises(RewardFailed, match=message):
-        own_reward("f", function, some_completions(2, 3, 4), MASK.long(), MASK, decode)
+    with pytest.raises(Mistake, match=message):
+        own_reward("f", function, some_completions(2, 3, 4), batch_of(MASK), decode)
 
 
-def test_valid_words_reads_each_input_with_its_own_blanks():
-    masked = encode("so ___ on so", "so cat __ so")  # (2,T)
-    completions = encode("so cat on so", "so xxx on so", "so cat on so", "so cat xx so")
-    completions = completions.view(2, 2, -1)
-    have = valid_words({"so", "on", "cat"}, completions, masked, masked == BLANK, decode)
-    assert have.tolist() == [[1.0, 0.0], [1.0, 0.0]]
+@pytest.mark.parametrize(
+    "text, weights",
+    [
+        ("judge", {"judge": 1.0}),
+        ("judge:1e-2, my.py:f:-.5", {"judge": 0.01, "my.py:f": -0.5}),
+        (
+            "a/b.pt:2.5e+1,my.py:f,valid_words:3.",
+            {"a/b.pt": 25.0, "my.py:f": 1.0, "valid_words": 3.0},
+        ),
+        ("judge:0", {"judge": 0.0}),
+    ],
+)
+def test_a_reward_is_names_and_weights(text, weights):
+    assert parse_reward(text) == weights
+
+
+@pytest.mark.parametrize("text", ["judge:", "judge:1e", "judge,judge:2", "my.py", "judge:nan", ""])
+def test_what_is_no_sum_of_rewards_is_named(text):
+    with pytest.raises(Mistake, match="has a part"):
+        parse_reward(text)
