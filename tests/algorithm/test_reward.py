@@ -153,8 +153,8 @@ def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
 
     each = [mean_over_blanks(x.float(), MASK) for x in (logits, squares)] + [sums.float()]
     names = ["reward", "reward_judge", "reward_letters", "reward_whole"]
-    for name, want in zip(names, [2 * each[0] + each[1] - 0.5 * each[2], *each], strict=True):
-        torch.testing.assert_close(said[name], want, msg=lambda text: f"{name}: {text}")
+    want = [2 * each[0] + each[1] - 0.5 * each[2], *each]
+    torch.testing.assert_close(said, dict(zip(names, want, strict=True)))
 
 
 def test_an_own_reward_may_write_into_what_it_is_given():
