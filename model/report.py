@@ -53,24 +53,41 @@ def calibration(real, drawn, inputs):
 
 
 @torch.no_grad()
-def report(policy, judge, dataset, args, size=1024):
+def word_scores(policy, judge, batch):
+    """Let a judge score each word, as it stands in the text and as the policy draws it.
+
+    Returns the scores before they are clipped, (N,) twice, and each word's input, (N,).
+    """
+    drawn = draw_fills(policy, batch, 1.0)  # (B,T)
+    both = torch.stack([batch.tokens, drawn], dim=1)  # (B,2,T)
+    scores = mean_over_words(judge_logits(judge, both), batch.words)  # (B,2,T)
+    first = begins_word(batch.words)  # (B,T)
+    of_text, of_draws = scores.mT[first].T.contiguous()  # (N,) twice
+    return of_text, of_draws, first.nonzero()[:, 0]
+
+
+def held_out_batch(dataset, block_size, i, size=1024):
+    """Draw the held-out inputs of `TESTS[i]`: -> `Batch`, with numbers for one fill of each."""
+    masking, ratio, hidden = TESTS[i]
+    parts = parse_masking(masking)
+    tokens, mask = dataset.batch(size, block_size, parts, ratio, hidden, (7, i))  # (B,T) twice
+    return make_batch(tokens, mask, dataset.mask_id, 1, (8, i))
+
+
+@torch.no_grad()
+def report(policy, judge, dataset, args):
     """Print how the generator fills, and how the judge tells words of the text from its draws.
 
     For each kind of masking these are nats of a hidden character, the share of them that the best
     guess restores, the judge's AUC (0.5 is a coin), and the slope of its scores (1 is calibrated).
     """
     for i, (masking, ratio, hidden) in enumerate(TESTS):
-        parts = parse_masking(masking)
-        tokens, mask = dataset.batch(size, args.block_size, parts, ratio, hidden, (7, i))
-        batch = make_batch(tokens, mask, dataset.mask_id, 1, (8, i))
+        batch = held_out_batch(dataset, args.block_size, i)
         q = policy(batch)
-        nats = -q.log_prob(tokens[:, None]).sum() / mask.sum()
-        restored = (q.best_guess() == tokens)[mask].double().mean()
-        both = torch.stack([tokens, draw_fills(policy, batch, 1.0)], dim=1)  # (B,2,T)
-        scores = mean_over_words(judge_logits(judge, both), batch.words)  # (B,2,T) before the clip
-        first = begins_word(batch.words)  # (B,T)
-        real, drawn = scores.mT[first].T.contiguous()  # (N,) twice
-        slope, error = calibration(real, drawn, first.nonzero()[:, 0])
+        nats = -q.log_prob(batch.tokens[:, None]).sum() / batch.mask.sum()
+        restored = (q.best_guess() == batch.tokens)[batch.mask].double().mean()
+        real, drawn, inputs = word_scores(policy, judge, batch)
+        slope, error = calibration(real, drawn, inputs)
         print(
             f"{masking} {hidden or ratio}: nats {nats:.3f}  characters {restored:.3f}"
             f"  auc {auc(real, drawn):.3f}  slope {slope:.2f} ± {error:.2f}",

@@ -71,7 +71,7 @@ class Block(nn.Module):
 
     def forward(self, x, cos, sin, attended=None):
         x = x + self.attention(self.norm1(x), cos, sin, attended)  # (B,T,C)
-        hidden = F.gelu(self.mlp_in(self.norm2(x)), approximate="tanh")  # (B,T,4C)
+        hidden = F.gelu(self.mlp_in(self.norm2(x)))  # (B,T,4C)
         return x + self.mlp_out(hidden)  # (B,T,C)
 
 

@@ -1,17 +1,37 @@
-"""Is a finished run really better? Its table, all of it.
+"""Is a finished run really better? This prints its table, and what else one may ask.
 
-    python -m grpo.evaluation out                        # and writes its evaluation.json anew
-    python -m grpo.evaluation out --eval_seed=1          # of other held-out inputs: only printed
+    python -m grpo.evaluation out                        # the table that the run has made
+    python -m grpo.evaluation out --again                # makes it anew
+    python -m grpo.evaluation out --eval_seed=1          # of other held-out inputs; not kept
+    python -m grpo.evaluation out --temperatures         # beside the base model's temperatures
+    python -m grpo.evaluation out --judges=A.pt,B.pt     # what these judges say of the fills
+    python -m grpo.evaluation out --fresh_judge          # what a judge says that nobody optimised
 
-Models, text and prompts are data. A reward's FILE.py is code: that a checkpoint names it is no
+Models, text and prompts are data. A reward's FILE.py is code. That a checkpoint names it is no
 reason to run it, so it is named again.
 """
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from data.mistake import Mistake
-from grpo.evaluation.evaluate import EVALUATION_SEED, format_table, hold_out, table
-from grpo.plumbing.checkpoint import LATEST, read, training_state
+import torch
+
+from data.blanks import mean_over_blanks
+from data.mistake import refuse
+from grpo.evaluation.evaluate import (
+    COLUMNS,
+    EVALUATION_SEED,
+    ROWS,
+    aligned,
+    format_table,
+    hold_out,
+    measure,
+    table,
+)
+from grpo.latent import Latent
+from grpo.plumbing.checkpoint import LATEST, find, load_model, read, training_state
 from grpo.plumbing.config import Parser, exit_on_mistake, from_saved
 from grpo.plumbing.load import (
     load_data,
@@ -22,40 +42,166 @@ from grpo.plumbing.load import (
     pick_device,
 )
 from grpo.plumbing.log import save_table
+from grpo.product import Product
+from grpo.reward import log_odds
+from model.losses import judge_loss
+from model.pretrain import Settings, fit
+from model.report import auc, held_out_batch, word_scores
+from model.transformer import Judge
+
+CHOOSE = (1.0, 0.5, 0.25)  # temperatures of a latent's prior
+SPELL = (1.0, 0.5, 0.001)  # temperatures of the letters; the last one takes the likeliest
+FRESH_LAYERS = 3  # of a judge that is trained on the spot
+FRESH_STEPS = 400
+SHORT_THREE = 3  # which of `model.report.TESTS` has the words of the default experiment
+
+
+class FinishedRun:
+    """What a run left: its settings, models and data."""
+
+    def __init__(self, args):
+        path = Path(args.out_dir) / LATEST
+        saved = read(path)
+        self.own = training_state(saved, path)["config"]
+        refuse(
+            ".py:" in self.own["reward"] and not args.reward,
+            f"{path} names code as its reward; give it again if you trust it:"
+            f" --reward={self.own['reward']}, or leave it out: --reward=judge",
+        )
+        given = {name: value for name, value in vars(args).items() if value and name in self.own}
+        began = {"reference_checkpoint": "", "kernel": "torch"}  # the base model is as it began
+        self.config = from_saved(self.own | began | given, path)
+        self.device = pick_device(self.config.device)
+        config, device = self.config, self.device
+        self.train, self.val = load_data(config.dataset, config.block_size, config.prompts_file)
+        vocabulary = self.train.vocabulary
+        generator, self.base, judge = load_models(config, vocabulary, saved)
+        self.policy = make_policy(generator, device, config)
+        self.before = make_policy(self.base, device, config)
+        self.judge = make_judge(judge, device, config)
+        self.held_out = hold_out(config, self.train, self.val, device, args.eval_seed)
+        lexicon = self.held_out.lexicon
+        self.rewards = load_rewards(config, self.judge, vocabulary, lexicon, device)
+
+
+def make_table(run, args):
+    """Compute the table. It is kept where it is of the run's own inputs and reward."""
+    parts = (run.policy, run.before, run.judge, run.rewards, run.held_out, run.config)
+    result, completions = table(*parts)
+    used = (args.eval_seed, run.config.eval_inputs, run.config.reward)
+    if used == (EVALUATION_SEED, run.own["eval_inputs"], run.own["reward"]):
+        save_table(args.out_dir, result, completions)
+    return format_table(result)
+
+
+def tempered(q, choose, spell):
+    """Give the prior and the letters of a policy temperatures of their own."""
+    if isinstance(q, Product):
+        return Product(q.logits / spell, q.batch, q.sampling)
+    return Latent(q.prior / choose, q.letters / spell, q.batch, q.sampling)
+
+
+@torch.no_grad()
+def temperatures(run):
+    """Show the run beside the base model at other temperatures."""
+    batch = run.held_out.batch
+    base = run.before(batch)
+    fills = {"after": run.policy(batch)}
+    for choose in CHOOSE if run.base.n_latent > 1 else CHOOSE[:1]:
+        for spell in SPELL:
+            fills[f"before, choose {choose:g}, spell {spell:g}"] = tempered(base, choose, spell)
+    rows = {
+        name: measure(q.sample(batch.uniforms).completions, run.held_out)
+        for name, q in fills.items()
+    }
+    shown = [name for name in COLUMNS if name in rows["after"]]
+    cells = [["", *(COLUMNS[name] for name in shown)]]
+    for title, row in rows.items():
+        cells.append([title, *(f"{row[name]:.3f}" for name in shown)])
+    return "\n".join(aligned(cells))
+
+
+@torch.no_grad()
+def judges(run, files):
+    """Show how likely the run's judge, and others, think it that words are text."""
+    batch = run.held_out.batch
+    fills = {
+        "the text": batch.tokens[:, None],
+        "before": run.before(batch).sample(batch.uniforms).completions[:, :2],
+        "after": run.policy(batch).sample(batch.uniforms).completions[:, :2],
+    }
+    all_of_them = {run.config.judge_checkpoint: run.judge}
+    for file in files:
+        judge = load_model(file, "judge", run.train.vocabulary).requires_grad_(False)
+        all_of_them[file] = make_judge(judge, run.device, run.config)
+    cells = [["P(real), says", *fills]]
+    for name, judge in all_of_them.items():
+        said = [log_odds(judge, x, batch.words).sigmoid() for x in fills.values()]
+        cells.append([name, *(f"{mean_over_blanks(x, batch.mask).mean():.3f}" for x in said)])
+    return "\n".join(aligned(cells))
+
+
+def fresh_judge(run, scratch):
+    """Train a judge on the spot, and show how well it tells words of the text from draws."""
+    lines = []
+    for when, policy in {"before": run.before, "after": run.policy}.items():
+        torch.manual_seed(0)
+        shape = replace(run.base.trunk.config, n_layer=FRESH_LAYERS, n_latent=1)
+        judge = Judge(shape).to(run.device)
+        judge.trunk.load_state_dict(run.base.trunk.state_dict(), strict=False)  # its first layers
+        score = make_judge(judge, run.device, run.config)
+        args = Settings(judge_masking=run.config.masking, out_dir=scratch)
+
+        def loss(step):
+            return judge_loss(score, policy, run.train, args, 1.0, (11, 1, step))  # noqa: B023
+
+        fit(f"fresh_judge_{when}", judge, loss, FRESH_STEPS, 2e-3, args)
+        batch = held_out_batch(run.val, run.config.block_size, SHORT_THREE)
+        real, drawn, _ = word_scores(policy, score, batch)
+        lines.append(f"{when}: a fresh judge has an AUC of {auc(real, drawn):.3f}")
+    return "\n".join([*lines, "0.5 means that it cannot tell the draws from the text"])
+
+
+def stored(out_dir):
+    """Show the table that a run has made. Raises a Mistake where there is none."""
+    path = find(out_dir) / "evaluation.json"
+    again = f"compute it: python -m grpo.evaluation {out_dir} --again"
+    refuse(not path.exists(), f"{path} is missing, because the run has not ended; {again}")
+    result = json.loads(path.read_text())
+    refuse(not {*ROWS} <= {*result}, f"{path} has other rows than this program; {again}")
+    return format_table(result)
 
 
 def main(argv=None):
     parser = Parser(prog="python -m grpo.evaluation", description="Print the table of a run.")
-    parser.add_argument("out_dir", help="the run's folder")
-    parser.add_argument("--device", help="by default the run's")
-    parser.add_argument("--eval_inputs", help="how many held-out inputs, by default the run's")
-    parser.add_argument("--eval_seed", type=int, default=EVALUATION_SEED, help="which of them")
-    parser.add_argument("--reward", help="again, if the run's own is a FILE.py that you trust")
+    add = parser.add_argument
+    add("out_dir", help="the run's folder")
+    add("--again", action="store_true", help="compute the table anew, and keep it")
+    add("--eval_seed", type=int, default=EVALUATION_SEED, help="which held-out inputs")
+    add("--eval_inputs", help="how many held-out inputs, by default the run's")
+    add("--temperatures", action="store_true", help="show the base model at other temperatures")
+    add("--judges", help="show what other judges say, FILE,FILE or own for the run's alone")
+    add("--fresh_judge", action="store_true", help="train a judge on the draws, some minutes")
+    add("--reward", help="again, if the run's own is a FILE.py that you trust")
+    add("--device", help="by default the run's")
     with exit_on_mistake("evaluation"):
         args = parser.parse_args(argv)
-        path = Path(args.out_dir) / LATEST
-        saved = read(path)
-        own = training_state(saved, path)["config"]
-        if ".py:" in own["reward"] and not args.reward:
-            raise Mistake(
-                f"{path} names code as its reward; give it again if you trust it:"
-                f" --reward={own['reward']}, or leave it out: --reward=judge"
-            )
-        given = {name: value for name, value in vars(args).items() if value and name in own}
-        own |= {"reference_checkpoint": "", "kernel": "torch"}  # before: as the run began
-        config = from_saved(own | given, path)
-        device = pick_device(config.device)
-        train, val = load_data(config.dataset, config.block_size, config.prompts_file)
-        *generators, judge = load_models(config, train.vocabulary, saved)
-        policy, before = (make_policy(model, device, config) for model in generators)
-        judge = make_judge(judge, device, config)
-        held_out = hold_out(config, train, val, device, args.eval_seed)
-        rewards = load_rewards(config, judge, train.vocabulary, held_out.lexicon, device)
-        result, completions = table(policy, before, judge, rewards, held_out, config)
-        used = (args.eval_seed, config.eval_inputs, config.reward)
-        if used == (EVALUATION_SEED, own["eval_inputs"], own["reward"]):
-            save_table(args.out_dir, result, completions)
-    print(format_table(result))
+        refuse(args.eval_seed < 0, f"--eval_seed={args.eval_seed} is not allowed; give 0 or more")
+        other_inputs = args.eval_seed != EVALUATION_SEED or args.eval_inputs
+        asks = args.temperatures or args.judges or args.fresh_judge
+        if not (args.again or other_inputs or args.reward or asks):
+            print(stored(args.out_dir))
+            return
+        run = FinishedRun(args)
+        if args.temperatures:
+            print(temperatures(run))
+        elif args.judges:
+            print(judges(run, [file for file in args.judges.split(",") if file != "own"]))
+        elif args.fresh_judge:
+            with TemporaryDirectory() as scratch:
+                print(fresh_judge(run, scratch))
+        else:
+            print(make_table(run, args))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The rivals of one step: the same generator blank by blank, and the judge's choice among fills.
+"""The rivals of one step: blank by blank, the judge's choice among fills, and a cheat.
 
 Letters: N inputs, M of them that still have blanks, n fills of each, T characters, V vocabulary.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -50,3 +51,20 @@ def best_by_word(q, fills, scores):
     log_q = sum_over_words(q.log_prob(fills), q.batch.words)  # (N,n,T)
     best = (log_q + scores).argmax(dim=1, keepdim=True)  # (N,1,T)
     return fills.take_along_dim(best, dim=1)  # (N,1,T)
+
+
+def most_frequent_words(batch, text, vocabulary):
+    """Fill every hidden word with the most frequent word of its length in the text: -> (N,1,T).
+
+    This is a cheat. All of its words are valid, and it looks at nothing.
+    """
+    best = {}
+    for word, _ in Counter(text.split()).most_common():
+        best.setdefault(len(word), [vocabulary.index(c) for c in word])
+    filled = batch.masked.clone()  # (N,T)
+    for row, words in enumerate(batch.words):
+        for number in range(1, int(words.max()) + 1):
+            at = (words == number).nonzero().squeeze(1)
+            letters = best.get(len(at), [1] * len(at))  # there may be no word of this length
+            filled[row, at] = torch.tensor(letters, device=filled.device)
+    return filled[:, None]
