@@ -1,0 +1,177 @@
+"""What a step draws, the parts that its updates take, and blanks and their words, against loops.
+
+Letters: B inputs, T characters, G completions of each, V vocabulary, M blanks of all inputs.
+"""
+
+from dataclasses import is_dataclass, replace
+
+import pytest
+import torch
+
+from data import blanks
+from data.dataset import Dataset
+from grpo.batch import Batch, Rollout, draw_batch, make_batch, minibatches, pieces
+from grpo.logprobs import Scores
+from grpo.plumbing.config import Config
+from grpo.sampling import Fills
+
+B, G, T, V = 7, 3, 5, 4
+
+
+def rollout(seed=(1, 0)):
+    """Make a rollout in which every number of input b is b."""
+
+    def own(*shape):
+        return torch.arange(B).view(B, *[1] * len(shape)).expand(B, *shape)
+
+    batch = Batch(own(T), own(T), own(T), own(T), own(G, T, 2), seed)
+    fills = Fills(own(G, T), own(T, V))
+    old = Scores(own(G, T), own(G, T), own(T), own(T))
+    return Rollout(batch, fills, old, own(G, T), own(G, T))
+
+
+def tensors(record):
+    """List every tensor of a record, also of the records inside it."""
+    found = []
+    for value in vars(record).values():
+        found += tensors(value) if is_dataclass(value) else [value]
+    return [x for x in found if isinstance(x, torch.Tensor)]
+
+
+@pytest.mark.parametrize(
+    "rows, want",
+    [
+        (slice(2, 4), [2, 3]),
+        (torch.tensor([5, 0, 3]), [5, 0, 3]),
+        (torch.arange(B) > 4, [5, 6]),
+    ],
+)
+def test_rows_of_a_record_are_rows_of_everything_in_it(rows, want):
+    whole = rollout()
+    part = whole[rows]
+    assert len(tensors(part)) == 5 + 2 + 4 + 2
+    for x in tensors(part):
+        assert x.flatten(1)[:, 0].tolist() == want
+    assert all(map(torch.equal, tensors(part.batch), tensors(whole.batch[rows])))
+    assert part.batch.seed == (1, 0)
+
+
+def test_every_epoch_takes_every_input_once_in_an_order_of_its_own():
+    batch = rollout().batch
+
+    def order(batch, epoch, size=3):
+        return [rows.tolist() for rows in minibatches(batch, epoch, Config(minibatch_size=size))]
+
+    assert order(batch, 0, size=0) == order(batch, 1, size=0) == [list(range(B))]
+    orders = [order(batch, epoch) for epoch in range(3)]
+    for parts in orders:
+        assert [len(part) for part in parts] == [3, 3, 1]
+        assert sorted(sum(parts, [])) == list(range(B))
+    other = order(replace(batch, seed=(1, 1)), 0)
+    different = [*orders, other, [list(range(B))]]
+    assert len({str(sum(parts, [])) for parts in different}) == len(different)
+    assert order(rollout().batch, 2) == orders[2], "an epoch's order is a function of the seed"
+
+
+def test_micro_batches_are_rows_and_their_weights():
+    rows = torch.tensor([5, 0, 3, 1, 6])
+    weights = 10.0 * rows[:, None].expand(-1, T)
+    found = list(pieces(rows, weights, 2))
+    assert [part.tolist() for part, _ in found] == [[5, 0], [3, 1], [6]]
+    for part, weight in found:
+        assert torch.equal(weight, 10.0 * part[:, None].expand(-1, T))
+
+
+def draw_share(data, config, monkeypatch, processes=1, rank=0, step=3):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    monkeypatch.setenv("RANK", str(rank))
+    return draw_batch(data, config, step, "cpu")
+
+
+def test_processes_share_the_inputs_of_a_step(world, monkeypatch):
+    """What several draw together one draws alone."""
+    data = Dataset(world / "text", "train", 16)
+    shared = {"batch_size": 2, "group_size": 4, "block_size": 16, "masking": "word"}
+    whole = draw_share(data, Config(**shared, gradient_accumulation_steps=3), monkeypatch)
+    shares = [draw_share(data, Config(**shared), monkeypatch, 3, rank) for rank in range(3)]
+    for name in ("tokens", "masked", "mask", "words", "uniforms"):
+        together = torch.cat([getattr(share, name) for share in shares])
+        assert torch.equal(together, getattr(whole, name)), name
+
+
+def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
+    data = Dataset(world / "text", "train", 16)
+    config = Config(batch_size=4, group_size=4, block_size=16, seed=5)
+    once = draw_share(data, config, monkeypatch)
+    again = draw_share(data, config, monkeypatch)
+    others = [
+        draw_share(data, config, monkeypatch, step=4),
+        draw_share(data, replace(config, seed=6), monkeypatch),
+    ]
+    for name in ("tokens", "uniforms"):
+        assert torch.equal(getattr(once, name), getattr(again, name)), name
+        for other in others:
+            assert not torch.equal(getattr(once, name), getattr(other, name)), name
+    assert not torch.equal(once.uniforms[..., 0], once.uniforms[..., 1])
+    assert once.masked[once.mask].eq(data.mask_id).all()
+    assert torch.equal(once.masked[~once.mask], once.tokens[~once.mask])
+
+
+def adjacent():
+    """Hide some characters: each run of blanks is a word."""
+    mask = torch.rand(6, 12, generator=torch.Generator().manual_seed(0)) < 0.5
+    mask[2] = False
+    return make_batch(torch.zeros(6, 12).long(), mask, 1, 1, (0,)).words
+
+
+def scattered():
+    """Hide words whose blanks stand anywhere, numbered in the order of their first blanks."""
+    names = torch.randint(4, (6, 12), generator=torch.Generator().manual_seed(0))
+    names[2] = 0
+    rows = []
+    for row in names.tolist():
+        order = [0, *dict.fromkeys(name for name in row if name)]
+        rows.append([order.index(name) for name in row])
+    return torch.tensor(rows)
+
+
+def places_of_words(row):
+    """Find the blanks of each word of one input: {its number: [position, ...]}."""
+    places = {}
+    for t, word in enumerate(row.tolist()):
+        if word:
+            places.setdefault(word, []).append(t)
+    return places
+
+
+def test_a_run_of_blanks_is_a_word():
+    mask = torch.tensor([[1, 1, 0, 1, 0, 0, 1], [0, 1, 0, 1, 1, 1, 0], [0] * 7]).bool()
+    want = [[1, 1, 0, 2, 0, 0, 3], [0, 1, 0, 2, 2, 2, 0], [0] * 7]
+    assert blanks.number_words(mask).tolist() == want
+
+
+@pytest.mark.parametrize("make_words", [adjacent, scattered])
+def test_words_are_counted_summed_and_averaged_as_in_loops(make_words):
+    words = make_words()  # (B,T)
+    mask = words > 0
+    x = torch.randn(6, G, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    sums, means, whole = torch.zeros_like(x), torch.zeros_like(x), torch.zeros(6, G).double()
+    first, laid_out, earlier = torch.zeros_like(mask), [], 0
+    for b, row in enumerate(words):
+        places = places_of_words(row)
+        for t in mask[b].nonzero().flatten().tolist():
+            mine = places[row[t].item()]
+            first[b, t] = t == mine[0]
+            sums[b, :, t] = sum(x[b, :, s] for s in mine)
+            means[b, :, t] = sums[b, :, t] / len(mine)
+            whole[b] += x[b, :, t] / mask[b].sum()
+            laid_out.append((earlier + row[t].item() - 1, mine.index(t)))
+        earlier += len(places)
+
+    at = mask[:, None]  # (B,1,T)
+    assert torch.equal(blanks.begins_word(words), first)
+    assert [*zip(*(numbers.tolist() for numbers in blanks.lay_out_words(words)))] == laid_out
+    torch.testing.assert_close(blanks.sum_over_words(x, words) * at, sums)
+    torch.testing.assert_close(blanks.mean_over_words(x, words) * at, means)
+    torch.testing.assert_close(blanks.mean_over_blanks(x, mask), whole)  # without a blank 0
+    assert torch.equal(blanks.spread(x.mT[mask], mask), (x * at).mT)
