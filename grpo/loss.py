@@ -162,4 +162,5 @@ def grpo_loss(now, old, advantages, words, weights, config):
     pg_loss = -total(objective)
     kl_penalty = config.kl_beta * total(kl)
     loss = pg_loss + kl_penalty - config.entropy_coef * total(now.entropy[:, None])
-    return loss, Terms(loss, pg_loss, kl_penalty, stopped.sum())
+    clipped = (stopped & (words > 0)[:, None]).sum()  # a visible character has a ρ in `sequence`
+    return loss, Terms(loss, pg_loss, kl_penalty, clipped)

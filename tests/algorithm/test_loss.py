@@ -1,4 +1,4 @@
-"""Every form of the loss against loops over b, g, t written from the papers' formulas.
+"""Every form of the loss and its gradient, against loops over b, g, t written from the papers.
 
 Letters: B masked inputs, T characters, G completions of each.
 """
@@ -7,210 +7,204 @@ import math
 
 import pytest
 import torch
-from grpo.rollout import Inputs, Rollout
 
-from grpo.advantage import group_advantages
-from grpo.logprobs import LogProbs
-from grpo.loss import grpo_loss, loss_weights, most_uncertain, policy_loss
+from data.blanks import number_words
+from grpo.logprobs import Scores
+from grpo.loss import grpo_loss, loss_weights
 from grpo.plumbing.config import Config
-from grpo.sampling import Fills
 
-B, G, T = 3, 4, 5
-BETA = 0.3
+B, G, T = 3, 4, 7
 LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "sum"]
-ONE_BLANK = torch.ones(1, 1, dtype=torch.bool)  # (1,1)
+OBJECTIVES = [
+    *({"objective": name} for name in ("clip", "cispo", "sapo", "gmpo", "dppo")),
+    {"clip_delta": 2.0},
+    {"importance_sampling_level": "sequence"},
+    {"importance_sampling_level": "none"},
+]
+EVERY_OBJECTIVE = pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda it: str(*it.values()))
+MASK = torch.tensor(
+    [[1, 1, 1, 0, 1, 1, 0], [0, 1, 0, 1, 0, 0, 0], [1, 0, 1, 1, 0, 1, 1]], dtype=torch.bool
+)  # (B,T) in micro-batches of two inputs the second has fewer blanks
 
 
 def settings(**changes):
-    """What the loss reads, none of it at its default."""
-    own = {"clip_eps": 0.1, "clip_eps_high": 0.3, "entropy_coef": 0.2, "kl_beta": BETA}
+    """Set what the loss reads, almost none of it to its default."""
+    own = {"clip_eps": 0.1, "clip_eps_high": 0.3, "entropy_coef": 0.2, "kl_beta": 0.3}
+    own |= {"sapo_tau": 1.5, "sapo_tau_negative": 2.5, "batch_size": 2, "group_size": G}
     return Config(**(own | changes))
 
 
-def batch_of(mask, old, advantages):
-    """A `Rollout` with what the loss reads of it."""
-    nothing = torch.zeros(len(mask), 1)
-    inputs = Inputs(*[nothing] * 5)
-    return Rollout(inputs, Fills(nothing, nothing, mask), nothing, old, advantages, advantages)
-
-
-def case(seed=0):
-    """-> what the policy says now, and the batch that it says it of."""
+def make_scores(mask, leaf=False, seed=0):
+    """Invent what a policy says of fills of the blanks in mask (B,T): -> `Scores`."""
     g = torch.Generator().manual_seed(seed)
-    logp = -2 * torch.rand(B, G, T, generator=g, dtype=torch.float64)  # (B,G,T)
-    old_logp = -2 * torch.rand(B, G, T, generator=g, dtype=torch.float64)  # (B,G,T)
-    ref_logp = -2 * torch.rand(B, G, T, generator=g, dtype=torch.float64)  # (B,G,T)
-    kl = torch.rand(B, T, generator=g, dtype=torch.float64)  # (B,T)
-    entropy = torch.rand(B, T, generator=g, dtype=torch.float64)  # (B,T)
-    mask = torch.rand(B, T, generator=g) < 0.6  # (B,T)
-    mask[:, 0] = True
-    blank = mask[:, None]  # (B,1,T)
-    now = LogProbs(logp * blank, ref_logp * blank, kl * mask, entropy * mask)
-    advantages = torch.randn(B, G, 1, generator=g, dtype=torch.float64)  # (B,G,1)
-    return now, batch_of(mask, now._replace(logp=old_logp * blank), advantages)
+    blank = mask[:, None].expand(-1, G, -1)  # (B,G,T)
+    tensors = []
+    for where, scale in ((blank, -2), (blank, -2), (mask, 1), (mask, 1)):
+        x = scale * torch.rand(where.shape, generator=g, dtype=torch.float64) * where
+        tensors.append(x.requires_grad_(leaf))
+    return Scores(*tensors)
 
 
-def slow_policy_loss(logp, log_ratio, advantage, config):
-    """Of one character."""
+def make_advantages(words, credit):
+    """Draw an advantage for each word, or for each completion: -> (B,G,T)."""
+    g = torch.Generator().manual_seed(2)
+    each = torch.randn(len(words), G, 1 + T, generator=g, dtype=torch.float64)  # of word 0, 1, ...
+    which = words if credit == "run" else 0 * words
+    return each.gather(-1, which[:, None].expand(-1, G, -1))
+
+
+def slow_objective(logp, old_logp, A, t, completion, word, config):
+    """Compute what letter t wants to maximise, from its paper, and whether a bound acts.
+
+    `logp` are scalars by position, `completion` lists the blanks of all words, `word` those that
+    share the advantage A. A Python number is a constant to the gradient.
+    """
+    rho = {s: (logp[s] - old_logp[s]).exp() for s in completion}
+    low, high = 1 - config.clip_eps, 1 + config.clip_eps_high
+    name = config.objective
     if config.importance_sampling_level == "none":
-        return -logp * advantage
-    ratio = math.exp(log_ratio)
-    bounded = min(ratio, config.clip_delta or math.inf)
-    clipped = min(max(ratio, 1 - config.clip_eps), 1 + config.clip_eps_high)
-    return -min(bounded * advantage, clipped * advantage)
+        return A * logp[t], False
+    if config.importance_sampling_level == "sequence":  # the geometric mean; GSPO-token's gradient
+        mean = math.prod(rho[s].item() for s in completion) ** (1 / len(completion))
+        rho[t] = mean * (logp[t] - logp[t].item()).exp()
+    if name == "clip":
+        bounded = min(rho[t], torch.tensor(config.clip_delta or math.inf))
+        clipped = min(max(rho[t].item(), low), high)
+        value = bounded * A if bounded * A <= clipped * A else torch.tensor(clipped * A)
+        return value, not value.requires_grad
+    if name == "cispo":
+        return min(rho[t].item(), high) * A * logp[t], rho[t].item() > high
+    if name == "sapo":
+        tau = config.sapo_tau if A > 0 else config.sapo_tau_negative
+        return A * 4 / tau / (1 + (-tau * (rho[t] - 1)).exp()), False
+    if name == "gmpo":  # { Π |min(ρA, clip(ρ, e^-ε, e^ε)·A)| }^(1/n) · sgn(A)
+        low, high = math.exp(-config.clip_eps), math.exp(config.clip_eps_high)
+        product, flags = 1.0, {}
+        for s in word:
+            clipped = min(max(rho[s].item(), low), high)
+            flags[s] = clipped * A < rho[s] * A
+            product = product * abs(clipped * A if flags[s] else rho[s] * A)
+        return math.copysign(1, A) * product ** (1 / len(word)), flags[t]
+    if name == "dppo":  # the mask M, by the total variation of the drawn letter
+        far = logp[t].exp() - old_logp[t].exp()
+        worse = rho[t] > 1 and far > config.clip_eps_high if A > 0 else far < -config.clip_eps
+        return (not worse) * rho[t].item() * A * logp[t], bool(worse)
 
 
 def slow_kl(d, exact, estimator):
-    """Of one character, d = log r - log q."""
-    values = {"exact": exact, "k1": -d, "k2": d * d / 2, "k3": math.exp(d) - d - 1}
-    return values[estimator]
+    """Compute the penalty of one letter, d = log r − log q."""
+    return {"exact": exact, "k1": -d, "k2": d * d / 2, "k3": d.exp() - d - 1}[estimator]
 
 
-def slow_loss(now, batch, learning, config):
-    total = 0.0
-    mask = batch.fills.mask
-    blanks = int(mask.sum())
-    for b in range(B):
-        length = int(mask[b].sum())
+def slow_loss(now, old, advantages, words, config):
+    """Compute the loss of an update letter by letter, and count where a bound acts."""
+    loss, stopped = 0.0, 0
+    n, length = words.shape
+    lengths = [int((row > 0).sum()) for row in words]
+    micro_batches = [
+        sum(lengths[i : i + config.batch_size]) for i in range(0, n, config.batch_size)
+    ]
+    for b in range(n):
+        of_micro_batch = micro_batches[b // config.batch_size]
         weight = {
-            "grpo": 1 / (B * G * length),
-            "dapo": 1 / (G * blanks),
-            "bnpo": 1 / (G * blanks),
-            "dr_grpo": 1 / (B * G * T),
-            "sum": 1 / (B * G),
+            "grpo": 1 / (n * G * lengths[b]),
+            "dapo": 1 / (G * sum(lengths)),
+            "bnpo": 1 / (len(micro_batches) * G * of_micro_batch),
+            "dr_grpo": 1 / (n * G * length),
+            "sum": 1 / (n * G),
         }[config.loss_type]
+        blanks = [t for t in range(length) if words[b, t]]
         for g in range(G):
-            difference = (now.logp - batch.old.logp)[b, g].tolist()
-            mean = sum(difference[t] for t in range(T) if mask[b, t]) / length
-            for t in range(T):
-                if not mask[b, t]:
-                    continue
-                advantage = batch.advantages[b, g].expand(T)[t].item()
-                log_ratio = difference[t]
-                if config.importance_sampling_level == "sequence":
-                    log_ratio = mean
-                logp = now.logp[b, g, t].item()
-                value = 0.0
-                if learning[b, t]:
-                    value = slow_policy_loss(logp, log_ratio, advantage, config)
-                d = now.ref_logp[b, g, t].item() - logp
-                value += BETA * slow_kl(d, now.kl[b, t].item(), config.kl_estimator)
-                value -= config.entropy_coef * now.entropy[b, t].item()
-                total += weight * value
-    return total
+            for t in blanks:
+                alike = [
+                    s for s in blanks if config.credit == "input" or words[b, s] == words[b, t]
+                ]
+                A = advantages[b, g, t].item()
+                value, stops = slow_objective(
+                    now.logp[b, g], old.logp[b, g], A, t, blanks, alike, config
+                )
+                d = now.ref_logp[b, g, t].detach() - now.logp[b, g, t]
+                kl = slow_kl(d, now.kl[b, t], config.kl_estimator)
+                terms = -value + config.kl_beta * kl - config.entropy_coef * now.entropy[b, t]
+                loss = loss + weight * terms
+                stopped += stops
+    return loss, stopped
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("level", ["token", "sequence", "none"])
-@pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
-def test_loss_equals_the_loops(loss_type, level, estimator):
-    now, batch = case()
-    config = settings(loss_type=loss_type, importance_sampling_level=level, kl_estimator=estimator)
-    have, terms = grpo_loss(now, batch, batch, config)
-    want = slow_loss(now, batch, batch.fills.mask, config)
-    assert have.item() == pytest.approx(want, rel=1e-6)
-    assert terms["loss"].item() == have.item()
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("level", ["token", "sequence", "none"])
-@pytest.mark.parametrize(
-    "baseline, scale, credit",
-    [
-        ("mean", "group", "input"),
-        ("leave_one_out", "none", "input"),
-        ("mean", "batch", "run"),
-        ("leave_one_out", "group", "run"),
-    ],
-)
-def test_loss_with_every_extra_equals_the_loops(loss_type, level, baseline, scale, credit):
-    """The form of the advantages, credit per blank, two-sided clip, and policy gradient on the most
-    uncertain blanks alone."""
-    config = settings(
-        loss_type=loss_type,
-        baseline=baseline,
-        scale_rewards=scale,
-        credit=credit,
-        importance_sampling_level=level,
-        clip_delta=2.0,
-        top_entropy_quantile=0.5,
+def assert_equals_the_loops(now, old, advantages, words, config):
+    """Compare loss, gradients and `clipped` of an update in micro-batches with the loops'."""
+    mask = words > 0
+    weights = loss_weights(mask, mask.sum(), config)
+    have, clipped = 0.0, 0
+    for part in torch.arange(len(mask)).split(config.batch_size):
+        inputs = (now[part], old[part], advantages[part], words[part], weights[part])
+        loss, terms = grpo_loss(*inputs, config)
+        have, clipped = have + loss, clipped + terms.clipped
+        assert terms.loss == loss
+    want, stopped = slow_loss(now, old, advantages, words, config)
+    assert have.item() == pytest.approx(want.item(), rel=1e-6, abs=1e-7)
+    assert clipped == stopped
+    leaves = {"logp": now.logp, "kl": now.kl, "entropy": now.entropy}
+    found, wanted = (
+        torch.autograd.grad(loss, leaves.values(), allow_unused=True, materialize_grads=True)
+        for loss in (have, want)
     )
-    now, batch = case(1)
-    mask = batch.fills.mask
-    old_logp = batch.old.logp - 1.5 * mask[:, None]  # so that ratios beyond 2 occur
-    width = T if credit == "run" else 1
-    g = torch.Generator().manual_seed(3)
-    rewards = torch.rand(B, G, width, dtype=torch.float64, generator=g)  # (B,G,T) or (B,G,1)
-    advantages = group_advantages(rewards, mask, config)
-    batch = batch_of(mask, batch.old._replace(logp=old_logp), advantages)
-    have, _ = grpo_loss(now, batch, batch, config)
-    half = batch.old.entropy >= batch.old.entropy[mask].median()  # of an odd number of blanks
-    assert mask.sum() % 2 == 1
-    assert have.item() == pytest.approx(slow_loss(now, batch, mask & half, config), rel=1e-6)
+    for name, a, b in zip(leaves, found, wanted):
+        assert (a - b).abs().max() <= 1e-6 * b.abs().max(), f"the gradient of {name}"
 
 
-def test_most_uncertain_blanks():
-    entropy = torch.tensor([[5.0, 1.0, 4.5], [9.0, 3.0, 2.0]])
-    mask = torch.tensor([[True, True, True], [False, True, True]])
-    batch = batch_of(mask, LogProbs(*[entropy] * 4), torch.zeros(2, G, 1))
-    want = torch.tensor([[True, False, True], [False, False, False]])  # the visible 9 is none
-    assert torch.equal(most_uncertain(batch, batch, 0.4), want)
-    for i, micro in enumerate(batch.split(1)):  # the threshold is the whole batch's
-        assert torch.equal(most_uncertain(micro, batch, 0.4)[0], want[i])
-    assert torch.equal(most_uncertain(batch, batch, 1.0), mask)
-
-
+@EVERY_OBJECTIVE
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_micro_batches_add_up(loss_type):
-    """Unequal numbers of blanks in the two halves: their losses still add up to the whole's (bnpo:
-    to the mean of theirs)."""
-    share = torch.tensor([[0.2], [0.3], [0.9], [0.8]])
-    mask = torch.rand(4, 6, generator=torch.Generator().manual_seed(0)) < share  # (4,6)
-    mask[:, 0] = True
-    batch = batch_of(mask, LogProbs(*[torch.zeros(4, 6)] * 4), torch.zeros(4, G, 1))
-    whole = loss_weights(mask, batch, settings(loss_type=loss_type, batch_size=4))
-    config = settings(loss_type=loss_type, batch_size=2)
-    halves = [loss_weights(half, batch, config) for half in mask.chunk(2)]
-    if loss_type == "bnpo":
-        whole = torch.cat([half.float() / half.sum() / (2 * G) for half in mask.chunk(2)])
-    torch.testing.assert_close(torch.cat(halves), whole)
+@pytest.mark.parametrize("credit", ["run", "input"])
+def test_loss_and_gradient_equal_the_loops(objective, loss_type, credit):
+    """Off-policy, both signs of the advantage, two micro-batches of which the second is smaller."""
+    config = settings(loss_type=loss_type, credit=credit, **objective)
+    now, old = make_scores(MASK, leaf=True), make_scores(MASK, seed=1)
+    words = number_words(MASK)
+    assert_equals_the_loops(now, old, make_advantages(words, credit), words, config)
 
 
-def test_a_smaller_last_micro_batch_is_one_of_them():
-    """bnpo: of 3 inputs in micro-batches of 2 and 1, half the loss is the last one's."""
-    mask = torch.tensor([[True, True], [True, False], [True, True]])  # (3,2)
-    batch = batch_of(mask, LogProbs(*[torch.zeros(3, 2)] * 4), torch.zeros(3, G, 1))
-    config = settings(loss_type="bnpo", batch_size=2)
-    weights = [loss_weights(part, batch, config).sum() for part in mask.split(2)]
-    torch.testing.assert_close(G * torch.stack(weights), torch.tensor([0.5, 0.5]))
+@pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_each_kl_estimator_equals_the_loops(estimator, loss_type):
+    config = settings(kl_estimator=estimator, loss_type=loss_type)
+    now, old = make_scores(MASK, leaf=True, seed=3), make_scores(MASK, seed=4)
+    words = number_words(MASK)
+    assert_equals_the_loops(now, old, make_advantages(words, "run"), words, config)
 
 
-@pytest.mark.parametrize(
-    "ratios, signs, delta, losses, stopped",
-    [
-        ([2, 2, 0.5, 0.5], [1, -1, 1, -1], 0.0, [-1.2, 2.0, -0.5, 0.8], [1, 0, 0, 1]),
-        ([2, 5, 5], [-1, -1, 1], 4.0, [2.0, 4.0, -1.2], [0, 1, 1]),
-    ],
-)
-def test_clips_stop_the_gradient_only_where_they_must(ratios, signs, delta, losses, stopped):
-    """Of ratio 2 with A > 0, 0.5 with A < 0; with clip_delta, of large ones with A < 0."""
-    logp = torch.tensor(ratios).log().view(1, -1, 1).requires_grad_()  # (1,G,1)
-    A = torch.tensor(signs).view(1, -1, 1)  # (1,G,1)
-    config = Config(clip_eps=0.2, clip_eps_high=0.2, clip_delta=delta)
-    have, flags = policy_loss(logp, torch.zeros(logp.shape), A, ONE_BLANK, config)
-    have.sum().backward()
-    torch.testing.assert_close(have.flatten().detach(), torch.tensor(losses))
-    assert flags.flatten().int().tolist() == stopped
-    assert torch.equal(logp.grad == 0, flags)
+@EVERY_OBJECTIVE
+@pytest.mark.parametrize("A", [0.5, -0.5])
+def test_a_bound_acts_from_its_edge_on(objective, A):
+    """Each ratio lies a little inside or outside of one of the bounds. Every word is a letter."""
+    config = settings(**objective)
+    p = 0.3  # the probability of each letter when it was drawn
+    edges = (0.9, 1.3, math.exp(-0.1), math.exp(0.3), 2.0, (p + 0.3) / p, (p - 0.1) / p)
+    ratios = [edge * side for edge in edges for side in (1 - 1e-6, 1 + 1e-6)]
+    rho = torch.tensor(ratios, dtype=torch.float64)[:, None, None].expand(-1, G, -1)  # (n,G,1)
+    logp, other = (p * rho).log(), 0 * rho[:, 0]
+    now = Scores(*[x.clone().requires_grad_() for x in (logp, logp, other, other)])
+    old = Scores(*[math.log(p) + 0 * x for x in (logp, logp, other, other)])
+    words = torch.ones(len(rho), 1, dtype=torch.long)
+    assert_equals_the_loops(now, old, torch.full_like(rho, A), words, config)
 
 
-def test_the_ratio_of_a_completion_has_the_gradient_of_each_blanks_own():
-    """GSPO-token (2507.18071, section 4.3): of blank t it is −ρ·A[t], ρ the whole completion's."""
-    mask = torch.tensor([[True, True, False]])  # (1,T)
-    old = torch.tensor([[[-1.0, -2.0, 0.0]]])  # (1,1,T)
-    logp = (old + torch.tensor([0.05, -0.01, 0.0])).requires_grad_()
-    A = torch.tensor([[[2.0, -1.0, 0.0]]])  # (1,1,T)
-    config = Config(importance_sampling_level="sequence")
-    losses, _ = policy_loss(logp, old, A, mask, config)
-    losses[..., :2].sum().backward()
-    torch.testing.assert_close(logp.grad, -torch.tensor(0.02).exp() * A)
+@EVERY_OBJECTIVE
+def test_the_first_update_of_every_objective_has_the_gradient_of_reinforce(objective):
+    """Where ρ is 1 it is −A for each letter. A library shipped one with none at all."""
+    config = settings(kl_beta=0, entropy_coef=0, loss_type="dapo", **objective)
+    now, words = make_scores(MASK, leaf=True), number_words(MASK)
+    A = make_advantages(words, "run") * MASK[:, None]
+    weights = MASK / MASK.sum()
+    loss, _ = grpo_loss(now, now.map(torch.detach), A, words, weights, config)
+    (slope,) = torch.autograd.grad(loss, now.logp)
+    torch.testing.assert_close(slope, -A * weights[:, None])
+
+
+@pytest.mark.parametrize("setting", ["loss_type", "kl_estimator", "objective"])
+def test_a_name_without_a_branch_is_an_error_that_names_it(setting):
+    now, words = make_scores(MASK), number_words(MASK)
+    config = settings(**{setting: "mine"})
+    with pytest.raises(NotImplementedError, match=f"{setting}=mine"):
+        weights = loss_weights(MASK, MASK.sum(), config)
+        grpo_loss(now, now, make_advantages(words, "run"), words, weights, config)
