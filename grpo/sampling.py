@@ -142,7 +142,7 @@ def penalise_repetition(logits, masked, mask, penalty):
     visible in any input.
     """
     V = logits.shape[-1]
-    visible = masked.masked_fill(mask, V - 1).clamp(min=0)  # (B,T) padding is negative
+    visible = masked.masked_fill(mask | (masked < 0), V - 1)  # (B,T) padding is negative
     seen = torch.zeros(len(masked), V, dtype=torch.bool, device=masked.device)
     seen = seen.scatter(1, visible, True)  # (B,V)
     seen = seen.view(-1, *(1,) * (logits.dim() - 2), V)  # (B,1,...,V)

@@ -1,4 +1,7 @@
-"""Kept sets against rules in plain words, draws against exact distributions."""
+"""Kept sets against rules in plain words, draws against exact distributions.
+
+Letters: B masked inputs, T characters, N draws, V vocabulary, K values of the latent.
+"""
 
 import math
 
@@ -7,10 +10,12 @@ import torch
 
 from grpo.logprobs import compute_logprobs, log_softmax, restrict
 from grpo.sampling import (
+    Sampling,
     draw,
     exclude_top_choices,
     integer_weights,
     keep,
+    penalise_repetition,
     sample_completions,
 )
 
@@ -62,15 +67,15 @@ def slow_keep(logits, temperature, top_k=0, top_p=1.0, min_p=0.0):
 )
 def test_kept_set_equals_the_rules(options):
     logits = torch.randn(200, 9, generator=torch.Generator().manual_seed(1)) * 2
-    kept = keep(integer_weights(logits, 0.8), **options)
+    kept = keep(integer_weights(logits, 0.8), Sampling(**options))
     for row, have in zip(logits, kept):
         assert set(have.nonzero().squeeze(1).tolist()) == slow_keep(row, 0.8, **options)
 
 
 def test_ties_are_kept():
     weights = torch.tensor([[5, 3, 3, 3, 1]])
-    assert keep(weights, top_k=2).tolist() == [[True, True, True, True, False]]
-    assert keep(weights, top_p=0.5).tolist() == [[True, True, True, True, False]]
+    assert keep(weights, Sampling(top_k=2)).tolist() == [[True, True, True, True, False]]
+    assert keep(weights, Sampling(top_p=0.5)).tolist() == [[True, True, True, True, False]]
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}])
@@ -84,7 +89,8 @@ def test_draws_follow_the_differentiated_distribution(options, temperature):
     mask = torch.ones(1, 1, dtype=torch.bool)
     masked = torch.full((1, 1), V - 1)
     uniforms = random_uniforms(1, N, 1, seed=4)
-    completions, kept = sample_completions(logits, masked, mask, uniforms, temperature, **options)
+    sampling = Sampling(temperature, **options)
+    completions, kept = sample_completions(logits, masked, mask, uniforms, sampling)
     count = torch.bincount(completions.flatten(), minlength=V).double()
     drawable = kept.flatten().nonzero().squeeze(1)
     logp, *_ = compute_logprobs(logits, logits, drawable.view(1, -1, 1), kept, mask, temperature)
@@ -107,14 +113,16 @@ def slow_xtc(q, threshold):
 def test_xtc_equals_the_rule(threshold):
     logits = torch.randn(200, 9, generator=torch.Generator().manual_seed(1)) * 2
     weights = integer_weights(logits, 0.8)
-    kept = keep(weights, top_p=0.9)
+    kept = keep(weights, Sampling(top_p=0.9))
     uniforms = random_uniforms(200, 4)
-    have = exclude_top_choices(weights, kept, uniforms, threshold, 1.0)
+    always = Sampling(xtc_threshold=threshold, xtc_probability=1.0)
+    have = exclude_top_choices(weights, kept, uniforms, always)
     q = (weights * kept).double() / (weights * kept).sum(dim=-1, keepdim=True)
     want = [slow_xtc(row, threshold) for row in q.tolist()]
     assert [set(row.nonzero().flatten().tolist()) for row in have] == want
     assert (have != kept).any()
-    assert torch.equal(exclude_top_choices(weights, kept, uniforms, threshold, 0.0), kept)
+    never = Sampling(xtc_threshold=threshold)
+    assert torch.equal(exclude_top_choices(weights, kept, uniforms, never), kept)
 
 
 def test_xtc_draws_follow_the_exact_mixture():
@@ -125,9 +133,15 @@ def test_xtc_draws_follow_the_exact_mixture():
     N = 100_000
     probability = 0.4
     threshold = 0.15
-    options = {"top_p": 0.9, "min_p": 0.03}
+    sampling = Sampling(
+        temperature=0.8,
+        top_p=0.9,
+        min_p=0.03,
+        xtc_threshold=threshold,
+        xtc_probability=probability,
+    )
     logits = torch.tensor([1.2, 0.9, 0.5, 0.1, -0.2, -0.8, -1.5, float("-inf")])
-    kept = keep(integer_weights(logits, 0.8), **options)
+    kept = keep(integer_weights(logits, 0.8), sampling)
     q = restrict(log_softmax(logits, 0.8), kept).exp().double()  # (V,)
     stays = slow_xtc(q.tolist(), threshold)
     dropped = torch.tensor([v in stays for v in range(V)]) * q
@@ -138,10 +152,7 @@ def test_xtc_draws_follow_the_exact_mixture():
         torch.full((N, 1), V - 1),
         torch.ones(N, 1, dtype=torch.bool),
         random_uniforms(N, 2, 1, seed=4),
-        0.8,
-        xtc_threshold=threshold,
-        xtc_probability=probability,
-        **options,
+        sampling,
     )
     assert kept.gather(-1, completions.transpose(1, 2)).all()  # so its log-probability is finite
     pairs = completions[:, 0, 0] * V + completions[:, 1, 0]  # (N,)
@@ -157,5 +168,33 @@ def test_draw_is_the_inverse_of_the_cumulative_weights():
 def test_extreme_logits():
     infinite = float("-inf")
     logits = torch.tensor([[1e30, -1e30, 0.0], [-1e30, -1e30, -1e30], [infinite, infinite, 3.0]])
-    kept = keep(integer_weights(logits, 0.8), top_p=0.9, min_p=0.1)
+    kept = keep(integer_weights(logits, 0.8), Sampling(top_p=0.9, min_p=0.1))
     assert kept.tolist() == [[True, False, False], [True, True, True], [False, False, True]]
+
+
+def slow_penalty(s, seen, penalty):
+    """Centre one blank's logits, and make what was seen less likely, one character at a time."""
+    mean = sum(s[:-1]) / (len(s) - 1)  # of all but the mask token
+    centred = [x - mean for x in s]
+    for v in seen:
+        centred[v] = centred[v] / penalty if centred[v] > 0 else centred[v] * penalty
+    return centred[:-1]
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 9), (2, 6, 3, 9)])  # (B,T,V), (B,T,K,V)
+def test_the_repetition_penalty_is_a_loop_over_what_is_visible(shape):
+    """Blanks and padding are no characters, and a shift of the logits changes nothing."""
+    logits = torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    logits[..., -1] = -1e9  # the mask token
+    masked = torch.tensor([[3, 8, 5, 8, 3, 7], [4, 8, 1, -1, -1, -1]])  # (B,T)
+    seen = [{3, 5, 7}, {4, 1}]
+    have = penalise_repetition(logits, masked, masked == 8, 1.3)
+    assert have.shape == logits.shape and (have[..., -1] < -1e8).all()
+    for row, found, visible in zip(logits, have, seen):
+        for s, penalised in zip(row.view(-1, 9).tolist(), found.view(-1, 9).tolist()):
+            assert penalised[:-1] == pytest.approx(slow_penalty(s, visible, 1.3))
+    shifts = 100 * torch.randn(*shape[:-1], 1, dtype=torch.float64)
+    shifted = penalise_repetition(logits + shifts, masked, masked == 8, 1.3)
+    torch.testing.assert_close(shifted[..., :-1], have[..., :-1])
+    same = penalise_repetition(logits, masked, masked == 8, 1.0)
+    torch.testing.assert_close(same.softmax(dim=-1), logits.softmax(dim=-1))
