@@ -1,0 +1,158 @@
+"""Runs what the tables of the READMEs show, and keeps the figures in .github/figures.json.
+
+    PYTHONPATH=. python .github/figures.py run              # hours; skips what is there
+    PYTHONPATH=. python .github/figures.py run latent       # rows with this in their name
+    PYTHONPATH=. python .github/figures.py table            # prints the rows in Markdown
+
+Each figure is the mean over seeds, ± half of the range.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+FILE = Path(__file__).with_name("figures.json")
+COLUMNS = {  # of one row of evaluation.json: title and digits
+    "valid_words": ("valid", 3),
+    "exact_words": ("exact", 3),
+    "distinct_words": ("distinct", 3),
+    "different_valid_words": ("words in 16", 2),
+    "ngram_bits": ("bits", 2),
+    "pass@16": ("pass@16", 3),
+    "entropy": ("entropy", 2),
+    "mean_kl": ("KL", 2),
+}
+ROWS = [  # the flags beyond config/grpo_config.py
+    "none",
+    "config/latent.py",
+    "--kl_beta=0",
+    "config/fooled.py",
+    "config/fooled.py --kl_beta=0.4",
+    "--baseline=mean --scale_rewards=group",
+    "--credit=input",
+    "config/cispo.py",
+    "config/sapo.py",
+    "config/gmpo.py",
+    "config/dppo.py",
+    "config/gspo.py",
+    "config/dapo.py",
+    "config/dr_grpo.py",
+    "config/rloo.py",
+    "config/top_entropy.py",
+    "config/moving_reference.py",
+    "--importance_sampling_level=none --num_iterations=1",
+    "--kl_estimator=k1",
+    "--kl_estimator=k2",
+    "--kl_estimator=k3",
+    "--group_size=2",
+    "--scale_rewards=batch",
+    "--num_iterations=4",
+    "--num_iterations=4 --minibatch_size=16",
+    "--clip_eps_high=0.28 --clip_delta=4",
+    "--loss_type=dapo",
+    "--loss_type=sum",
+    "--entropy_coef=0.1",
+    "--temperature=0.7",
+    "--top_k=5",
+    "--top_p=0.9",
+    "--min_p=0.05",
+    "--xtc_probability=0.5",
+    "--judge_score=probability --kl_beta=0.05",
+    "--reward=judge:1,data/vowels.py:vowels:2",
+    "--reference_mode=periodic",
+    "--masking=word --hidden_words=2",
+    "config/latent.py --kl_beta=0.7",
+    "config/latent.py --kl_beta=0.4",
+    "--group_size=32",
+]
+
+
+def stored():
+    return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def run(row, seed, folder):
+    """Make one run, and take from its files what the tables need: -> dict."""
+    name = "".join(c if c.isalnum() else "-" for c in row) + f"-{seed}"
+    out = Path(folder) / name
+    if not (out / "evaluation.json").exists():
+        flags = [] if row == "none" else shlex.split(row)
+        own = [f"--seed={seed}", f"--out_dir={out}", "--eval_interval=1000"]
+        command = [sys.executable, "train_grpo.py", "config/grpo_config.py", *flags, *own]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **quiet)
+    table = json.loads((out / "evaluation.json").read_text())
+    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    table["after_sample"]["mean_kl"] = last["mean_kl"]
+    return table
+
+
+def run_all(args):
+    rows = [row for row in ROWS if args.only in row] if args.only else ROWS
+    lock = Lock()
+
+    def one(job):
+        row, seed = job
+        if seed in stored().get(row, {}):
+            return
+        table = run(row, seed, args.folder)
+        with lock:
+            figures = stored()
+            figures.setdefault(row, {})[seed] = table
+            FILE.write_text(json.dumps(figures, indent=0, sort_keys=True))
+            print(row, seed, flush=True)
+
+    jobs = [(row, seed) for seed in args.seeds.split(",") for row in rows]
+    with ThreadPoolExecutor(args.workers) as pool:
+        list(pool.map(one, jobs))
+
+
+def cell(values, digits):
+    """Write the mean over seeds, ± half of their range."""
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {np.ptp(values) / 2:.{digits}f}"
+
+
+def line(title, tables, row):
+    """Write one row of the tables of all seeds as a line of Markdown."""
+    cells = []
+    for name, (_, digits) in COLUMNS.items():
+        values = [table[row][name] for table in tables if name in table[row]]
+        cells.append(cell(values, digits) if values else "")
+    return f"| {title} | {len(tables)} | " + " | ".join(cells) + " |"
+
+
+def print_tables():
+    """Print every row of the default run and of the latent's, then `after_sample` of all."""
+    figures = stored()
+    titles = " | ".join(title for title, _ in COLUMNS.values())
+    for run_of in ("none", "config/latent.py"):
+        if run_of in figures:
+            tables = list(figures[run_of].values())
+            print(f"\n| {run_of} | seeds | {titles} |\n|" + "---|" * (len(COLUMNS) + 2))
+            for row, content in tables[0].items():
+                if isinstance(content, dict):
+                    print(line(row, tables, row))
+    print(f"\n| change | seeds | {titles} |\n|" + "---|" * (len(COLUMNS) + 2))
+    for row in ROWS:
+        if row in figures:
+            print(line(f"`{row}`", list(figures[row].values()), "after_sample"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("only", nargs="?", help="rows with this in their name")
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", default="out-figures", help="where the runs are kept")
+    arguments = parser.parse_args()
+    run_all(arguments) if arguments.what == "run" else print_tables()
