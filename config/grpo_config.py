@@ -27,4 +27,4 @@ scale_rewards = "none"
 baseline = "leave_one_out"
 kl_beta = 0.4
 credit = "run"  # a word need not answer for the others
-eval_inputs = 512
+eval_inputs = 256

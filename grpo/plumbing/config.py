@@ -42,7 +42,7 @@ class Config:
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
     save_interval: int = 10  # steps between checkpoints; one is also written at the end
     eval_interval: int = 10  # steps between looks at a few held-out inputs
-    eval_inputs: int = 512  # held-out inputs of the final table
+    eval_inputs: int = 256  # held-out inputs of the final table
     replay: bool = True  # after each step a line of replay.jsonl, for `python -m grpo.tools.replay`
     wandb_log: bool = False  # log to Weights & Biases too
     wandb_project: str = "fill-in-grpo"  # its project
