@@ -55,7 +55,7 @@ def read(path, keys=MODEL_KEYS):
 
     Raises a Mistake for a file that is missing, or damaged, or no checkpoint with these keys.
     """
-    path = find(path)
+    path = Path(path)
     fix = "make it again, or name another"
     if path.name == LATEST and path.with_name(PREVIOUS).exists():
         fix = f"the one saved before it is {PREVIOUS}: rename that to {LATEST}"
@@ -64,7 +64,7 @@ def read(path, keys=MODEL_KEYS):
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch.load notices no flipped bit
         content = torch.load(path, map_location="cpu", weights_only=True)
-        whole = not damaged and {*keys} <= {*content}
+        whole = not damaged and isinstance(content, dict) and {*keys} <= {*content}
     except Exception:  # whatever a foreign file makes of zipfile and torch.load
         whole = False
     refuse(not whole, f"checkpoint {path} is damaged, or no checkpoint; {fix}")
@@ -108,8 +108,8 @@ def build(content, kind, vocabulary, path):
 
 
 def load_model(path, kind, vocabulary):
-    """Read and build in one go: see `read` and `build`."""
-    return build(read(path), kind, vocabulary, path)
+    """Find, read and build in one go: see `find`, `read` and `build`."""
+    return build(read(find(path)), kind, vocabulary, path)
 
 
 def save_training(config, generator, reference, adamw, iteration, vocabulary):

@@ -248,7 +248,8 @@ def resume(out, given):
     path = Path(out) / LATEST
     state = training_state(read(path), path)
     old = from_saved(state["config"], str(path))
-    new = replace(old, **given, init_from="resume", out_dir=out)
+    here = {"init_from": "resume", "out_dir": out}  # the folder that is read is the one to write
+    new = replace(old, **given | here)
     refuse(
         ".py:" in old.reward and "reward" not in given,
         "resume: the reward runs a file, which a checkpoint may not ask for;"
@@ -259,7 +260,7 @@ def resume(out, given):
         f"resume: {out} is at step {state['iteration']} already; give a larger max_iters,"
         f" or for its table: python -m grpo.evaluation {out}",
     )
-    before = asdict(replace(old, init_from="resume", out_dir=out))
+    before = asdict(replace(old, **here))
     changes = [f"{k} {before[k]} -> {x}" for k, x in asdict(new).items() if x != before[k]]
     if state["processes"] != n_processes():
         changes.append(f"processes {state['processes']} -> {n_processes()}")
