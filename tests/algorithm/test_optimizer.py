@@ -1,0 +1,105 @@
+"""The optimizer against AdamW written out by hand, and the learning rate of each step."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import train_grpo
+from grpo.optimizer import Optimizer, learning_rate
+from grpo.plumbing.config import Config
+
+SCHEDULE = {"learning_rate": 8e-3, "min_lr": 2e-3, "warmup_iters": 3, "max_iters": 11}
+RATES = [2e-3, 4e-3, 6e-3, 8e-3]  # a linear warm-up, and from there on a cosine of eight steps
+RATES += [2e-3 + 6e-3 * (1 + c) / 2 for c in (0.92388, 0.70711, 0.38268, 0)]  # cos(i π/8)
+RATES += [2e-3 + 6e-3 * (1 - c) / 2 for c in (0.38268, 0.70711, 0.92388, 1)]
+
+
+def test_the_rate_warms_up_and_falls_to_min_lr_on_a_cosine():
+    config = Config(**SCHEDULE)
+    have = [learning_rate(step, config) for step in range(14)]
+    assert have == pytest.approx([*RATES, 2e-3, 2e-3], rel=1e-4)
+    sooner = Config(**SCHEDULE | {"max_iters": 100, "lr_decay_iters": 11})
+    assert [learning_rate(step, sooner) for step in range(14)] == have
+    cold = Config(**SCHEDULE | {"warmup_iters": 0})
+    assert learning_rate(0, cold) == 8e-3, "the first rate of a run without warm-up"
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_a_run_sets_the_rate_of_every_step_also_when_it_goes_on(monkeypatch, start):
+    rates = []
+    monkeypatch.setattr(train_grpo, "grpo_step", lambda *_: (None, {}))
+    nothing = dict.fromkeys("generator policy reference reference_network rewards".split())
+    run = SimpleNamespace(
+        config=Config(**SCHEDULE),
+        start=start,
+        optimizer=SimpleNamespace(set_learning_rate=rates.append),
+        draw_batch=lambda step: None,
+        log_and_save=lambda *_: None,
+        **nothing,
+    )
+    train_grpo.train(run)
+    assert rates == pytest.approx(RATES[start:11], rel=1e-4)
+
+
+def make(**settings):
+    """Make a model of a matrix and a vector, and its optimizer."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2).double()
+    return model, Optimizer(model, Config(**settings))
+
+
+def weights_of(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def slow_adamw(weights, gradients, rates, config):
+    """AdamW (1711.05101, Algorithm 2) on the matrix's six numbers and the vector's two."""
+    decay = config.weight_decay * torch.tensor([1.0] * 6 + [0.0] * 2).double()
+    m = v = 0
+    for i, (g, rate) in enumerate(zip(gradients, rates), 1):
+        if config.grad_clip:
+            g = g * min(1, config.grad_clip / g.norm().item())
+        m = config.beta1 * m + (1 - config.beta1) * g
+        v = config.beta2 * v + (1 - config.beta2) * g**2
+        direction = m / (1 - config.beta1**i) / ((v / (1 - config.beta2**i)).sqrt() + 1e-8)
+        weights = weights - rate * decay * weights - rate * direction
+    return weights
+
+
+@pytest.mark.parametrize("grad_clip", [0.0, 1.5])
+def test_steps_are_adamw_on_the_gradient_with_its_norm_clipped(grad_clip):
+    """The second gradient is long, so a clip changes how it weighs against the others; the norm is
+    that of all parameters together, before the clip."""
+    model, optimizer = make(grad_clip=grad_clip, weight_decay=0.1, beta1=0.8, beta2=0.95)
+    g = torch.Generator().manual_seed(1)
+    gradients = torch.randn(3, 8, generator=g).double() * torch.tensor([[0.1], [9.0], [0.3]])
+    rates = [0.01, 0.02, 0.005]
+    config = Config(grad_clip=grad_clip, weight_decay=0.1, beta1=0.8, beta2=0.95)
+    want = slow_adamw(weights_of(model), gradients, rates, config)
+    for gradient, rate in zip(gradients, rates):
+        optimizer.set_learning_rate(rate)
+        for half in (0.25, 0.75):  # the gradients of micro-batches add up
+            loss = (torch.cat([p.flatten() for p in model.parameters()]) * half * gradient).sum()
+            loss.backward()
+        norm = optimizer.step(loss.detach())
+        assert norm.item() == pytest.approx(gradient.norm().item()), "norm of the gradient"
+    torch.testing.assert_close(weights_of(model), want, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["gradient", "loss"])
+def test_what_is_not_finite_changes_neither_weights_nor_moments(where, bad):
+    model, optimizer = make()
+    before = weights_of(model)
+    model.weight.grad, model.bias.grad = torch.ones(2, 3).double(), torch.ones(2).double()
+    loss = torch.tensor(1.0)
+    if where == "gradient":
+        model.weight.grad[1, 1] = bad
+    else:
+        loss = loss * bad
+    norm = optimizer.step(loss)
+    assert norm.isfinite() == (where == "loss")
+    assert torch.equal(weights_of(model), before)
+    assert not optimizer.adamw.state, "AdamW's moments"
+    assert all(p.grad is None for p in model.parameters()), "what the next update begins with"
