@@ -1,149 +1,160 @@
-"""What no test may take on faith: expected gradients, by enumeration of every group.
+"""What no test may take on faith: expected gradients, found by enumerating every group.
 
-Letters: T = 2 blanks, V = 3 characters, G = 2 completions. A group is what one step draws for one
-input; the loss of each is weighed by the group's probability. Temperature and truncation are on.
+A group is what one step draws for one input. The loss of each group is weighed by the group's
+probability. Temperature and truncation are on.
+
+Letters: T = 2 blanks, which are one word, V = 3 characters, G = 2 completions, K = 2 values of the
+latent z. A policy has the leaves letters (1,T,V), or prior (1,1,K) and letters (1,T,K,V).
 """
-
-import itertools
 
 import pytest
 import torch
-from grpo.policy import logprobs
-from grpo.rollout import Rollout
 
-from grpo import sampling
 from grpo.advantage import group_advantages
-from grpo.logprobs import log_softmax, restrict
-from grpo.loss import grpo_loss
+from grpo.batch import make_batch
+from grpo.latent import Latent
+from grpo.loss import grpo_loss, loss_weights
 from grpo.plumbing.config import Config
-from grpo.sampling import Fills
+from grpo.product import Product
+from grpo.reward import Rewards
+from grpo.sampling import Fills, Sampling
 
-V, T, G, TEMPERATURE = 3, 2, 2, 0.8
-LOGITS = torch.tensor([[[0.3, -0.5, 1.1], [0.9, 0.2, -0.4]]], dtype=torch.float64)  # (1,T,V)
-REFERENCE = torch.tensor([[[0.1, 0.4, -0.3], [-0.2, 0.6, 0.5]]], dtype=torch.float64)  # (1,T,V)
-KEPT = torch.tensor([[[True, False, True], [True, True, True]]])  # (1,T,V), frozen
-ALL = torch.ones_like(KEPT)
+V, T, G, K, TAU = 3, 2, 2, 2, 0.8
 MASK = torch.ones(1, T, dtype=torch.bool)
-REWARD = torch.tensor(
-    [[0.1, 0.9, 0.3], [0.5, 0.2, 0.8], [0.7, 0.4, 0.6]], dtype=torch.float64
-)  # (V,V), of the fill (y_0, y_1)
+
+
+def numbers(seed, *shape):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=g, dtype=torch.float64)
+
+
+LOGITS = torch.tensor([[[0.3, -0.5, 1.1], [0.9, 0.2, -0.4]]], dtype=torch.float64)  # (1,T,V)
+NOW = {Product: [LOGITS], Latent: [numbers(1, 1, 1, K), numbers(2, 1, T, K, V)]}
+REFERENCE = {Product: [numbers(3, 1, T, V)], Latent: [numbers(4, 1, 1, K), numbers(5, 1, T, K, V)]}
+TRUNCATED = torch.tensor([[[1, 0, 1], [1, 1, 1]], [[1, 1, 0], [0, 1, 1]]]).bool()[None]
+KEPT = {Latent: TRUNCATED, Product: TRUNCATED[:, 0]}  # the set S, which later updates keep
+ALL = {policy: torch.ones_like(kept) for policy, kept in KEPT.items()}
+REWARD = numbers(6, V, V)  # of the fill (y_0, y_1)
+BOTH = pytest.mark.parametrize("policy", [Product, Latent])
 
 
 def settings(**changes):
-    """Plain policy gradient and no KL, but for the changes."""
-    own = {
-        "loss_type": "sum",
-        "baseline": "leave_one_out",
-        "scale_rewards": "none",
-        "credit": "input",
-        "temperature": TEMPERATURE,
-        "kl_beta": 0.0,
-    }
-    return Config(**(own | changes))
+    """Ask for plain policy gradient without a KL, but for the changes."""
+    own = {"loss_type": "sum", "baseline": "leave_one_out", "scale_rewards": "none"}
+    return Config(**(own | {"group_size": G, "kl_beta": 0.0} | changes))
 
 
-def log_q(logits, kept):
-    return restrict(log_softmax(logits, TEMPERATURE), kept)  # (1,T,V)
+def distribution(policy, leaves, batch, **options):
+    """Make the policy of inputs that are all alike."""
+    B = len(batch.mask)
+    logits = [x.expand(B, T, *x.shape[2:]) for x in leaves]
+    return policy(*logits, batch, Sampling(TAU, **options))
 
 
-def all_fills(kept):
-    """Every fill of the two blanks: (y_0, y_1)."""
-    return list(itertools.product(*(kept[0, t].nonzero().flatten().tolist() for t in range(T))))
+def pairs(leaves, kept):
+    """Compute P(z, y_0, y_1) by its definition: (K,V,V). A product is a latent of one value."""
+    *prior, letters = leaves
+    pi = (prior[0][0, 0] / TAU).softmax(dim=0) if prior else torch.ones(1, dtype=torch.float64)
+    weights = (letters / TAU).exp() * kept
+    first, second = (weights / weights.sum(dim=-1, keepdim=True)).view(T, -1, V)  # (K,V) each
+    return pi[:, None, None] * first[:, :, None] * second[:, None]
 
 
-def all_groups(logits, kept):
-    """Every group of G independent draws, and its probability: (G,T), a number."""
-    q = log_q(logits, kept).exp().detach()[0]  # (T,V)
-    groups = []
-    for group in itertools.product(all_fills(kept), repeat=G):
-        chance = 1.0
-        for first, second in group:
-            chance *= (q[0, first] * q[1, second]).item()
-        groups.append((torch.tensor(group), chance))
-    assert sum(chance for _, chance in groups) == pytest.approx(1)
-    return groups
+def chances(leaves, kept):
+    """Compute the probability of each fill: (V,V)."""
+    return pairs(leaves, kept).sum(dim=0)
 
 
-def rewards_of(group):
-    """(G,T) -> (1,G,1)."""
-    return REWARD[group[:, 0], group[:, 1]].view(1, G, 1)
+def rewards_of(fills):
+    """Look the reward of whole fills up: (n,G,T) -> (n,G,T)."""
+    return REWARD[fills[..., 0], fills[..., 1]][..., None].expand(fills.shape)
 
 
-def compared(group):
-    return group_advantages(rewards_of(group), MASK, settings())
+def compared(fills, **changes):
+    return group_advantages(rewards_of(fills), MASK, settings(**changes))
 
 
-def without_rewards(group):
-    return torch.zeros(1, G, 1, dtype=torch.float64)
+def without_rewards(fills):
+    return torch.zeros(fills.shape, dtype=torch.float64)
 
 
-def expected_gradient(kept, config, advantages=compared, drawn_from=None):
-    """Σ over groups of P(group) · gradient of the step's loss, by LOGITS: (1,T,V).
+def expected_gradient(policy, kept, config, advantages=compared, drawn_from=None):
+    """Compute Σ over groups of P(group) · gradient of the step's loss, for each leaf.
 
-    advantages: of a group (G,T) -> (1,G,1) or (1,G,T). drawn_from: a kept set other than the one
-    that is differentiated.
+    `advantages` maps all groups (n,G,T) to theirs. `drawn_from` is a set S other than the one whose
+    log q is differentiated.
     """
-    leaf = LOGITS.clone().requires_grad_()
-    expected = 0
-    for group, chance in all_groups(leaf, kept if drawn_from is None else drawn_from):
-        now = logprobs(leaf, REFERENCE, Fills(group[None], kept, MASK), config)
-        old = now._replace(logp=now.logp.detach())
-        fills = Fills(group[None], kept, MASK)
-        batch = Rollout(None, fills, REFERENCE, old, None, advantages(group))
-        loss, _ = grpo_loss(now, batch, batch, config)
-        expected = expected + chance * loss
-    return torch.autograd.grad(expected, leaf)[0]
+    leaves = [x.clone().requires_grad_() for x in NOW[policy]]
+    chance = chances(NOW[policy], kept if drawn_from is None else drawn_from)  # (V,V)
+    fills = chance.nonzero()  # every fill that can be drawn: (m,T)
+    groups = torch.cartesian_prod(*[torch.arange(len(fills))] * G)  # (n,G)
+    y = fills[groups]  # (n,G,T)
+    of_group = chance[y[..., 0], y[..., 1]].prod(dim=1)  # (n,)
+    assert of_group.sum() == pytest.approx(1)
+
+    n = len(y)
+    batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), 0, G, (1,))
+    reference = distribution(policy, REFERENCE[policy], batch)
+    drawn = Fills(y, kept.expand(n, *kept.shape[1:]))
+    now = distribution(policy, leaves, batch).score(drawn, reference)
+    old = now.map(torch.detach)
+    weights = loss_weights(MASK, T, config) * of_group[:, None]  # (n,T)
+    loss, _ = grpo_loss(now, old, advantages(y), batch.words, weights, config)
+    return torch.autograd.grad(loss, leaves)
 
 
-def gradient_of(value):
-    """Of a function of the logits (1,T,V)."""
-    leaf = LOGITS.clone().requires_grad_()
-    return torch.autograd.grad(value(leaf), leaf)[0]
+def gradient_of(policy, value):
+    """Differentiate a function of the leaves."""
+    leaves = [x.clone().requires_grad_() for x in NOW[policy]]
+    return torch.autograd.grad(value(leaves), leaves)
 
 
-def expected_reward(logits, kept, reward=REWARD):
-    q = log_q(logits, kept).exp()[0]  # (T,V)
-    return (q[0][:, None] * q[1] * reward).sum()
+def gradient_of_expected_reward(policy, kept, reward=REWARD):
+    return gradient_of(policy, lambda leaves: (chances(leaves, kept) * reward).sum())
 
 
-def assert_same(have, want):
-    torch.testing.assert_close(have, want, rtol=0, atol=1e-10)
+def assert_opposite(have, want, factor=1.0):
+    """A loss falls where the reward rises."""
+    for a, b in zip(have, want):
+        assert b.abs().max() > 1e-3
+        torch.testing.assert_close(-a, factor * b, rtol=0, atol=1e-10)
 
 
+@BOTH
 @pytest.mark.parametrize("baseline, factor", [("leave_one_out", 1.0), ("mean", 1 - 1 / G)])
 @pytest.mark.parametrize("level", ["token", "none"])
-def test_expected_gradient_is_that_of_the_expected_reward(baseline, factor, level):
-    """leave_one_out: the reward of the others is independent of a draw, hence no bias.
-    mean: r_j − 1/G Σ_i r_i = (1 − 1/G) r_j − 1/G Σ_{i≠j} r_i, hence 1 − 1/G of it."""
+def test_expected_gradient_is_that_of_the_expected_reward(policy, baseline, factor, level):
+    """The reward of the other fills is independent of a draw, so leave_one_out has no bias.
+
+    With mean r_j − 1/G Σ_i r_i = (1 − 1/G) r_j − 1/G Σ_{i≠j} r_i, so it finds 1 − 1/G of it.
+    """
     config = settings(baseline=baseline, importance_sampling_level=level)
-    have = expected_gradient(
-        KEPT, config, lambda group: group_advantages(rewards_of(group), MASK, config)
-    )
-    want = gradient_of(lambda logits: expected_reward(logits, KEPT))
-    assert want.abs().max() > 1e-2
-    assert_same(-have, factor * want)
+    kept = KEPT[policy]
+    have = expected_gradient(policy, kept, config, lambda y: compared(y, baseline=baseline))
+    assert_opposite(have, gradient_of_expected_reward(policy, kept), factor)
 
 
 XTC = {"xtc_threshold": 0.2, "xtc_probability": 0.5}
 
 
+@BOTH
 @pytest.mark.parametrize(
     "options",
     [{}, {"top_k": 2}, {"top_p": 0.8}, {"min_p": 0.4}, XTC, XTC | {"min_p": 0.2}],
     ids=str,
 )
-def test_on_policy_gradient_with_each_sampler_option(options):
-    """On every kept set that the sampler makes: the gradient of E[r]."""
-    uniforms = torch.rand(40, G, T, generator=torch.Generator().manual_seed(0))
-    mask = MASK.expand(40, T)
-    rows = LOGITS.expand(40, T, V)
-    _, kept = sampling.sample_completions(rows, mask, mask, uniforms, TEMPERATURE, **options)
-    kept_sets = kept.unique(dim=0)
-    assert (len(kept_sets) > 1) == ("xtc_probability" in options)
-    for kept in kept_sets:
-        have = expected_gradient(kept[None], settings())
-        want = gradient_of(lambda logits: expected_reward(logits, kept[None]))  # noqa: B023
-        assert_same(-have, want)
+def test_expected_gradient_with_each_sampler_option(policy, options):
+    """On every set S that the sampler makes it is the gradient of E[r] on that set."""
+    n = 40
+    batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), 0, G, (1,))
+    fills = distribution(policy, NOW[policy], batch, **options).sample(batch.uniforms)
+    sets = fills.kept.unique(dim=0)
+    assert (len(sets) > 1) == ("xtc_probability" in options)
+    assert sets.all() == (not options)
+    for kept in sets[:, None]:
+        have = expected_gradient(policy, kept, settings())
+        want = gradient_of_expected_reward(policy, kept)
+        torch.testing.assert_close([-x for x in have], [*want], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -151,60 +162,112 @@ def test_on_policy_gradient_with_each_sampler_option(options):
     [(KEPT, rewards_of, True), (ALL, rewards_of, False), (ALL, compared, True)],
 )
 def test_sampling_from_one_distribution_and_differentiating_another(scored_on, advantages, right):
-    """Drawn with truncation, scored without: wrong, as soon as the advantages of a group do not add
-    up to 0. While they do (every ratio 1, a group baseline), the error cancels within the group,
-    which is why it is so rarely noticed."""
-    have = expected_gradient(scored_on, settings(), advantages, drawn_from=KEPT)
-    want = gradient_of(lambda logits: expected_reward(logits, KEPT))
+    """Drawn with truncation and scored without, the gradient is wrong.
+
+    It is right by luck as long as the advantages of a group add up to 0 (every ratio is 1, and the
+    baseline is the group's), because then the error cancels. So it is rarely noticed.
+    """
+    kept = KEPT[Product]
+    (have,) = expected_gradient(Product, scored_on[Product], settings(), advantages, kept)
+    (want,) = gradient_of_expected_reward(Product, kept)
     error = (-have - want).abs().max()
     assert error < 1e-10 if right else error > 1e-2
 
 
-def kl_of_fills(log_p, log_r):
-    """KL of whole fills, by the sum over all of them: (1,T,V) twice."""
-    log_fill = log_p[0, 0][:, None] + log_p[0, 1]  # (V,V)
-    log_ref_fill = log_r[0, 0][:, None] + log_r[0, 1]  # (V,V)
-    return (log_fill.exp() * (log_fill - log_ref_fill)).sum()
+def divergence(p, r):
+    """Compute KL(p‖r), by the sum over all pairs (z, y), or over all fills."""
+    return (p * (p / r).log()).sum()
 
 
-@pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
-def test_expected_gradient_of_each_kl_estimator(estimator):
-    """On-policy, untruncated: k1's is 0, those of k2 and the exact KL are that of KL(π‖ref), k3's
-    is that of KL(ref‖π)."""
+@pytest.mark.parametrize(
+    "policy, estimator",
+    [*((Product, name) for name in ("exact", "k1", "k2", "k3")), (Latent, "exact"), (Latent, "k1")],
+)
+def test_expected_gradient_of_each_kl_estimator(policy, estimator):
+    """Those of k2 and the exact KL are that of KL(π‖ref), k3's is that of KL(ref‖π), k1's is 0.
+
+    This holds on-policy and untruncated. The latent's exact KL is that of the pair (z, y).
+    """
     config = settings(kl_estimator=estimator, kl_beta=1.0)
-    have = expected_gradient(ALL, config, without_rewards)
-    log_r = log_softmax(REFERENCE, TEMPERATURE)
+    have = expected_gradient(policy, ALL[policy], config, without_rewards)
+    r = pairs(REFERENCE[policy], ALL[policy])  # (K,V,V)
 
-    def value(logits):
-        log_p = log_softmax(logits, TEMPERATURE)
-        forward = kl_of_fills(log_p, log_r)
-        reverse = kl_of_fills(log_r, log_p)
-        return {"exact": forward, "k1": 0 * forward, "k2": forward, "k3": reverse}[estimator]
+    def value(leaves):
+        p = pairs(leaves, ALL[policy])
+        forward = divergence(p, r)
+        return {"k1": 0 * forward, "k3": divergence(r, p)}.get(estimator, forward)
 
-    assert_same(have, gradient_of(value))
-
-
-def test_expected_entropy_bonus():
-    have = expected_gradient(ALL, settings(entropy_coef=1.0), without_rewards)
-
-    def minus_entropy(logits):
-        log_p = log_softmax(logits, TEMPERATURE)
-        return (log_p.exp() * log_p).sum()
-
-    assert_same(have, gradient_of(minus_entropy))
+    torch.testing.assert_close(have, gradient_of(policy, value), rtol=0, atol=1e-10)
 
 
-def test_credit_per_blank_climbs_each_blanks_own_reward():
-    """With rewards (B,G,T), blank t's expected gradient is that of E[reward_t] with respect to its
-    own logits."""
-    config = settings(credit="run")
-    per_blank = [REWARD, REWARD.T * 0.5]  # reward of blank 0, of blank 1
+@BOTH
+def test_expected_entropy_bonus(policy):
+    have = expected_gradient(policy, ALL[policy], settings(entropy_coef=1.0), without_rewards)
 
-    def advantages(group):
-        rewards = [reward[group[:, 0], group[:, 1]] for reward in per_blank]  # (G,) each
-        return group_advantages(torch.stack(rewards, dim=1)[None], MASK, config)  # (1,G,T)
+    def entropy(leaves):
+        p = pairs(leaves, ALL[policy])
+        return -(p * p.log()).sum()
 
-    have = expected_gradient(KEPT, config, advantages)
-    for t, reward in enumerate(per_blank):
-        want = gradient_of(lambda logits: expected_reward(logits, KEPT, reward))  # noqa: B023
-        assert_same(-have[:, t], want[:, t])
+    assert_opposite(have, gradient_of(policy, entropy))
+
+
+def test_reward_of_each_blank_moves_that_blank():
+    """With a reward of its own, blank t's expected gradient is that of E[reward_t]."""
+    of_blanks = [REWARD, REWARD.T * 0.5]  # of blank 0, of blank 1
+
+    def advantages(y):
+        rewards = [reward[y[..., 0], y[..., 1]] for reward in of_blanks]  # (n,G) each
+        return group_advantages(torch.stack(rewards, dim=-1), MASK, settings())  # (n,G,T)
+
+    (have,) = expected_gradient(Product, KEPT[Product], settings(), advantages)
+    for t, reward in enumerate(of_blanks):
+        (want,) = gradient_of_expected_reward(Product, KEPT[Product], reward)
+        assert_opposite(have[:, t], want[:, t])
+
+
+@pytest.mark.parametrize("credit", ["run", "input"])
+@pytest.mark.parametrize("loss_type", ["sum", "grpo"])
+def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
+    """The optimum of both credits is q = p, with words of one and of three letters in an input.
+
+    p and q_ref are products over letters, and a word's reward is log p/q_ref. The expected gradient
+    is exact: every fill is in the group, and counts as often as the policy would draw it.
+    """
+    mask = torch.tensor([[True, False, True, True, True]])  # (1,5)
+    fills = torch.cartesian_prod(*[torch.arange(V)] * 4)  # (81,4)
+    n = len(fills)
+    completions = torch.zeros(1, n, 5, dtype=torch.long)  # (1,81,5)
+    completions[:, :, mask[0]] = fills
+    batch = make_batch(torch.zeros(1, 5), mask, 0, n, (1,))
+    drawn = Fills(completions, mask[..., None].expand(1, 5, V))
+    text, base = (Product(numbers(seed, 1, 5, V), batch, Sampling()) for seed in (7, 8))
+    one, three = (torch.tensor(x) for x in ([0], [2, 3, 4]))  # where the words stand
+
+    def log_ratio(policy, word):
+        """Compute log of policy / base for a word of each fill: (81,)."""
+        difference = policy.log_prob(completions) - base.log_prob(completions)  # (1,81,5)
+        return difference[0][:, word].sum(dim=-1)
+
+    def score(*_):
+        """Give each letter its word's log p/q_ref, as a judge does: (1,81,5)."""
+        scores = torch.zeros(1, n, 5, dtype=torch.float64)
+        for word in (one, three):
+            scores[0][:, word] = log_ratio(text, word)[:, None]
+        return scores
+
+    reward, _ = Rewards({"judge": (score, 1.0)}, decode=None)(drawn, batch, credit)
+    options = {"credit": credit, "loss_type": loss_type, "importance_sampling_level": "none"}
+    config = settings(kl_beta=1.0, **options, group_size=n)
+    weights = loss_weights(mask, 4, config)
+    logits = base.logits.clone().requires_grad_()
+    for _ in range(150):
+        q = Product(logits, batch, Sampling())
+        now = q.score(drawn, base)
+        chance = q.log_prob(completions).detach().sum(dim=-1, keepdim=True).exp()  # (1,81,1)
+        loss, _ = grpo_loss(now, now, n * chance * reward, batch.words, weights, config)
+        (slope,) = torch.autograd.grad(loss, logits)
+        logits.data -= 2 / (n * weights[0, 0]) * slope  # as long a step with either loss_type
+    for word in (one, three):
+        x, y = log_ratio(text, word), log_ratio(q, word)
+        assert (x @ y / (x @ x)).item() == pytest.approx(1, abs=0.02), f"{len(word)} letters"
+        torch.testing.assert_close(y, x, rtol=0, atol=0.01)
