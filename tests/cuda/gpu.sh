@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the tests cannot say without a GPU, in about ten minutes, from the repository's root:
+# This checks what needs a GPU. It takes about ten minutes, and starts in the repository's root:
 #
-#     bash tests/cuda/gpu.sh         # what was said goes to out-gpu/, a file for each part
+#     bash tests/cuda/gpu.sh         # each part writes what it says to a file in out-gpu/
 #
 # Each part has its own limit in seconds, and none stops the next. compute-sanitizer and ncu come
 # with the CUDA toolkit; without them their parts fail, and the rest goes on.
@@ -17,7 +17,11 @@ part() {  # part SECONDS NAME COMMAND...
 }
 
 cat >"$OUT/check.py" <<'END'
-"""The kernel against its definitions on the same GPU. Letters: B inputs, T characters, G, V."""
+"""Compare the kernel with its definitions on the same GPU.
+
+Letters: B inputs, T characters, G completions of each, V vocabulary.
+"""
+
 import sys
 
 import torch
@@ -25,6 +29,7 @@ import torch
 from grpo import logprobs, sampling
 from grpo.cuda import kernel
 from grpo.plumbing.config import Config
+from grpo.sampling import Sampling
 from grpo.tools import bench
 
 DEVICE = torch.device("cuda", 0)
@@ -41,9 +46,9 @@ def make(B, T, G, V, dtype):
 
 
 def both(given, setting, sample, compute):
-    """Draws, their log-probabilities and a gradient, by the kernel or by its definitions."""
+    """Draw, score and differentiate, by the kernel or by its definitions."""
     logits, ref_logits, mask, masked, uniforms = given
-    completions, kept = sample(logits, masked, mask, uniforms, 0.8, *setting)
+    completions, kept = sample(logits, masked, mask, uniforms, Sampling(0.8, *setting))
     leaf = logits.detach().clone().requires_grad_()
     found = compute(leaf, ref_logits, completions, kept, mask, 0.8)
     logp, ref_logp, kl, entropy = found
@@ -64,7 +69,7 @@ def agree(have, given, *setting):
 
 
 def shapes():
-    """Every instantiation, with tails of rows and of columns."""
+    """Run every instantiation, with tails of rows and of columns."""
     for dtype in torch.float32, torch.bfloat16:
         for V in 1, 27, 28, 32, 33, 96, 97, 255, 256, 257, 1000, 1024:
             for G, *setting in (5, 0, 1.0, 0.0), (33, 5, 0.9, 0.01):
@@ -74,7 +79,7 @@ def shapes():
 
 
 def large():
-    """Offsets beyond 2^31 elements: the first and the last input of so many."""
+    """Pass 2^31 elements, and compare the first and the last input."""
     T, V, G = 64, 1024, 2
     B = 2**31 // (T * V) + 2
     given = make(B, T, G, V, torch.bfloat16)
@@ -85,11 +90,11 @@ def large():
 
 
 def step():
-    """Four steps of GRPO by the kernel, and four by its definitions, from the same weights."""
+    """Take four steps of GRPO by the kernel, and four by its definitions, from the same weights."""
     found = []
     for name in "cuda", "torch":
         config = Config(kernel=name, batch_size=16, minibatch_size=8, dtype="float32")
-        call, _ = bench.prepare(config, DEVICE)  # has made one
+        call, _ = bench.prepare(config, DEVICE)  # this has taken the first of them
         found.append([call()[1] for _ in range(3)][-1])
     for name, x in found[0].items():  # attention's gradient has no fixed order of its sums
         torch.testing.assert_close(x, found[1][name], rtol=5e-2, atol=2e-2, msg=name)
@@ -97,7 +102,7 @@ def step():
 
 
 def once():
-    """For ncu."""
+    """Launch everything once, for ncu to measure."""
     for dtype in torch.float32, torch.bfloat16:
         for V in 28, 256, 1024:
             fused(make(1024, 64, 16, V, dtype), 0, 0.95, 0.0)

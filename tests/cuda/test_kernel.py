@@ -1,8 +1,8 @@
-"""grpo/cuda/kernel.cu against its definitions in grpo/sampling.py and grpo/logprobs.py, on a CPU
-and, where there is one, on a GPU.
+"""The kernel is compared with its definitions in grpo/sampling.py and grpo/logprobs.py.
 
-On a CPU g++ compiles the same kernel.cu behind fiber.h, and `kernel.py` launches it as it would on
-a GPU: only `cuda.bindings` has a stand-in.
+This runs on a CPU and, where there is one, on a GPU. On a CPU g++ compiles the same kernel.cu
+behind fiber.h, and `kernel.py` launches it as it would on a GPU. Only `cuda.bindings` has a
+stand-in.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 """
@@ -20,8 +20,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from data.mistake import Mistake
 from grpo import logprobs, sampling
+from grpo.batch import make_batch
 from grpo.cuda import kernel
+from grpo.product import Product
+from grpo.sampling import Sampling
 
 EPS = 2.0**-24  # float32: half a unit in the last place of 1
 INF, NAN = float("inf"), float("nan")
@@ -38,7 +42,7 @@ both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 def compiled(folder, source, flags):
-    """The program or library that g++ makes of `source`."""
+    """Compile `source` with g++, after fiber.h: -> the path of the program or library."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
     (folder / "source.cc").write_text(HEADER + source)
@@ -48,8 +52,8 @@ def compiled(folder, source, flags):
 
 
 def stand_in(library):
-    """What kernel.py uses of cuda.bindings: it loads any name, and launches it on fibers."""
-    here = threading.local()  # a thread's context
+    """Make what kernel.py uses of cuda.bindings. It loads any name, and launches it on fibers."""
+    here = threading.local()  # each thread has a context of its own, or none
 
     def launch(name, x, y, z, threads, _, __, shared, stream, parameters, extra):
         assert (here.context, y, z, shared, stream, extra) == ("context", 1, 1, 0, 7, 0)
@@ -82,7 +86,7 @@ def stand_in(library):
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """kernel.cu on fibers: the C function run(name, blocks, threads, arguments)."""
+    """Compile kernel.cu for fibers: the C function run(name, blocks, threads, arguments)."""
     calls = [f'if (!strcmp(name, "{n}")) return launch({n}, blocks, threads, all);' for n in NAMES]
     run = "bool run(const char* name, unsigned blocks, unsigned threads, void** all)"
     source = f'{kernel.SOURCE.read_text()}\nextern "C" {run} {{ {"".join(calls)} return false; }}'
@@ -92,7 +96,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def compilers(tmp_path_factory):
-    """nvcc for two architectures, which takes as long as many tests: it begins before them."""
+    """Start nvcc for two architectures before the tests, because it takes as long as many."""
     folder = tmp_path_factory.mktemp("nvcc")
     table = ", ".join(f"(void*){name}" for name in NAMES)
     (folder / "all.cu").write_text(f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};')
@@ -119,7 +123,8 @@ def bindings(library, monkeypatch):
 
 @pytest.fixture(params=["fibers", pytest.param("gpu", marks=needs_gpu)])
 def device(request):
-    """Where the kernel runs. Tensors without values are full of NaN, or of the largest integer."""
+    """Run on fibers and on a GPU. Deterministic algorithms fill new tensors with NaN, or with the
+    largest integer, so a number that the kernel forgets to write is seen."""
     if request.param == "fibers":
         request.getfixturevalue("bindings")
     torch.use_deterministic_algorithms(True)
@@ -128,17 +133,17 @@ def device(request):
 
 
 def scattered(x):
-    """Every second number in memory."""
+    """Take x to every second place in memory."""
     return x.unsqueeze(-1).repeat(*[1] * x.dim(), 2)[..., 0]
 
 
 def shifted(x):
-    """One number further than where PyTorch begins a tensor, which is a multiple of 16 bytes."""
+    """Begin x one number later than PyTorch does, whose tensors begin at a multiple of 16 bytes."""
     return torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
 
 
 def inputs(B, T, G, V, blanks=0.7, dtype=torch.float32):
-    """logits, ref_logits (B,T,V), completions (B,G,T), kept (B,T,V), mask (B,T)."""
+    """Make logits, ref_logits (B,T,V), completions (B,G,T), kept (B,T,V) and mask (B,T)."""
     torch.manual_seed(V)
     logits = 3 * torch.randn(B, T, V)
     ref_logits = logits + torch.randn(B, T, V)
@@ -147,14 +152,17 @@ def inputs(B, T, G, V, blanks=0.7, dtype=torch.float32):
     logits, ref_logits = logits.to(dtype), ref_logits.to(dtype)
     mask = torch.rand(B, T) < blanks
     completions, kept = sampling.sample_completions(
-        logits, torch.zeros(B, T).long(), mask, torch.rand(B, G, T), 0.8, top_p=0.9
+        logits, torch.zeros(B, T).long(), mask, torch.rand(B, G, T), Sampling(0.8, top_p=0.9)
     )
     return logits, ref_logits, completions, kept, mask
 
 
 def check(device, *given, temperature=0.8):
-    """Forward and backward are the definitions' in float64, NaN where those are; always the same
-    bits. To a few roundings of each row's magnitude: its largest finite |log p| or |log r|."""
+    """Compare forward and backward with the definitions in float64, and runs with each other.
+
+    They agree to a few roundings of each row's magnitude, its largest finite |log p| or |log r|,
+    and are NaN where the definitions are. Every run gives the same bits.
+    """
     logits, ref_logits, completions, kept, mask = given
     gradients = [torch.randn(x.shape) for x in (completions, mask, mask)]
     wide = logits.double(), ref_logits.double(), completions, kept, mask, temperature
@@ -177,9 +185,10 @@ def check(device, *given, temperature=0.8):
         pulled = [change(g.to(device)) for g in gradients]
         torch.autograd.backward((logp, kl, entropy), pulled)
         runs.append([x.detach().cpu() for x in (logp, ref_logp, kl, entropy, leaf.grad)])
-    for x, y, allowed, *others in zip(runs[0], want, rooms, *runs[1:]):
+    names = "logp", "ref_logp", "kl", "entropy", "gradient"
+    for name, x, y, allowed, *others in zip(names, runs[0], want, rooms, *runs[1:]):
         near = (x == y) | ((x - y).abs() <= allowed) | (x.isnan() & y.isnan())
-        assert near.all()
+        assert near.all(), name
         for other in others:
             torch.testing.assert_close(x, other, rtol=0, atol=0, equal_nan=True)
     return runs[0]
@@ -194,17 +203,17 @@ def test_logprobs_agree_with_float64(device, V, dtype):
 
 def test_extreme_and_broken_rows(device):
     logits, ref_logits, completions, kept, mask = inputs(1, 15, 1500, 28, blanks=1)
-    logits[0, 0] = ref_logits[0, 0] = -INF  # one character alone: log p = 0, KL = H = 0
+    logits[0, 0] = ref_logits[0, 0] = -INF  # one character alone has log p = 0 and KL = H = 0
     logits[0, 0, 5] = ref_logits[0, 0, 5] = 2.0
     logits[0, 1] = 3e4 * torch.randn(28)
     logits[0, 2], ref_logits[0, 2] = 1e-30 * torch.randn(28), 1e-38
     logits[0, 3] = ref_logits[0, 3]  # KL 0
-    ref_logits[0, 4] = -60 * logits[0, 4].clamp(min=-9)  # of which all S is impossible: exp is 0
+    ref_logits[0, 4] = -60 * logits[0, 4].clamp(min=-9)  # it finds all of S impossible, exp is 0
     logits[0, 5] = 1e30  # the last bits of 1e30 are worth more than everything else
     ref_logits[0, 6] += 1e4
     logits[0, :, 1] = -INF  # still banned
     completions, kept = sampling.sample_completions(
-        logits, completions[:, 0], mask, torch.rand(1, 1500, 15), 0.5, top_p=0.95
+        logits, completions[:, 0], mask, torch.rand(1, 1500, 15), Sampling(0.5, top_p=0.95)
     )
     kept[0, 7] = kept[0, 7].roll(3)  # the likeliest is not in S, nor are all completions
     logits[0, 8] = -INF
@@ -267,9 +276,9 @@ def test_a_thread_without_a_context_gets_one(device):
 
 
 def at_the_edges(logits, temperature):
-    """Uniforms on both sides of each character's end: a weight that is off by one moves a draw.
+    """Make uniforms on both sides of each character's end: (B,T,V) -> (B,2V,T).
 
-    logits (B,T,V) -> (B,2V,T)
+    A weight that is off by one moves one of these draws.
     """
     ends = sampling.integer_weights(logits, temperature).cumsum(dim=-1)  # (B,T,V)
     total = ends[..., -1:]  # (B,T,1)
@@ -312,10 +321,32 @@ def test_the_sampler_keeps_and_draws_the_same(device, V, dtype):
     masked, mask = torch.randint(V, (3, 17)), torch.rand(3, 17) < 0.9
     for i, setting in enumerate(SETTINGS):
         given = logits, masked, mask, uniforms[:, i:]
-        want = sampling.sample_completions(*given, *setting)
+        options = Sampling(*setting)
+        want = sampling.sample_completions(*given, options)
         for change in torch.clone, scattered, shifted:
-            have = kernel.sample_completions(*[change(x.to(device)) for x in given], *setting)
-            assert all(torch.equal(x.cpu(), y) for x, y in zip(have, want))
+            have = kernel.sample_completions(*[change(x.to(device)) for x in given], options)
+            for name, x, y in zip(("completions", "kept"), have, want):
+                assert torch.equal(x.cpu(), y), name
+
+
+def test_a_fused_product_samples_and_scores_by_the_kernel(device, monkeypatch):
+    torch.manual_seed(0)
+    batch = make_batch(torch.randint(11, (2, 6)), torch.rand(2, 6) < 0.7, 11, 5, (0,))
+    batch = batch.map(lambda x: x.to(device))
+    logits, ref_logits = torch.randn(2, 2, 6, 12, device=device)  # (B,T,V) twice
+    launched, launch = [], kernel.launch
+    monkeypatch.setattr(kernel, "launch", lambda *all: launched.append(all[0]) or launch(*all))
+    found = []
+    for fused in (False, True):
+        how = Sampling(0.8, top_p=0.9, fused=fused)
+        leaf = logits.clone().requires_grad_()
+        q = Product(leaf, batch, how)
+        fills = q.sample(batch.uniforms)
+        scores = q.score(fills, Product(ref_logits, batch, how))
+        (scores.logp.sum() + scores.kl.sum() - scores.entropy.sum()).backward()
+        found.append(vars(fills) | vars(scores) | {"gradient": leaf.grad})
+        assert launched == (list(kernel.OPERATIONS) if fused else [])
+    torch.testing.assert_close(found[1], found[0])
 
 
 MEMORY = r"""
@@ -382,7 +413,7 @@ FAULTS = [  # what stands in kernel.cu, what is planted there, what the sanitize
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory):
-    """What the thread sanitizer says of the program with each fault, all at the same time."""
+    """Ask the thread sanitizer about the program with each of the faults, all at the same time."""
     if not Path(subprocess.getoutput("g++ -print-file-name=libtsan.so")).exists():
         pytest.skip("no thread sanitizer")
     source = kernel.SOURCE.read_text()
@@ -400,8 +431,8 @@ def sanitized(tmp_path_factory):
 
 @pytest.mark.parametrize("fault", range(len(FAULTS)))
 def test_lanes_do_not_race_and_offsets_are_long(sanitized, fault):
-    """What a lane reads of another one's writes a __syncwarp has ordered, all lanes meet at each
-    exchange, and rows beyond 2^32 numbers are found; a fault that is planted is noticed."""
+    """A __syncwarp comes between what one lane writes and another reads, all lanes meet at each
+    exchange, and rows beyond 2^32 numbers are found. Each planted fault is noticed."""
     message = FAULTS[fault][2]
     ran = sanitized[fault]
     if "FATAL: ThreadSanitizer" in ran.stderr:
@@ -466,7 +497,7 @@ def test_why_the_kernel_cannot_run_is_one_line(bindings, capsys, where, changes,
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == (where == "cuda") and all(line.endswith(reason) for line in lines)
     line = f"kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'"
-    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+    with pytest.raises(Mistake, match=f"^{re.escape(line)}$"):
         kernel.choose(config(kernel="cuda", **changes), torch.device(where), *sizes)
 
 
