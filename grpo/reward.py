@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from data import words
 from data.blanks import begins_word, mean_over_blanks, mean_over_words
-from data.mistake import Mistake
+from data.mistake import Mistake, refuse
 
 CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
 CUDA_ROWS = 8192  # bounds the memory of activations
@@ -78,20 +78,23 @@ def valid_words(lexicon, completions, batch, decode, cut=True):
     return torch.tensor(shares, device=mask.device).view(-1, G)
 
 
+@torch.enable_grad()  # as where the user tried it; the table is made without
 def own_reward(name, function, completions, batch, decode):
     """Call a user's function: -> (B,G) or (B,G,T). Raises a Mistake, from its error."""
     own = (completions.clone(), batch.masked.clone(), batch.mask.clone())  # it may write into them
     try:
         values = function(*own, decode)
-        values = torch.as_tensor(values, dtype=torch.float32, device=completions.device)
-    except Exception as error:  # whatever the user's code may raise
+        values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
+    except (Exception, SystemExit) as error:  # whatever the user's code may raise
         raise Mistake(f"reward {name} failed: {type(error).__name__}: {error}") from error
-    allowed = (completions.shape[:2], completions.shape)
-    if values.shape not in allowed or not values.isfinite().all():
-        raise Mistake(
-            f"reward {name} returned {tuple(values.shape)} numbers, or some that are not finite;"
-            f" it must return (B, G) = {tuple(allowed[0])} or (B, G, T) finite numbers"
-        )
+    whole, each = completions.shape[:2], completions.shape
+    refuse(
+        values.shape not in (whole, each),
+        f"reward {name} returned the shape {tuple(values.shape)}; it must be (B, G) ="
+        f" {tuple(whole)} or (B, G, T) = {tuple(each)}",
+    )
+    bad = int((~values.isfinite()).sum())
+    refuse(bad, f"reward {name} returned {bad} numbers that are NaN or infinite; give finite ones")
     return values
 
 

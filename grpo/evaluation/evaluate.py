@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data.blanks import mean_over_blanks
+from data.blanks import mean_over_blanks, sum_over_words
 from data.masking import parse_masking
 from data.words import decode, hidden_words, highlight, is_valid, lexicon
 from grpo.batch import Batch, make_batch
@@ -214,16 +214,25 @@ def table(policy, before, judge, rewards, held_out, config, after_row=lambda: No
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def peek(policy, before, held_out, step):
-    """Show five held-out texts, before and now, and the share of valid words in some more."""
+    """Show two held-out texts, before and now, and the share of valid words in some more.
+
+    They are those with the most blanks that stand in a word together, which can clash.
+    """
     few = replace(held_out, batch=held_out.batch[:PEEK])
-    texts = {"text": decode(few.batch.tokens, few.vocabulary)}
+    batch = few.batch
+    length = sum_over_words(batch.mask[:, None].float(), batch.words)[:, 0]  # (B,T) of its word
+    shown = length.sum(dim=1).argsort(descending=True, stable=True)[:2].tolist()
+    texts = {"text": decode(batch.tokens, few.vocabulary)}
     valid = []
     for name, model in {"before": before, "now": policy}.items():
-        fills = model(few.batch).sample(few.batch.uniforms).completions  # (N,16,T)
+        if name == "now" and step == 0:  # it is the same
+            continue
+        fills = model(batch).sample(batch.uniforms).completions  # (N,16,T)
         valid.append(f"{name} {measure(fills, few)['valid_words']:.3f}")
         texts[name] = decode(fills[:, 0], few.vocabulary)
     lines = [f"step {step}: valid words on held-out text {', '.join(valid)}"]
-    for i, blanks in enumerate(few.batch.mask[:5].tolist()):
+    for i in shown:
+        blanks = batch.mask[i].tolist()
         lines += [f"  {name:7s}{highlight(each[i], blanks)}" for name, each in texts.items()]
     return "\n".join(lines)
 

@@ -10,14 +10,18 @@ import argparse
 import contextlib
 import difflib
 import inspect
+import math
+import os
 import re
 import runpy
+import signal
 import sys
 import traceback
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from data.masking import parse_masking
 from data.mistake import Mistake, refuse
 from grpo.distributed import is_first, n_processes
 from grpo.plumbing.checkpoint import LATEST, find, read, training_state
@@ -152,7 +156,7 @@ def convert(settings, name, value, source):
     text = str(value)
     with contextlib.suppress(ValueError):  # of text that is no number
         if kind is str and isinstance(value, str):
-            return value
+            return os.path.expanduser(value)  # no shell expands the ~ of --out_dir=~/runs
         if kind is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
         if text.lower() in choices:  # compile = True in a file
@@ -172,6 +176,7 @@ def run_file(path, what):
         not found.is_file(),
         f"{what} {path} does not exist; name a file, and write a setting as --key=value",
     )
+    sys.path.append(str(found.parent))  # it may import what lies beside it
     try:
         return runpy.run_path(found)
     except (Exception, SystemExit) as error:  # whatever it raises is the user's mistake
@@ -299,9 +304,70 @@ def check(config):
         config.objective == "gmpo" and config.top_entropy_quantile < 1,
         "objective=gmpo averages over all letters of a word; set top_entropy_quantile=1",
     )
-    for file in (config.generator_checkpoint, config.reference_checkpoint):
-        inside = Path(config.out_dir).resolve() in Path(file).resolve().parents
-        refuse(inside, f"{file} lies in out_dir, which a new run moves aside; name another out_dir")
+    parse_masking(config.masking)
+    moved = config.out_dir if config.init_from != "resume" else ""
+    check_files(named_files(config), moved)
+
+
+PART = re.compile(
+    r"(judge|valid_words|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
+)
+
+
+def parse_reward(text):
+    """Turn "judge:1,my.py:f:0.5" into {"judge": 1.0, "my.py:f": 0.5}, or raise a Mistake."""
+    weights = {}
+    for part in text.split(","):
+        match = PART.fullmatch(part.strip())
+        weight = float(match[2] or 1) if match else math.nan
+        refuse(
+            not math.isfinite(weight) or match[1] in weights,
+            f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME once:"
+            " judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt",
+        )
+        weights[match[1]] = weight
+    return weights
+
+
+def find_dataset(name):
+    """Look for a folder under data/, or for one of this very name: -> Path."""
+    for folder in (Path("data") / name, Path(name)):
+        file = find(folder / "meta.json")
+        if file.exists():
+            return file.parent
+    return find(Path("data") / name)
+
+
+def named_files(config):
+    """List the files and folders that settings name: -> [(setting, path)]."""
+    named = [("dataset", find_dataset(config.dataset))]
+    for name in (
+        "generator_checkpoint",
+        "reference_checkpoint",
+        "judge_checkpoint",
+        "prompts_file",
+    ):
+        named.append((name, getattr(config, name)))
+    for part in parse_reward(config.reward):
+        path, _, name = part.rpartition(":")  # my.py:f, judge.pt, or the name judge
+        named.append(("reward", path or name))
+    return [(name, find(path)) for name, path in named if path not in ("", "judge", "valid_words")]
+
+
+def check_files(named, moved=""):
+    """Raise a Mistake for a file that is missing, or that lies in a folder which is moved aside.
+
+    The dataset may be missing: the default text is made.
+    """
+    for name, path in named:
+        missing = name != "dataset" and not path.exists()
+        refuse(missing, f"{name}: there is no file {path}; make it, or name another")
+        inside = moved and Path(moved).resolve() in path.resolve().parents
+        refuse(
+            inside,
+            f"{name}: {path} lies in out_dir, and a new run moves an old one aside with"
+            " all that is in its folder; name another out_dir",
+        )
 
 
 class Parser(argparse.ArgumentParser):
@@ -329,8 +395,12 @@ def exit_on_mistake(program):
 
     An error in the user's own file shows its traceback before that.
     """
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # of a terminal that is not UTF-8
     try:
         yield
+    except KeyboardInterrupt:  # while a program starts
+        sys.exit(128 + signal.SIGINT)
     except Mistake as error:
         print_cause(error)
         print(f"{program}: {error}", file=sys.stderr)

@@ -1,7 +1,6 @@
 """The loaders: from settings to a device, data, models, policies and rewards."""
 
 import os
-import re
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from data.text.prepare import prepare
 from data.words import decode
 from grpo.distributed import is_first, largest_of_processes
 from grpo.latent import Latent
-from grpo.plumbing.checkpoint import LATEST, ROOT, build, find, load_model
-from grpo.plumbing.config import Config, run_file
+from grpo.plumbing.checkpoint import LATEST, ROOT, build, load_model
+from grpo.plumbing.config import Config, find_dataset, parse_reward, run_file
 from grpo.product import Product
 from grpo.reward import Rewards, judge_reward, own_reward, valid_words
 from grpo.sampling import Sampling, penalise_repetition
@@ -74,7 +73,7 @@ def load_data(dataset, block_size, prompts_file=""):
 
     The default text is made where it is missing. Raises a Mistake for data that cannot serve.
     """
-    folder = find(Path("data") / dataset)
+    folder = find_dataset(dataset)
     missing = dataset == Config.dataset and not (folder / "meta.json").exists()
     if missing and is_first():
         folder = ROOT / "data" / dataset
@@ -106,14 +105,19 @@ def load_models(config, vocabulary, saved=None):
         f"the generator has {generator.n_latent} values of a latent, the reference"
         f" {reference.n_latent}; name two that agree",
     )
-    for model in (generator, reference, judge):
+    check_length(config.block_size, generator, reference, judge)
+    return generator, reference, judge
+
+
+def check_length(block_size, *models):
+    """Raise a Mistake for models that were made for shorter texts."""
+    for model in models:
         longest = model.trunk.config.block_size
         refuse(
-            config.block_size > longest,
-            f"block_size={config.block_size} is more than the {longest} characters that the"
+            block_size > longest,
+            f"block_size={block_size} is more than the {longest} characters that the"
             f" {type(model).__name__.lower()} was made for; lower block_size",
         )
-    return generator, reference, judge
 
 
 def on_device(model, device, config):
@@ -166,25 +170,6 @@ def make_policy(generator, device, config):
         return distribution(*tensors, batch, sampling)
 
     return policy
-
-
-PART = re.compile(
-    r"(judge|valid_words|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
-)
-
-
-def parse_reward(text):
-    """Turn "judge:1,my.py:f:0.5" into {"judge": 1.0, "my.py:f": 0.5}, or raise a Mistake."""
-    weights = {}
-    for part in text.split(","):
-        match = PART.fullmatch(part.strip())
-        refuse(
-            not match or match[1] in weights,
-            f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME once:"
-            " judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt",
-        )
-        weights[match[1]] = float(match[2] or 1)
-    return weights
 
 
 def load_function(path, name):

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from data.mistake import Mistake
 from grpo.distributed import is_first, largest_of_processes, n_processes
-from grpo.plumbing.checkpoint import LATEST, write
+from grpo.plumbing.checkpoint import LATEST, PREVIOUS, write
 
 try:
     import fcntl
@@ -70,23 +70,26 @@ class Clock:
 
 
 class Signals:
-    """SIGINT and SIGTERM ask for the step at hand to be finished and saved.
+    """Ctrl-C, SIGTERM and a terminal that is closed ask for the step to be finished and saved.
 
-    A second one ends the program at once, except under torchrun, which sends each signal again.
+    A second signal ends the program at once, except under torchrun, which sends each again.
     """
 
     def __enter__(self):
         self.received = 0
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        self.before = {number: signal.signal(number, self.receive) for number in numbers}
+        self.before = {}
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+            if signal.getsignal(number) != signal.SIG_IGN:  # by nohup
+                self.before.setdefault(number, signal.signal(number, self.receive))
         return self
 
     def receive(self, number, _):
         if self.received and n_processes() == 1:
             os._exit(128 + number)
         self.received = number
-        if is_first():
-            os.write(2, b"\nfinishing what is at hand; again: stop now\n")
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            if is_first():
+                os.write(2, b"\nfinishing what is at hand; again: stop now\n")
 
     def requested(self):
         """Return the signal, or 0. All processes get one answer: none waits for one that left."""
@@ -110,19 +113,19 @@ EIGHTHS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # characters of a curve
 
 
-def curves(metrics):
+def curves(metrics, apart=()):
     """Draw each curve as a line of eighths between its first and last number: {run: its metrics}.
 
-    Curves of one name share a scale.
+    Curves of one name share a scale, but for the names in `apart`.
     """
     lines = []
     width = max(map(len, metrics))
     for name in CURVES:
         series = {run: [line[name] for line in rows] for run, rows in metrics.items()}
-        every = np.concatenate([*series.values()])
         for run, values in series.items():
+            every = values if name in apart else np.concatenate([*series.values()])
             parts = np.array_split(values, min(WIDTH, len(values)))
-            heights = [(part.mean() - every.min()) / (np.ptp(every) or 1) for part in parts]
+            heights = [(part.mean() - min(every)) / (np.ptp(every) or 1) for part in parts]
             drawn = "".join(EIGHTHS[round(7 * height)] for height in heights)
             lines.append(f"{name:20s}  {run:{width}}{values[0]:8.3f} {drawn} {values[-1]:.3f}")
     return "\n".join(lines)
@@ -153,7 +156,8 @@ def claim(folder, start):
         file = open(path, "a")
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not start and (folder / LATEST).exists():
+        kept = path.stat().st_size or any((folder / name).exists() for name in (LATEST, PREVIOUS))
+        if kept and not start:
             file.close()
             aside = folder.rename(f"{folder}-until-{datetime.now():%Y%m%d-%H%M%S-%f}")
             tqdm.write(f"{folder} held a run: it is in {aside} now")
@@ -185,6 +189,11 @@ def start_wandb(config):
     return run
 
 
+# A line of 80 columns holds this, and all that it shows.
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+SHOWN = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl"}
+
+
 class Log:
     """What a run writes while it goes: config.json, metrics.jsonl, progress bar, wandb."""
 
@@ -194,7 +203,10 @@ class Log:
         self.first = is_first()  # of several processes one is heard
         self.file = claim(out, start) if self.first else open(os.devnull, "a")
         write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
-        self.bar = tqdm(desc="GRPO", total=config.max_iters, initial=start, disable=not self.first)
+        total = config.max_iters
+        self.bar = tqdm(
+            desc="GRPO", total=total, initial=start, disable=not self.first, bar_format=BAR
+        )
         wanted = config.wandb_log and self.first
         self.wandb = self.unless_it_fails(start_wandb, config) if wanted else None
 
@@ -220,7 +232,8 @@ class Log:
         """Write a line of metrics.jsonl."""
         self.file.write(json.dumps({"iteration": step, **numbers}, allow_nan=False) + "\n")
         self.file.flush()
-        self.bar.set_postfix({name: numbers[name] for name in CURVES[:3]}, refresh=False)
+        shown = {name: numbers[metric] for name, metric in SHOWN.items()}
+        self.bar.set_postfix(shown, refresh=False)
         self.to_wandb(lambda run: run.log(numbers, step=step))
 
     def close(self, failed):
