@@ -1,6 +1,6 @@
 # "Beyond the 80/20 rule" (2506.01939): only the most uncertain fifth of the blanks learns from the
 # reward.
-#     python train_grpo.py config/grpo_config.py config/uncertain.py
+#     python train_grpo.py config/grpo_config.py config/top_entropy.py
 
 out_dir = "out-top-entropy"
 top_entropy_quantile = 0.2

@@ -22,20 +22,20 @@ def begins_word(words):
     return words > seen
 
 
-def same_word(words, dtype):
-    """Tell, as 0 or 1, whether two positions stand in the same word: (B,T) -> (B,T,T)."""
-    return (words[:, :, None] == words[:, None]).to(dtype)
+def same_word(words):
+    """Tell whether two positions are blanks of the same word: (B,T) -> (B,T,T) bool."""
+    return (words[:, :, None] == words[:, None]) & (words > 0)[:, None]
 
 
 def sum_over_words(x, words):
-    """Give each blank the sum of x over its word: (B,G,T), (B,T) -> (B,G,T)."""
-    return x @ same_word(words, x.dtype)
+    """Give each blank the sum of x over its word, and 0 to the rest: (B,G,T) -> (B,G,T)."""
+    return x @ same_word(words).to(x.dtype)
 
 
 def mean_over_words(x, words):
-    """Give each blank the mean of x over its word: (B,G,T), (B,T) -> (B,G,T)."""
-    same = same_word(words, x.dtype)  # (B,T,T)
-    return (x @ same) / same.sum(dim=1)[:, None]
+    """Give each blank the mean of x over its word, and 0 to the rest: (B,G,T) -> (B,G,T)."""
+    letters = same_word(words).sum(dim=1).clamp(min=1)  # (B,T) in the word of each blank
+    return sum_over_words(x, words) / letters[:, None]
 
 
 def mean_over_blanks(x, mask):
@@ -59,6 +59,7 @@ def lay_out_words(words):
     per_input = words.amax(dim=1)  # (B,) how many words it has
     earlier = per_input.cumsum(dim=0) - per_input  # (B,) words of the inputs before it
     word = (words - 1 + earlier[:, None])[blank]  # (M,)
-    same = words[:, :, None] == words[:, None]  # (B,T,T)
-    place = same.tril(diagonal=-1).sum(dim=-1)[blank]  # (M,) its word's blanks before it
+    place = (
+        same_word(words).tril(diagonal=-1).sum(dim=-1)[blank]
+    )  # (M,) its word's blanks before it
     return word, place

@@ -12,9 +12,9 @@ INDISTINCT = 1e-6  # rewards that span less than this are equal but for rounding
 
 
 def group_advantages(reward, mask, config):
-    """Compare each completion with its group, A = (r − baseline) / scale: (B,G,T) -> (B,G,T).
+    """Compare each reward with its group, A = (r − baseline) / scale: (B,G,T) -> (B,G,T).
 
-    Only the blanks count, and mask (B,T) says where they are.
+    mask (B,T) says where the blanks are, which a scale over the whole step has to know.
 
     baseline        mean           of the group, as in GRPO (2402.03300, section 4.1.2)
                     leave_one_out  mean of the others, RLOO (2402.14740): G/(G−1) times that A

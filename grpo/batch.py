@@ -105,6 +105,6 @@ def minibatches(batch, epoch, config):
     return rows.split(config.minibatch_size)
 
 
-def pieces(rows, weights, size):
+def micro_batches(rows, weights, size):
     """Cut an update into micro-batches of `size` inputs, which fit into memory."""
     return zip(rows.split(size), weights.split(size))

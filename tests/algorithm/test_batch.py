@@ -10,7 +10,7 @@ import torch
 
 from data import blanks
 from data.dataset import Dataset
-from grpo.batch import Batch, Rollout, draw_batch, make_batch, minibatches, pieces
+from grpo.batch import Batch, Rollout, draw_batch, make_batch, minibatches, micro_batches
 from grpo.logprobs import Scores
 from grpo.plumbing.config import Config
 from grpo.sampling import Fills
@@ -76,7 +76,7 @@ def test_every_epoch_takes_every_input_once_in_an_order_of_its_own():
 def test_micro_batches_are_rows_and_their_weights():
     rows = torch.tensor([5, 0, 3, 1, 6])
     weights = 10.0 * rows[:, None].expand(-1, T)
-    found = list(pieces(rows, weights, 2))
+    found = list(micro_batches(rows, weights, 2))
     assert [part.tolist() for part, _ in found] == [[5, 0], [3, 1], [6]]
     for part, weight in found:
         assert torch.equal(weight, 10.0 * part[:, None].expand(-1, T))
