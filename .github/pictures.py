@@ -32,8 +32,8 @@ def tables():
     """What is drawn of h_l_: by chance, after GRPO, and by whoever chooses a word first."""
     chosen = {"help": 0.5, "half": 0.5, "helf": 0, "halp": 0}
     titles = {
-        "each blank by itself": toy.train(0),
-        "GRPO: commit to one": toy.train(100),
+        "each blank by itself": toy.train()[0],
+        "GRPO: commit to one": toy.train()[100],
         "choose a word, then spell it": chosen,
     }
     figure = new_figure(9, 3.2)

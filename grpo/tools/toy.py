@@ -1,79 +1,158 @@
-"""The smallest case, README's `h_l_`: two blanks, four completions, and what GRPO does to them.
+"""The smallest case, README's `h_l_`: a laboratory with two blanks that takes a second.
 
-    python -m grpo.tools.toy
+    python -m grpo.tools.toy [config.py ...] [--key=value ...] [--help]
 
 A model that believes in `help` and `half` gives the first blank e or a, half and half, and the
 second p or f. The policy here is a table of logits, trained by train_grpo.py's own `grpo_step` and
-plain gradient descent. In the first step each completion is drawn once, as in README's sums; from
-there on by chance.
+plain gradient descent. The first step draws each word in turn, as in README's sums, and from then
+on chance draws. What a line says of the table is exact all the same: there are only four words.
 
-Letters: T characters, V vocabulary, G completions, B = 1 input.
+Letters: T characters, V vocabulary, G completions, K values of a latent, B = 1 input.
 """
 
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
 
 import torch
 
+from data.mistake import refuse
 from data.words import decode
 from grpo.batch import make_batch
-from grpo.logprobs import log_softmax
 from grpo.optimizer import Optimizer
-from grpo.plumbing.config import Config
-from grpo.product import Product
+from grpo.plumbing.config import RANGES, Config, check, exit_on_mistake, read_arguments
+from grpo.plumbing.load import make_policy
+from grpo.reference import update_reference
 from grpo.reward import Rewards
-from grpo.sampling import Sampling
+from model.transformer import IMPOSSIBLE
 from train_grpo import grpo_step
 
 VOCABULARY = "aefhlp_"
 WORDS = {"help": 2.0, "half": 0.8, "helf": -1.6, "halp": -2.2}  # the judge's log-odds
 COMPLETIONS = torch.tensor([[VOCABULARY.index(c) for c in word] for word in WORDS])  # (4,T)
 MASK = torch.tensor([[False, True, False, True]])  # (1,T)
-EACH_ONCE = torch.tensor([[0.7, 0.7], [0.2, 0.2], [0.7, 0.2], [0.2, 0.7]])  # (G,blanks) uniforms
+IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])  # (4,blanks) uniforms
 T = 4
+APART = 1.0  # a value of the latent finds the letters of its own word e times as likely
+SHOWN = (0, 1, 2, 5, 10, 20, 50, 100)  # steps
+LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
+
+
+@dataclass
+class Settings(Config):
+    """Every setting of train_grpo.py that is not about models, data, files or the machine, and:"""
+
+    n_latent: int = 1  # values of a latent, each of which leans to a word of its own; 1: no latent
+    group_size: int = 4  # completions, G
+    num_iterations: int = 1  # times that a rollout is used
+    learning_rate: float = 4.0  # of plain gradient descent, the same in all steps
+    grad_clip: float = 0.0  # largest norm of the gradient; 0: any
+    max_iters: int = 100  # steps
+
+
+Settings.__annotations__ |= Config.__annotations__  # those that read_arguments takes
+RANGES["n_latent"] = (1, len(WORDS))
+OTHERS = """dataset generator_checkpoint judge_checkpoint reward judge_score reference_checkpoint
+init_from save_interval eval_interval eval_inputs replay wandb_log wandb_project wandb_run_name
+batch_size gradient_accumulation_steps block_size prompts_file masking mask_ratio hidden_words
+repetition_penalty min_lr warmup_iters lr_decay_iters weight_decay beta1 beta2 device
+reference_device dtype compile gradient_checkpointing kernel"""
 
 
 class Table(torch.nn.Module):
-    """A policy without a network: the same logits (1,T,V) whatever the input."""
+    """A generator without a network: the same logits whatever the input."""
 
-    def __init__(self):
+    def __init__(self, n_latent=1):
         super().__init__()
-        logits = torch.full((1, T, len(VOCABULARY)), float("-inf"))
-        logits[:, range(T), COMPLETIONS] = 0  # e or a, p or f
-        self.logits = torch.nn.Parameter(logits)
+        self.n_latent = n_latent
+        logits = torch.full((1, T, n_latent, len(VOCABULARY)), IMPOSSIBLE, dtype=torch.float64)
+        logits[:, range(T), :, COMPLETIONS] = 0  # e or a, p or f
+        if n_latent > 1:  # begun alike, its values would get equal gradients for ever
+            for z in range(n_latent):
+                logits[:, range(T), z, COMPLETIONS[z]] = APART
+            self.prior = torch.nn.Parameter(logits.new_zeros(1, T, n_latent))  # (1,T,K)
+        self.logits = torch.nn.Parameter(logits.squeeze(2))  # (1,T,V) or (1,T,K,V)
 
-    def forward(self, batch):
-        return Product(self.logits.expand(len(batch.mask), -1, -1), batch, Sampling())
+    def forward(self, tokens, **options):
+        return tuple(self.parameters())
 
 
 def reward(completions, batch, decode):
     """Look the words up in WORDS: (1,G)."""
-    return torch.tensor([[WORDS[word] for word in decode(completions)]])
+    return torch.tensor([[WORDS[word] for word in decode(completions)]], dtype=torch.float64)
 
 
-def train(steps, seed=1):
-    """`steps` steps of GRPO from the table of ½s -> {word: its probability}."""
-    config = Config(batch_size=1, group_size=4, num_iterations=1, grad_clip=0)
-    policy = Table()
-    optimizer = Optimizer(policy, config)
-    optimizer.adamw = torch.optim.SGD(policy.parameters(), lr=4)
+def draw_batch(step, config):
+    """Hide the blanks of h_l_, and draw the random numbers of a step."""
+    seed = (config.seed, step)
+    batch = make_batch(COMPLETIONS[:1], MASK, VOCABULARY.index("_"), config.group_size, seed)
+    if step == 0:
+        batch.uniforms[:, :, MASK[0], 0] = IN_TURN[torch.arange(config.group_size) % 4]
+    return replace(batch, words=MASK.long())  # one word, whose blanks are not adjacent
+
+
+def look(q, q_ref, **figures):
+    """Enumerate the four words: -> {word: its probability}, what follows from that, and `figures`.
+
+    KL and entropy are those of the words, in nats.
+    """
+    log_p, log_p_ref = (each.log_prob(COMPLETIONS[None])[0].sum(dim=1) for each in (q, q_ref))
+    p = log_p.exp()  # (4,)
+    seen = dict(zip(WORDS, p))
+    seen["reward"] = p @ p.new_tensor([*WORDS.values()])
+    seen["kl"] = p @ (log_p - log_p_ref)
+    seen["entropy"] = -p @ log_p
+    return {name: x.item() for name, x in {**seen, **figures}.items()}
+
+
+def train(**settings):
+    """Train a table: -> {name: number} before all steps, and after each of them.
+
+    The four words, `reward`, `kl` and `entropy` are the table's, exactly. The others are about the
+    step that led there: `ratio` is the largest in any update, `grad` the norm of the gradient.
+    """
+    config = Settings(**settings)
+    table, base = Table(config.n_latent), Table(config.n_latent)
+    policy, reference = (make_policy(x, torch.device("cpu"), config) for x in (table, base))
+    optimizer = Optimizer(table, config)
+    optimizer.adamw = torch.optim.SGD(table.parameters(), lr=config.learning_rate)
     rewards = Rewards({"words": (reward, 1)}, lambda tokens: decode(tokens, VOCABULARY))
-    for step in range(steps):
-        batch = make_batch(COMPLETIONS[:1], MASK, VOCABULARY.index("_"), 4, (seed, step))
-        batch = replace(batch, words=MASK.long())  # one word, whose blanks are not adjacent
-        if step == 0:
-            batch.uniforms[:, :, MASK[0], 0] = EACH_ONCE
-        grpo_step(policy, Table(), rewards, optimizer, batch, config)
-    log_p = log_softmax(policy.logits, config.temperature)[0]  # (T,V)
-    p = log_p[range(T), COMPLETIONS].sum(dim=1).exp()  # (4,)
-    return dict(zip(WORDS, p.tolist()))
+
+    def watched(batch):
+        seen.append(policy(batch))
+        return seen[-1]
+
+    batch = draw_batch(0, config)
+    rows = [look(policy(batch), reference(batch))]
+    for step in range(config.max_iters):
+        batch = draw_batch(step, config)
+        seen = []  # the policy as it drew, and in each update
+        rollout, metrics = grpo_step(watched, reference, rewards, optimizer, batch, config)
+        update_reference(base, table, step + 1, config)
+        log_ratios = [q.score(rollout.fills, q).logp - rollout.old.logp for q in seen]
+        figures = {
+            "loss": metrics["loss"],
+            "ratio": max(x.max() for x in log_ratios).exp(),
+            "clipped": metrics["clip_ratio"],
+            "grad": metrics["grad_norm"],
+        }
+        rows.append(look(policy(batch), reference(batch), **figures))
+    return rows
 
 
-def main():
-    print(" " * 9 + "".join(f"{word:>8s}" for word in WORDS))
-    for steps in (0, 1, 10, 100):
-        numbers = "".join(f"{p:8.3f}" for p in train(steps).values())
-        print(f"step {steps:<4d}{numbers}")
+def main(arguments):
+    with exit_on_mistake("grpo.tools.toy"):
+        given = read_arguments(Settings, arguments, __doc__.splitlines()[2].strip())
+        for name in OTHERS.split():
+            refuse(name in given, f"{name} means nothing to the toy; leave it out")
+        check(Settings(**given))
+    torch.set_num_threads(1)  # a second one would only wait
+    rows = train(**given)
+    print(LINE.format("step", *rows[-1]))
+    for step, row in enumerate(rows):
+        if step in SHOWN or row is rows[-1]:
+            numbers = (f"{x:z.3f}" for x in row.values())  # z: no -0.000
+            print(LINE.format(step, *numbers, *"----"))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
