@@ -1,6 +1,6 @@
 """The optimizer against AdamW written out by hand, and the learning rate of each step."""
 
-from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -27,18 +27,10 @@ def test_the_rate_warms_up_and_falls_to_min_lr_on_a_cosine():
 
 @pytest.mark.parametrize("start", [0, 5])
 def test_a_run_sets_the_rate_of_every_step_also_when_it_goes_on(monkeypatch, start):
-    rates = []
     monkeypatch.setattr(train_grpo, "grpo_step", lambda *_: (None, {}))
-    nothing = dict.fromkeys("generator policy reference reference_network rewards".split())
-    run = SimpleNamespace(
-        config=Config(**SCHEDULE),
-        start=start,
-        optimizer=SimpleNamespace(set_learning_rate=rates.append),
-        draw_batch=lambda step: None,
-        log_and_save=lambda *_: None,
-        **nothing,
-    )
+    run = MagicMock(config=Config(**SCHEDULE), start=start)
     train_grpo.train(run)
+    rates = [call.args[0] for call in run.optimizer.set_learning_rate.call_args_list]
     assert rates == pytest.approx(RATES[start:11], rel=1e-4)
 
 
