@@ -59,8 +59,6 @@ class Dataset:
             f"{file} has {len(self.tokens)} characters, fewer than block_size={block_size}; {make}",
         )
         self.mask_id = len(self.vocabulary) - 1
-        # What separates words.
-        self.spaces = np.array([i for i, c in enumerate(self.vocabulary) if c.isspace()])
 
     def decode(self, row):
         """Turn (T,) tokens into a str; a blank reads `_`."""
@@ -74,8 +72,8 @@ class Dataset:
         rng = np.random.default_rng(seed)
         starts = rng.integers(len(self.tokens) - block_size + 1, size=size)  # (B,)
         text = self.tokens[starts[:, None] + np.arange(block_size)]  # (B,T)
-        is_space = np.isin(text, self.spaces)  # (B,T)
-        mask = make_mask(is_space, masking, mask_ratio, words, rng)  # (B,T)
+        characters = np.array(list(self.vocabulary))[text]  # (B,T)
+        mask = make_mask(characters, masking, mask_ratio, words, rng)  # (B,T)
         return torch.from_numpy(text).long(), torch.from_numpy(mask)
 
 

@@ -7,8 +7,11 @@
     the ___ purred on ___ mat  short    whole words of two to four letters
     the cat __r_ed __ the mat  sticky   likelier beside a hidden character
 
-Letters: B inputs, T characters. Each way maps (T,) bool, is it a space?, to a (T,) bool mask;
-`rng` is a numpy Generator and owns the randomness.
+Each way is a function of an input's characters, an array (T,) of strings of one letter, and returns
+a mask (T,) bool. `rng` is a numpy Generator and owns the randomness. A way of your own is one such
+function and one line in MASKINGS.
+
+Letters: B inputs, T characters of each.
 """
 
 from functools import partial
@@ -18,43 +21,43 @@ import numpy as np
 from data.mistake import Mistake
 
 
-def whole_words(is_space):
-    """(start, end) of each word that the window does not cut: one with a space on both sides."""
-    spaces = np.flatnonzero(is_space)
+def whole_words(characters):
+    """List (start, end) of each word that has a space on both sides: the window cuts no such."""
+    spaces = np.flatnonzero(characters == " ")
     return [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1]
 
 
-def random_mask(is_space, ratio, words, rng):
+def random_mask(characters, ratio, words, rng):
     """Hide each character with probability `ratio`."""
-    return rng.random(len(is_space)) < ratio
+    return rng.random(len(characters)) < ratio
 
 
-def span_mask(is_space, ratio, words, rng):
+def span_mask(characters, ratio, words, rng):
     """Hide one run of ratio * T characters, anywhere."""
-    T = len(is_space)
+    T = len(characters)
     length = max(1, round(ratio * T))
     start = rng.integers(T - length + 1)
     position = np.arange(T) - start
     return (0 <= position) & (position < length)
 
 
-def word_mask(is_space, ratio, words, rng, shortest=1, longest=np.inf):
+def word_mask(characters, ratio, words, rng, shortest=1, longest=np.inf):
     """Hide `words` whole words of these lengths, fewer if there are fewer."""
-    mask = np.zeros(len(is_space), dtype=bool)
-    candidates = [(a, b) for a, b in whole_words(is_space) if shortest <= b - a <= longest]
+    mask = np.zeros(len(characters), dtype=bool)
+    candidates = [(a, b) for a, b in whole_words(characters) if shortest <= b - a <= longest]
     for start, end in rng.permutation(candidates)[:words]:
         mask[start:end] = True
     return mask
 
 
-def sticky_mask(is_space, ratio, words, rng):
+def sticky_mask(characters, ratio, words, rng):
     """Hide runs of mean length 4: a two-state Markov chain.
 
     Its long-run share of hidden characters is `ratio`, up to 0.8.
     """
     stay = 1 - 1 / 4  # P(hidden | the one before is hidden)
     enter = ratio / ((1 - ratio) * 4) if ratio < 0.8 else 1.0  # P(hidden | it is visible)
-    u = rng.random(len(is_space))
+    u = rng.random(len(characters))
     hidden = rng.random() < ratio
     mask = []
     for chance in u:
@@ -74,7 +77,7 @@ MASKINGS = {
 
 
 def parse_masking(text):
-    """ "random:1,span:1" -> {"random": 0.5, "span": 0.5}: weights that add up to 1."""
+    """Turn "random:1,span:1" into {"random": 0.5, "span": 0.5}: weights that add up to 1."""
     weights = {}
     for part in text.split(","):
         name, _, weight = part.strip().partition(":")
@@ -91,14 +94,14 @@ def parse_masking(text):
     return {name: weight / total for name, weight in weights.items()}
 
 
-def make_mask(is_space, masking, ratio, words, rng):
-    """Masks for a batch: is_space (B,T) bool, `masking` a dict of weights -> mask (B,T) bool.
+def make_mask(characters, masking, ratio, words, rng):
+    """Mask a batch: characters (B,T), `masking` a dict of weights -> mask (B,T) bool.
 
     `ratio` and `words` are one number, or (B,). Every row has at least one blank.
     """
-    B, T = is_space.shape
+    B, T = characters.shape
     names = rng.choice(list(masking), p=list(masking.values()), size=B)
-    rows = zip(names, is_space, np.broadcast_to(ratio, B), np.broadcast_to(words, B))
+    rows = zip(names, characters, np.broadcast_to(ratio, B), np.broadcast_to(words, B))
     mask = np.stack([MASKINGS[name](*row, rng) for name, *row in rows])  # (B,T)
     empty = np.flatnonzero(~mask.any(axis=1))
     mask[empty, rng.integers(T, size=len(empty))] = True

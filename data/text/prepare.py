@@ -14,10 +14,14 @@ import hashlib
 import json
 import re
 import string
+import sys
 import unicodedata
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))  # as a script it finds data/, too
+from data.mistake import Mistake, refuse  # noqa: E402
 
 BLANK = "_"  # stands for the mask token in every vocabulary, hence never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK
@@ -78,10 +82,14 @@ def is_validation(paragraph):
 def prepare(out_dir, input_file=None):
     """Write train.bin, val.bin and meta.json into `out_dir` -> {file: bytes}.
 
-    Raises ValueError, with nothing written, for a text that is not UTF-8 or too short to split.
+    Raises a Mistake, with nothing written, for a text that is not UTF-8 or too short to split, and
+    for a folder that cannot be written.
     """
     if input_file:
-        text = Path(input_file).read_text(encoding="utf-8")
+        try:
+            text = Path(input_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Mistake(f"{input_file} is no text in UTF-8 that can be read ({error})") from None
     else:
         text = "\n\n".join(documentation())
     splits = {"train": {}, "val": {}}  # dicts for their keys: without duplicates, in order
@@ -92,21 +100,24 @@ def prepare(out_dir, input_file=None):
     files = {}
     for split, paragraphs in splits.items():
         content = " ".join(paragraphs)
-        if len(content) < MIN_CHARACTERS:
-            raise ValueError(
-                f"the text leaves {len(content)} characters for {split}.bin, at least"
-                f" {MIN_CHARACTERS} are needed; give a longer one"
-            )
+        refuse(
+            len(content) < MIN_CHARACTERS,
+            f"{input_file} leaves {len(content)} letters and spaces for {split}.bin, at least"
+            f" {MIN_CHARACTERS} are needed; give a longer text",
+        )
         files[f"{split}.bin"] = bytes(map(VOCABULARY.index, content))
     # Last: where it is, the others are whole.
     files["meta.json"] = json.dumps({"vocabulary": VOCABULARY}).encode()
 
     out_dir = Path(out_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        beside = out_dir / f"{name}.tmp"
-        beside.write_bytes(content)
-        beside.replace(out_dir / name)
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            beside = out_dir / f"{name}.tmp"
+            beside.write_bytes(content)
+            beside.replace(out_dir / name)
+    except OSError as error:
+        raise Mistake(f"{out_dir} cannot be written ({error}); name another folder") from None
     return {name: len(content) for name, content in files.items()}
 
 
@@ -116,15 +127,17 @@ def main(argv=None):
     add("--input", help="a UTF-8 text file; default: the documentation of numpy and torch")
     add("--out_dir", help="default, for the default text alone: this script's folder")
     args = parser.parse_args(argv)
-    if args.input and not args.out_dir:
-        parser.error(
-            "the shipped models know the default text, which this one would replace;"
-            " name a folder of its own, for example --out_dir=data/mine"
-        )
+    own = Path(__file__).parent.resolve()
+    out = Path(args.out_dir or own).resolve()
     try:
-        print(prepare(args.out_dir or Path(__file__).parent, args.input))
-    except (ValueError, OSError) as error:
-        parser.error(f"{error} (with --input={args.input} --out_dir={args.out_dir})")
+        refuse(
+            args.input and out == own,
+            "the shipped models know the default text, which this one would replace; name a folder"
+            " of its own, for example --out_dir=data/mine",
+        )
+        print(prepare(out, args.input))
+    except Mistake as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
