@@ -1,8 +1,10 @@
 """One run: put together from its settings, then what follows each of its steps, and its end."""
 
 import math
+import shlex
 import signal
 import sys
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from grpo.optimizer import Optimizer
 from grpo.plumbing import recorder
 from grpo.plumbing.checkpoint import (
     LATEST,
+    ROOT,
     load_model,
     read,
     restore_training,
@@ -42,6 +45,7 @@ from grpo.reference import make_reference
 # before it.
 SUSPECTS = {
     "entropy": "the generator's logits",
+    "log_prob": "the generator's logits after the update",
     "mean_kl": "the reference's logits",
     "mean_reward": "the rewards",
     "loss": "the loss",
@@ -58,7 +62,7 @@ def as_numbers(metrics):
     values = torch.stack(list(metrics.values())).tolist()
     numbers = dict(zip(metrics, values))
     for name, what in SUSPECTS.items():
-        if not math.isfinite(numbers[name]):
+        if not math.isfinite(numbers.get(name, 0)):
             line = f"not finite: {what} ({name}={numbers[name]}); try a lower learning_rate"
             raise FloatingPointError(line)
     return numbers
@@ -67,7 +71,13 @@ def as_numbers(metrics):
 class Run:
     """Models, data, optimizer and files of a run, and what follows each of its steps.
 
-    A user's mistakes are found while this is made, before the run writes anything.
+    A user's mistakes are found while this is made, before the run writes anything. From Python:
+
+        from train_grpo import Run, load_config, train
+
+        with Run(load_config(["config/quick.py", "--out_dir=out-mine"])) as run:
+            train(run)
+            run.finish()  # the table
     """
 
     def __init__(self, config):
@@ -90,8 +100,8 @@ class Run:
         self.device = device
 
         # The networks, and the policies and functions that call them.
-        self.generator, base, judge = load_models(config, vocabulary, saved)
-        fused = choose(config, device, len(vocabulary), self.generator.n_latent)
+        self.policy_network, base, judge = load_models(config, vocabulary, saved)
+        fused = choose(config, device, len(vocabulary), self.policy_network.n_latent)
         self.config = config = replace(config, kernel=fused)
         self.reference_network = make_reference(base, config.reference_mode, state.get("reference"))
         before = base  # the generator as the run began
@@ -99,7 +109,7 @@ class Run:
             before = load_model(config.generator_checkpoint, "generator", vocabulary)
         self.clock = Clock(device)
         timed = self.clock.timed
-        self.policy = timed("policy", make_policy(self.generator, device, config))
+        self.policy = timed("policy", make_policy(self.policy_network, device, config))
         reference = make_policy(self.reference_network, elsewhere, config)
         self.reference = timed("reference", reference)
         self.before = make_policy(before, elsewhere, config)
@@ -110,15 +120,15 @@ class Run:
         fills = few.tokens[:, None].repeat(1, 3, 1)  # (2,3,T)
         with torch.compiler.set_stance("force_eager"):  # a mistake in the user's own is found now
             evaluate.opinions(self.judge, self.rewards, fills, few)
-        self.optimizer = Optimizer(self.generator, config)
+        self.optimizer = Optimizer(self.policy_network, config)
         # Inputs and draws have seeds of their own; this is for whatever else may draw.
         torch.manual_seed(config.seed)
         if state:
             restore_training(state, self.optimizer.adamw, config.out_dir)
 
-        self.again = config.out_dir  # on a command line; no checkpoint may ask for code
-        if ".py:" in config.reward:
-            self.again += f" --reward={config.reward}"
+        self.again = shlex.quote(config.out_dir)  # on a command line
+        if ".py:" in config.reward:  # no checkpoint may ask for code
+            self.again += f" --reward={shlex.quote(config.reward)}"
         self.start = self.step = self.saved = state.get("iteration", 0)
         self.signals = Signals()
         self.log = Log(config, self.start)  # from here on files are written
@@ -129,6 +139,7 @@ class Run:
         if self.records:
             recorder.begin(self.before, self.held_out, self.config, self.start)
         self.look(self.start)
+        self.began = time.monotonic()
         return self
 
     def look(self, step):
@@ -159,40 +170,59 @@ class Run:
         self.log.metrics(step, numbers | self.clock.read())
         if self.records:
             recorder.record(self.policy, self.held_out, self.config, step, rollout)
-        self.log.bar.update()
         if last or stop or done % config.save_interval == 0:
+            self.check_weights()
             save_training(
                 config,
-                self.generator,
+                self.policy_network,
                 self.reference_network,
                 self.optimizer.adamw,
                 done,
                 self.data.vocabulary,
             )
             self.saved = done
+        self.log.bar.update()
         if stop:
             sys.exit(128 + stop)
         if last or done % config.eval_interval == 0:
             self.look(done)
 
+    @torch.no_grad()
+    @torch.compiler.set_stance("force_eager")
+    def check_weights(self):
+        """Raise FloatingPointError where the update left weights whose logits are not finite."""
+        few = self.held_out.batch[:2]
+        log_prob = self.policy(few).log_prob(few.tokens[:, None]).sum()
+        as_numbers({"log_prob": log_prob})
+
     def finish(self):
         """Make the table, and answer what a reader asks next: how did it go, and what now?"""
         out = self.config.out_dir
         self.log.bar.close()
-        result, completions = evaluate.table(
-            self.policy, self.before, self.judge, self.rewards, self.held_out, self.config
-        )
+        trained = time.monotonic()
+
+        def after_row():
+            stop = self.signals.requested()
+            if stop:
+                sys.exit(128 + stop)
+
+        models = (self.policy, self.before, self.judge, self.rewards)
+        result, completions = evaluate.table(*models, self.held_out, self.config, after_row)
         save_table(out, result, completions)
         say = self.log.say
         say(evaluate.format_table(result, evaluate.SHORT_ROWS, evaluate.SHORT_COLUMNS))
         say(curves({"": read_metrics(Path(out) / "metrics.jsonl")}))
-        watch = f"\n  python -m grpo.tools.replay {out}    # watch it learn" if self.records else ""
-        say(
-            f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:"
-            f"\n  python -m grpo.evaluation {self.again}"
-            f'\n  python -m grpo.tools.fill "this function returns a ____ of strings" --run={out}'
-            + watch
-        )
+        table = time.monotonic() - trained
+        steps = self.config.max_iters - self.start
+        say(f"{steps} steps took {trained - self.began:.0f} s, the table {table:.0f} s")
+        say(f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:")
+        python = "python" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} python"
+        quoted = shlex.quote(out)
+        text = "this function returns a ____ of strings"
+        say(f'  {python} -m grpo.tools.fill "{text}" --run={quoted}')
+        if self.records:
+            say(f"  {python} -m grpo.tools.replay {quoted}    # watch it learn")
+        say(f"  {python} -m grpo.evaluation {quoted}    # all of the table")
         self.log.to_wandb(lambda run: run.summary.update(result))
 
     def __exit__(self, kind, error, _):
@@ -201,16 +231,15 @@ class Run:
         self.log.close(failed=kind is not None)
         if not error:
             return
-        what = f"{kind.__name__}: {error}"
+        what = f"{error}" if kind in (Mistake, FloatingPointError) else f"{kind.__name__}: {error}"
         if self.signals.received:
             what = f"stopped by {signal.Signals(self.signals.received).name}"
         go_on = "nothing was saved yet"
         if self.saved:
-            go_on = (
-                f"{self.saved} of {self.config.max_iters} steps are saved; to go on:"
-                f" --init_from=resume --out_dir={self.again},"
-                f" for the table: python -m grpo.evaluation {self.again}"
-            )
+            go_on = f"{self.saved} of {self.config.max_iters} steps are saved;"
+            if self.saved < self.config.max_iters:
+                go_on += f" to go on: --init_from=resume --out_dir={self.again},"
+            go_on += f" for the table: python -m grpo.evaluation {self.again} --again"
         if isinstance(error, Mistake):
             print_cause(error)
         elif not isinstance(error, (FloatingPointError, OSError, SystemExit)):
