@@ -1,3 +1,5 @@
+"""The 5-gram model, against counting in the text itself."""
+
 import random
 from math import log2
 
@@ -9,7 +11,7 @@ from grpo.evaluation.ngram import ngram, ngram_bits
 
 
 def slow(text, gram, vocab_size):
-    """Witten and Bell, counted in the text itself."""
+    """Smooth as Witten and Bell do, and count in the text each time."""
     if not gram:
         return 1 / vocab_size
     h, shorter = gram[:-1], slow(text, gram[1:], vocab_size)
@@ -32,7 +34,7 @@ def test_probabilities_are_those_counted_the_slow_way_and_add_up_to_one():
 
 
 def test_bits_are_of_the_windows_that_touch_a_blank():
-    """A mean over them, in all fills: the blank at 6 is in five windows, the one at 11 in one."""
+    """They are averaged over all fills. The blank at 6 is in five windows, the one at 11 in one."""
     probability = ngram("the cat sat on the mat", 27)
     mask = torch.zeros(2, 12, dtype=torch.bool).numpy()
     mask[0, 6] = mask[1, 11] = True

@@ -1,0 +1,124 @@
+"""The rivals of one step, against loops. Letters: N inputs, T characters, V vocabulary."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import BLANK, encode
+
+from data.text.prepare import VOCABULARY
+from grpo.batch import make_batch
+from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank, most_frequent_words
+from grpo.latent import Latent
+from grpo.product import Product
+from grpo.sampling import Sampling
+
+
+def batch_of(masked):
+    return make_batch(masked, masked == BLANK, BLANK, 1, (0,))
+
+
+def fill(logits_of, masked, seed=1, surest=False):
+    """Fill blank by blank with a product: `logits_of` maps tokens (N,T) to logits (N,T,V)."""
+
+    def policy(batch):
+        return Product(logits_of(batch.masked), batch, Sampling())
+
+    return fill_blank_by_blank(policy, batch_of(masked), seed, surest)
+
+
+def copycat(calls):
+    """Make a policy that is sure of the same character as the visible ones, and notes each call."""
+
+    def logits_of(tokens):
+        calls.append(tokens.clone())
+        seen = torch.where(tokens == BLANK, 0, tokens).amax(dim=1)  # (N,)
+        logits = torch.zeros(*tokens.shape, 28)
+        logits[..., BLANK] = float("-inf")
+        logits[torch.arange(len(tokens)), :, seen] = 60.0
+        return logits
+
+    return logits_of
+
+
+@pytest.mark.parametrize("surest", [False, True])
+def test_blank_by_blank_takes_a_pass_per_blank_and_sees_what_it_filled(surest):
+    calls = []
+    fills = fill(copycat(calls), encode("a____", "bb___"), surest=surest)
+    assert fills[:, 0].tolist() == encode("aaaaa", "bbbbb").tolist()
+    assert [len(c) for c in calls] == [2, 2, 2, 1]  # a finished input is not run again
+    assert [(c[0] == BLANK).sum().item() for c in calls] == [4, 3, 2, 1]
+
+
+def test_which_blank_is_filled_is_chosen_at_random():
+    first = set()
+    for seed in range(8):
+        calls = []
+        fill(copycat(calls), encode("a____"), seed)
+        first.add(tuple((calls[1][0] != BLANK).tolist()))
+    assert len(first) > 2
+
+
+def test_surest_first_is_a_loop_over_blanks():
+    """This policy sees its neighbours; the loop takes one input, and one blank, at a time."""
+    weights = torch.randn(3, 28, 28, generator=torch.Generator().manual_seed(0))
+
+    def logits_of(tokens):
+        near = torch.stack([tokens.roll(1, dims=1), tokens, tokens.roll(-1, dims=1)])  # (3,N,T)
+        logits = sum(w[t] for w, t in zip(weights, near))  # (N,T,28)
+        return logits.index_fill(-1, torch.tensor(BLANK), float("-inf"))
+
+    masked = encode("a__b___c", "________", "d_e_f_g_")
+    fills = fill(logits_of, masked, surest=True)
+    for row, fast in zip(masked, fills[:, 0]):
+        while (row == BLANK).any():
+            p, best = logits_of(row[None])[0].softmax(dim=-1).max(dim=-1)  # (T,), (T,)
+            at = p.where(row == BLANK, 0).argmax()
+            row[at] = best[at]
+        assert row.tolist() == fast.tolist()
+
+
+P = torch.tensor([0.6, 0.3, 0.1])  # of a, b and c
+PRIOR = torch.tensor([0.5, 0.5])
+LETTERS = torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.4, 0.2]])  # of which P is the mean
+
+
+@pytest.mark.parametrize("policy_class, p", [(Product, [P]), (Latent, [PRIOR, LETTERS])])
+def test_a_blank_is_drawn_from_the_policy_and_from_what_truncation_keeps(policy_class, p):
+    """With a latent, it is drawn from what the blank says by itself."""
+    *prior, letters = [x.log() for x in p]
+    tensors = [*prior, F.pad(letters, (1, 24), value=float("-inf"))]  # (K,), (V,) or (K,V)
+
+    def policy(sampling, batch):
+        return policy_class(*(x.expand(600, 1, *x.shape) for x in tensors), batch, sampling)
+
+    batch = batch_of(torch.full((600, 1), BLANK))
+    fills = fill_blank_by_blank(partial(policy, Sampling()), batch, 1)
+    shares = fills.flatten().bincount(minlength=4) / 600
+    assert shares.tolist() == pytest.approx([0, 0.6, 0.3, 0.1], abs=0.06)
+    fills = fill_blank_by_blank(partial(policy, Sampling(top_k=2)), batch, 1)
+    assert fills.unique().tolist() == [1, 2]
+
+
+def test_best_of_n_takes_each_word_from_the_fill_that_is_likeliest_in_the_text():
+    """The judge likes xyz best, where the base model finds it rare: log p = log q + log p/q."""
+    batch = batch_of(encode("the ___ _ on"))
+    fills = torch.stack([encode("the cat q on"), encode("the xyz a on"), encode("the dog b on")], 1)
+    scores = torch.zeros(1, 3, 12)
+    scores[0, :, 4:7] = torch.tensor([[2.0], [3.0], [1.0]])
+    scores[0, 1, 8] = 0.5
+    scores[0, 2, 0:3] = 9.0  # what is no blank says nothing
+    logits = torch.zeros(1, 12, 28)
+    best = best_by_word(Product(logits, batch, Sampling()), fills, scores)
+    assert best.tolist() == [encode("the xyz a on").tolist()]
+    logits[0, 4, VOCABULARY.index("x")] = -6
+    best = best_by_word(Product(logits, batch, Sampling()), fills, scores)
+    assert best.tolist() == [encode("the cat a on").tolist()]
+
+
+def test_the_cheat_writes_the_most_frequent_word_of_each_length():
+    text = "a dog and a cat and an owl saw an ox and an ant"
+    batch = batch_of(encode("the ___ _ on __ b", "___ __ __ so zz z"))
+    want = encode("the and a on an b", "and an an so zz z")
+    assert torch.equal(most_frequent_words(batch, text, VOCABULARY), want[:, None])
