@@ -1,5 +1,6 @@
 """What a completion is worth. Letters: B masked inputs, T characters, G completions of each."""
 
+import sys
 from functools import partial
 
 import pytest
@@ -157,16 +158,16 @@ def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
     torch.testing.assert_close(said, dict(zip(names, want, strict=True)))
 
 
-def test_an_own_reward_may_write_into_what_it_is_given():
+def test_an_own_reward_may_write_into_what_it_is_given_and_need_a_gradient():
     def spoil(completions, masked, mask, decode):
         for x in (completions, masked, mask):
             x.zero_()
-        return [[1.0, 2.0, 3.0]] * 2
+        return torch.tensor([[1.0, 2.0, 3.0]] * 2, requires_grad=True)
 
     completions, batch = some_completions(2, 3, 4), batch_of(MASK)
     before = [x.clone() for x in (completions, batch.masked, batch.mask)]
     have = own_reward("spoil", spoil, completions, batch, decode)
-    assert have.tolist() == [[1.0, 2.0, 3.0]] * 2
+    assert have.tolist() == [[1.0, 2.0, 3.0]] * 2 and not have.requires_grad
     assert all(map(torch.equal, (completions, batch.masked, batch.mask), before))
 
 
@@ -177,9 +178,10 @@ def raises(completions, *_):
 @pytest.mark.parametrize(
     "function, message",
     [
-        (lambda c, *_: c.sum(), r"f returned \(\) numbers.* it must return \(B, G\) = \(2, 3\)"),
-        (lambda c, *_: c[:, :1] / 1, r"returned \(2, 1, 4\) numbers"),
-        (lambda c, *_: c / 0, "not finite"),
+        (lambda c, *_: c.sum(), r"f returned the shape \(\); it must be \(B, G\) = \(2, 3\) or"),
+        (lambda c, *_: c[:, :1] / 1, r"the shape \(2, 1, 4\)"),
+        (lambda c, *_: c[..., 0] / torch.tensor([0, 1, 1]), "f returned 2 numbers that are NaN"),
+        (lambda *_: sys.exit(), "f failed: SystemExit"),
         (lambda *_: "good", "f failed: "),
         (raises, "f failed: AttributeError"),
     ],
