@@ -1,10 +1,10 @@
-"""The reference that the KL holds the policy to: static, or following the policy at a distance.
+"""The reference that the KL holds the policy to. It is static, or follows the policy.
 
     ema         after every step, reference = (1 − ema_alpha) · reference + ema_alpha · policy
     periodic    after every reference_update_freq steps, reference = policy
 
-TR-DPO (2404.09656) has both, there for DPO. A reference that follows lets the policy go further,
-one trust region after another, and holds it less.
+TR-DPO (2404.09656) does both for DPO. A reference that follows lets the policy go further, one
+trust region after another. So the KL limits its speed and no longer its distance.
 """
 
 import copy
@@ -13,8 +13,7 @@ import torch
 
 
 def make_reference(base, mode, state=None):
-    """The model to update: `base` itself if nothing changes it, else a copy, with the weights that
-    a checkpoint saved."""
+    """Take `base` itself if nothing will change it, else a copy, with a checkpoint's weights."""
     if mode == "static":
         return base
     reference = copy.deepcopy(base)
@@ -25,7 +24,7 @@ def make_reference(base, mode, state=None):
 
 @torch.no_grad()
 def update_reference(model, generator, done, config):
-    """After `done` steps: move the reference's weights towards the policy's."""
+    """Move the reference's weights towards the policy's, after `done` steps."""
     if config.reference_mode == "ema":
         alpha = config.ema_alpha
     elif config.reference_mode == "periodic" and done % config.reference_update_freq == 0:
@@ -33,4 +32,4 @@ def update_reference(model, generator, done, config):
     else:
         return
     for r, p in zip(model.parameters(), generator.parameters()):
-        r.lerp_(p, alpha)  # with alpha 1 exactly p
+        r.lerp_(p.to(r.device), alpha)  # with alpha 1 exactly p
