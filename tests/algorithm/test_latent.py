@@ -1,0 +1,260 @@
+"""The policy that chooses, then spells: everything against sums over all pairs (z, y).
+
+There are two inputs. The blanks of the first one's words are not adjacent, and the second one has a
+word of three letters. Temperature and truncation are on.
+
+Letters: B = 2 inputs, T = 5 characters, V = 3 characters, K = 2 values of z, n fills.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from data.blanks import number_words
+from grpo.batch import make_batch
+from grpo.latent import Latent
+from grpo.loss import grpo_loss
+from grpo.plumbing.config import Config
+from grpo.product import Product
+from grpo.sampling import Fills, Sampling
+from model.pretrain import with_latent
+from model.transformer import IMPOSSIBLE, Generator, TransformerConfig
+
+B, T, V, K, TAU = 2, 5, 3, 2, 0.8
+WORDS = torch.tensor([[1, 2, 1, 0, 2], [1, 1, 1, 2, 0]])  # (B,T)
+MASK = WORDS > 0
+BLANKS = {  # (input, word): where its blanks are
+    (b, w): (WORDS[b] == w).nonzero().flatten().tolist() for b in range(B) for w in (1, 2)
+}
+EVERY_FILL = torch.cartesian_prod(*[torch.arange(V)] * T).expand(B, -1, T)  # (B,243,T)
+ALL = torch.ones(B, T, K, V, dtype=torch.bool)
+
+
+def leaves(seed, K=K):
+    """Invent the logits of a prior (B,T,K), alike all over a word, and of letters (B,T,K,V)."""
+    g = torch.Generator().manual_seed(seed)
+    of_words = torch.randn(B, 3, K, generator=g, dtype=torch.float64)  # of word 0, 1, 2
+    prior = of_words.gather(1, WORDS[..., None].expand(-1, -1, K))
+    letters = 2 * torch.randn(B, T, K, V, generator=g, dtype=torch.float64)
+    return prior.requires_grad_(), letters.requires_grad_()
+
+
+def make(prior, letters, n=1, **options):
+    batch = replace(make_batch(torch.full((B, T), 2), MASK, 2, n, (1,)), words=WORDS)
+    return Latent(prior, letters, batch, Sampling(TAU, **options))
+
+
+def pairs(prior, letters, kept, b, w):
+    """Compute P(z, y) of a word by its definition: (K,V,V,...), a dimension for each letter."""
+    blanks = BLANKS[b, w]
+    p = (prior[b, blanks[0]] / TAU).softmax(dim=0)
+    for t in blanks:
+        weights = (letters[b, t] / TAU).exp() * kept[b, t]
+        q = weights / weights.sum(dim=-1, keepdim=True)  # (K,V)
+        p = p[..., None] * q.view(-1, *[1] * (p.dim() - 1), V)
+    return p
+
+
+def slow_logp(prior, letters, kept, y):
+    """Compute what the policy gives each letter after those before it in its word: -> (B,n,T)."""
+    logp = torch.zeros(y.shape, dtype=torch.float64)
+    for (b, w), blanks in BLANKS.items():
+        table = pairs(prior, letters, kept, b, w).sum(dim=0)  # (V,V,...) of all spellings
+        for i in reversed(range(len(blanks))):
+            to_here = table[tuple(y[b, :, s] for s in blanks[: i + 1])]
+            table = table.sum(dim=-1)  # of what is spelt before
+            logp[b, :, blanks[i]] = (to_here / table[tuple(y[b, :, s] for s in blanks[:i])]).log()
+    return logp
+
+
+def test_the_probabilities_of_all_fills_are_those_of_the_pairs_and_add_up_to_1():
+    policy = make(*leaves(0))
+    have = policy.log_prob(EVERY_FILL)
+    torch.testing.assert_close(have, slow_logp(*leaves(0), ALL, EVERY_FILL))
+    copies = V ** (~MASK).sum(dim=1)  # a fill comes once for each visible character
+    torch.testing.assert_close(have.sum(dim=-1).exp().sum(dim=1), copies.double())
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_k": 1}, {"top_k": 2}, {"min_p": 0.5}, {"xtc_probability": 1.0}], ids=str
+)
+def test_scores_and_their_gradient_are_sums_over_all_pairs(options):
+    """Letters are truncated for each z by itself, so one z may not write what another one drew."""
+    n = 20
+    now, reference, old = leaves(0), leaves(1), make(*leaves(0), n, **options)
+    fills = old.sample(old.batch.uniforms)
+    y, kept = fills.completions, fills.kept
+    written = kept[..., None, :].take_along_dim(y.mT[:, :, None, :, None], dim=-1)[MASK]
+    assert not written.all() and written.any(dim=1).all()
+
+    scores = make(*now).score(fills, make(*reference))
+    logp, ref_logp = (slow_logp(*policy, kept, y) for policy in (now, reference))
+    torch.testing.assert_close(scores.logp, logp)
+    torch.testing.assert_close(scores.ref_logp, ref_logp)
+    value = slow_value = 0
+    for (b, w), blanks in BLANKS.items():
+        p, r = (pairs(*policy, ALL, b, w) for policy in (now, reference))
+        kl, entropy = (p * (p / r).log()).sum(), -(p * p.log()).sum()
+        torch.testing.assert_close(scores.kl[b, blanks].sum(), kl)
+        torch.testing.assert_close(scores.entropy[b, blanks].sum(), entropy)
+        slow_value = slow_value + 2 * kl - 3 * entropy
+    of_draws = torch.randn(y.shape, generator=torch.Generator().manual_seed(0))  # (B,n,T)
+    value = (of_draws * scores.logp).sum() + 2 * scores.kl.sum() - 3 * scores.entropy.sum()
+    have = torch.autograd.grad(value, now, retain_graph=True)
+    want = torch.autograd.grad((of_draws * logp).sum() + slow_value, now)
+    torch.testing.assert_close(have, want)
+    for name, x in vars(scores).items():
+        assert not (x.mT if x.dim() == 3 else x)[~MASK].any(), name
+
+
+def test_probabilities_of_what_can_be_drawn_add_up_to_1():
+    policy = make(*leaves(0), top_k=2)
+    kept = policy.sample(policy.batch.uniforms).kept
+    probability = slow_logp(*leaves(0), kept, EVERY_FILL).sum(dim=-1).exp().nan_to_num()  # (B,243)
+    for b in range(B):
+        can = EVERY_FILL[:, probability[b] > 0]
+        one = make(*leaves(0))[b : b + 1]
+        logp = one.score(Fills(can[b : b + 1], kept[b : b + 1]), one).logp  # (1,n,T)
+        torch.testing.assert_close(logp.sum(dim=-1).exp()[0], probability[b][probability[b] > 0])
+        assert logp.sum(dim=-1).exp().sum().item() == pytest.approx(V ** int((~MASK[b]).sum()))
+
+
+@pytest.mark.parametrize("estimator", ["exact", "k3"])
+def test_with_one_value_it_is_the_product(estimator):
+    """Draws, scores and the gradient of an off-policy loss are the same, letter by letter."""
+
+    def as_product(prior, letters):
+        latent = make(prior, letters, 9, top_p=0.9)
+        return Product(letters[:, :, 0], latent.batch, latent.sampling)
+
+    def as_latent(prior, letters):
+        return make(prior, letters, 9, top_p=0.9)
+
+    found = []
+    config = Config(kl_estimator=estimator, entropy_coef=0.1)
+    A = torch.randn(B, 9, T, generator=torch.Generator().manual_seed(0))
+    for policy in (as_latent, as_product):
+        now, reference, before = (leaves(seed, K=1) for seed in (0, 1, 2))
+        drawn_from = policy(*before)
+        fills = drawn_from.sample(drawn_from.batch.uniforms)
+        old = drawn_from.score(fills, policy(*reference)).map(torch.detach)
+        scores = policy(*now).score(fills, policy(*reference))
+        loss, terms = grpo_loss(scores, old, A, WORDS, 0.1 * MASK, config)
+        assert terms.clipped > 0
+        results = {"loss": loss, "gradient": torch.autograd.grad(loss, now[1])[0]}
+        results |= {"y": fills.completions, "kept": fills.kept.view(B, T, V)}
+        found.append(results | {"best_guess": policy(*now).best_guess()} | vars(scores))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
+
+
+def test_draws_follow_the_mixture():
+    """z is one for a word, drawn for each completion and each word by itself; then the letters."""
+    n = 100_000
+    policy = make(*leaves(3), n, top_k=2)
+    fills = policy.sample(policy.batch.uniforms)
+    assert torch.equal(fills.completions[0, :, 3], torch.full((n,), 2))  # what is given stays
+    for b in range(B):
+        want = torch.ones((), dtype=torch.float64)
+        for w in (1, 2):
+            table = pairs(*leaves(3), fills.kept, b, w).sum(dim=0)
+            want = torch.outer(want.flatten(), table.flatten())  # the words are independent
+        letters = [t for w in (1, 2) for t in BLANKS[b, w]]
+        code = sum(fills.completions[b, :, t] * V**i for i, t in enumerate(reversed(letters)))
+        have = torch.bincount(code, minlength=want.numel()).view(want.shape) / n
+        assert (want == 0).any() and not have[want == 0].any()
+        torch.testing.assert_close(have.double(), want.detach(), rtol=0, atol=0.006)
+
+
+def test_what_a_blank_says_by_itself_is_the_sum_over_z():
+    have = make(*leaves(0)).marginal().log_prob(EVERY_FILL).exp()  # (B,243,T)
+    for (b, w), blanks in BLANKS.items():
+        table = pairs(*leaves(0), ALL, b, w).sum(dim=0)
+        for i, t in enumerate(blanks):
+            others = [d for d in range(len(blanks)) if d != i]
+            alone = table.sum(dim=others) if others else table  # (V,)
+            torch.testing.assert_close(have[b, :, t], alone[EVERY_FILL[b, :, t]])
+
+
+def test_the_best_guess_is_the_likeliest_of_what_each_z_would_write():
+    for seed in range(8):
+        prior, letters = leaves(seed)
+        guess = make(prior, letters).best_guess()
+        for (b, w), blanks in BLANKS.items():
+            table = pairs(prior, letters, ALL, b, w).sum(dim=0)
+            candidates = [tuple(letters[b, blanks, z].argmax(dim=-1).tolist()) for z in range(K)]
+            best = max(candidates, key=lambda word: table[word])  # noqa: B023
+            assert tuple(guess[b, blanks].tolist()) == best
+        assert (guess[~MASK] == 2).all()
+
+
+def test_another_temperature_and_some_of_the_inputs():
+    policy = make(*leaves(0))
+    hot = [x * TAU / 2.0 for x in leaves(0)]
+    have = policy.at(2.0).log_prob(EVERY_FILL)
+    torch.testing.assert_close(have, make(*hot).log_prob(EVERY_FILL))
+    second = policy[torch.tensor([1])].log_prob(EVERY_FILL[1:])
+    torch.testing.assert_close(second, policy.log_prob(EVERY_FILL)[1:])
+
+
+def test_a_letter_that_cannot_be_changes_nothing_and_every_gradient_is_finite():
+    """The mask token is such a letter. Without it all is the same."""
+    found = []
+    for width in (0, 1):
+        now, reference = leaves(0), leaves(1)
+        wider = [
+            make(prior, F.pad(letters, (0, width), value=IMPOSSIBLE), 5)
+            for prior, letters in (now, reference)
+        ]
+        fills = Fills(EVERY_FILL, F.pad(ALL, (0, width)))
+        scores = wider[0].score(fills, wider[1])
+        value = scores.logp.sum() + scores.kl.sum() + scores.entropy.sum()
+        found.append([*vars(scores).values(), *torch.autograd.grad(value, now)])
+    torch.testing.assert_close(*found)
+
+
+def test_logits_that_are_no_numbers_draw_tokens_all_the_same():
+    """The run ends with a line that names the logits, not with an IndexError."""
+    for in_prior, in_letters in ((1, 0), (0, 1), (0, K)):  # for how many values of z they are NaN
+        prior, letters = (x.detach() for x in leaves(0))
+        prior[0, :, :in_prior] = float("nan")
+        letters[0, :2, :in_letters] = float("nan")
+        policy = make(prior, letters, 50)
+        fills = policy.sample(policy.batch.uniforms)
+        assert ((0 <= fills.completions) & (fills.completions < V)).all()
+        assert policy.score(fills, make(*leaves(1))).entropy.sum().isnan()
+
+
+SHAPE = TransformerConfig(vocab_size=6, block_size=8, n_layer=1, n_head=1, n_embd=16)
+TEXT = torch.tensor([[5, 5, 1, 5, 5, 5, 2, 3], [0, 1, 5, 4, 4, 4, 4, 5]])  # 5 is a blank
+
+
+def test_a_generator_has_a_prior_for_each_word_and_letters_for_each_blank():
+    torch.manual_seed(0)
+    generator = Generator(replace(SHAPE, n_latent=3))
+    for weight in generator.parameters():
+        torch.nn.init.normal_(weight, std=0.4)
+    prior, letters = generator(TEXT)
+    assert prior.shape == (2, 8, 3) and letters.shape == (2, 8, 3, 6)
+    blank = TEXT == 5
+    assert not prior[~blank].any() and not letters[~blank].any()
+    assert not letters[blank].softmax(dim=-1)[..., 5].any()  # it never writes a blank
+    words = number_words(blank) + torch.tensor([[0], [10]])
+    same = words[blank][:, None] == words[blank]  # (M,M)
+    apart = (prior[blank][:, None] - prior[blank]).abs().amax(dim=-1)  # (M,M)
+    assert not apart[same].any() and (apart[~same] > 0.01).all()
+
+
+def test_a_latent_begins_as_copies_of_a_product(monkeypatch):
+    """They lie a little noise apart. Without it they would get equal gradients for ever."""
+    torch.manual_seed(0)
+    product = Generator(SHAPE)
+    batch = make_batch(TEXT, TEXT == 5, 5, 1, (1,))
+    letters = with_latent(product, 4)(TEXT)[1][batch.mask].log_softmax(dim=-1)  # (M,K,V)
+    assert (letters - letters[:, :1]).abs().max() > 1e-4
+    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
+    have = Latent(*with_latent(product, 4)(TEXT), batch, Sampling()).marginal()
+    want = Product(*product(TEXT), batch, Sampling())
+    y = torch.randint(5, (2, 9, 8), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(have.log_prob(y), want.log_prob(y))
