@@ -19,9 +19,9 @@ from tqdm import tqdm
 from data.masking import parse_masking
 from data.mistake import Mistake, refuse
 from grpo.plumbing.checkpoint import load_model, model_file, read, write
-from grpo.plumbing.config import Config, exit_on_mistake, read_arguments
-from grpo.plumbing.load import load_data, make_judge, make_policy, pick_device
-from grpo.plumbing.log import Signals
+from grpo.plumbing.config import Config, check_files, exit_on_mistake, read_arguments
+from grpo.plumbing.load import check_length, load_data, make_judge, make_policy, pick_device
+from grpo.plumbing.log import Signals, claim
 from model.losses import generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
@@ -144,16 +144,18 @@ def pretrain(args):
     """Train both models, one after the other. Each is written in float16 as soon as it is done."""
     device = pick_device(args.device)
     train, val = load_data(args.dataset, args.block_size)
-    generator, judge = (model.to(device) for model in make_models(args, train.vocabulary))
-    out = Path(args.out_dir)
-    out.mkdir(parents=True, exist_ok=True)  # one that cannot be is noticed now, not in an hour
-    config = Config(dtype=args.dtype, compile="false", batch_size=args.batch_size)
-    policy = make_policy(generator, device, config)
-    score = make_judge(judge, device, config)
-    sources = [policy]
+    vocabulary = train.vocabulary
+    generator, judge = make_models(args, vocabulary)
+    models = [generator]  # whose fills the judge learns from, in turn
     if args.policy:
-        other = load_model(args.policy, "generator", train.vocabulary)
-        sources.append(make_policy(other, device, config))
+        models.append(load_model(args.policy, "generator", vocabulary))
+    check_length(args.block_size, *models, judge)
+    out = Path(args.out_dir)
+    lock = claim(out, 1, "lock")  # another's folder is noticed now, not in half an hour
+    config = Config(dtype=args.dtype, compile="false", batch_size=args.batch_size)
+    policy, *others = (make_policy(model, device, config) for model in models)
+    sources = [policy, *others]
+    score = make_judge(judge, device, config)
 
     def loss_of_generator(step):
         return generator_loss(policy, train, args, (args.seed, 0, step))
@@ -166,13 +168,14 @@ def pretrain(args):
 
     peak = 2e-3 if args.start else 8e-3
     fit("generator", generator, loss_of_generator, args.generator_steps, peak, args)
-    write(out / "generator.pt", model_file(generator, train.vocabulary, torch.float16))
+    write(out / "generator.pt", model_file(generator, vocabulary, torch.float16))
     peak = 1e-3
     if not args.start_judge:
         peak = 4e-3
         judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)  # its first layers
     fit("judge", judge, loss_of_judge, args.judge_steps, peak, args)
-    write(out / "judge.pt", model_file(judge, train.vocabulary, torch.float16))
+    write(out / "judge.pt", model_file(judge, vocabulary, torch.float16))
+    lock.close()
     report(policy, score, val, args)
 
 
@@ -183,11 +186,13 @@ def parse(argv):
     parse_masking(args.judge_masking)
     refuse(not args.out_dir, "out_dir is empty; write for example --out_dir=out-pretrain")
     refuse(args.n_embd % 32, f"n_embd={args.n_embd} is not allowed; it takes a multiple of 32")
+    check_files((name, getattr(args, name)) for name in ("start", "start_judge", "policy"))
+    out = Path(args.out_dir)
+    stopped = args.resume and any(out.glob("*_state.pt"))
     for name in ("generator.pt", "judge.pt"):
-        file = Path(args.out_dir) / name
         refuse(
-            file.exists() and not args.resume,
-            f"{file} exists; name another --out_dir, move the file away, or go on with --resume",
+            (out / name).exists() and not stopped,
+            f"{out / name} exists, and nothing is to be resumed; name another --out_dir",
         )
     return args
 

@@ -350,23 +350,24 @@ def named_files(config):
         named.append((name, getattr(config, name)))
     for part in parse_reward(config.reward):
         path, _, name = part.rpartition(":")  # my.py:f, judge.pt, or the name judge
-        named.append(("reward", path or name))
-    return [(name, find(path)) for name, path in named if path not in ("", "judge", "valid_words")]
+        if "." in part:
+            named.append(("reward", path or name))
+    return named
 
 
 def check_files(named, moved=""):
     """Raise a Mistake for a file that is missing, or that lies in a folder which is moved aside.
 
-    The dataset may be missing: the default text is made.
+    Only the dataset may be missing, because the default text is made.
     """
     for name, path in named:
-        missing = name != "dataset" and not path.exists()
+        found = find(path)
+        missing = path and name != "dataset" and not found.exists()
         refuse(missing, f"{name}: there is no file {path}; make it, or name another")
-        inside = moved and Path(moved).resolve() in path.resolve().parents
         refuse(
-            inside,
-            f"{name}: {path} lies in out_dir, and a new run moves an old one aside with"
-            " all that is in its folder; name another out_dir",
+            path and moved and Path(moved).resolve() in found.resolve().parents,
+            f"{name}: {path} lies in out_dir, which is moved aside when another run begins there;"
+            " name another out_dir",
         )
 
 

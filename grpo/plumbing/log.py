@@ -144,13 +144,13 @@ def cut_back(path, start):
     os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
 
 
-def claim(folder, start):
-    """Open the folder's metrics.jsonl, cut back to step `start`, and keep other runs out.
+def claim(folder, start, name="metrics.jsonl"):
+    """Open this file of the folder, cut back to step `start`, and keep other runs out.
 
     The file is locked while it is open. A new run moves the folder of an earlier one aside, whole.
     Raises a Mistake if another run is in there, or the folder cannot be written.
     """
-    path = folder / "metrics.jsonl"
+    path = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(path, "a")

@@ -1,6 +1,10 @@
+"""The networks, what they learn from, their report, and the program that trains them."""
+
+import math
 import os
 import re
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +13,34 @@ import torch
 import torch.nn.functional as F
 
 from data.dataset import Dataset
+from grpo.latent import Latent
 from grpo.plumbing.checkpoint import load_model, read
 from grpo.plumbing.config import load_config
+from grpo.plumbing.log import claim
+from grpo.product import Product
+from grpo.sampling import Sampling
 from model import pretrain
 from model.losses import generator_loss, judge_loss, masked_batch
-from model.report import auc, report
-from model.transformer import Generator, Judge, TransformerConfig, rotary_table, rotate
+from model.pretrain import Settings
+from model.report import auc, calibration, report
+from model.transformer import (
+    IMPOSSIBLE,
+    Generator,
+    Judge,
+    TransformerConfig,
+    rotary_table,
+    rotate,
+)
 
 SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32)
-TOKENS = torch.randint(8, (3, 12), generator=torch.Generator().manual_seed(0))
+LATENT = TransformerConfig(9, 12, 2, 2, 32, n_latent=3)
+TOKENS = torch.randint(9, (3, 12), generator=torch.Generator().manual_seed(0))
+
+
+def run(model, tokens, **options):
+    """Give the judge's logits, or the last of a generator's tensors."""
+    out = model(tokens, **options)
+    return out[-1] if isinstance(out, tuple) else out
 
 
 def test_rotation_sees_distances_only():
@@ -35,95 +58,106 @@ def test_every_position_sees_every_other():
         torch.nn.init.normal_(model.head.weight)
         x = model.trunk.embedding(TOKENS[:1]).detach().requires_grad_()
         model.trunk.embedding.forward = lambda tokens, x=x: x
-        out = model(TOKENS[:1])[0]
+        out = run(model, TOKENS[:1])[0]
         for t in (0, 11):
             grad = torch.autograd.grad(out[t].flatten()[:8].sum(), x, retain_graph=True)[0]
             assert (grad[0].abs().sum(dim=-1) > 0).all()
 
 
 def test_a_blank_is_never_filled_with_a_blank():
-    logits = Generator(SHAPE)(TOKENS)
-    assert logits.shape == (3, 12, 9)
-    assert (logits[..., 8] == float("-inf")).all()
-    assert logits[..., :8].isfinite().all()
+    (logits,) = Generator(SHAPE)(TOKENS)  # (B,T,V)
+    assert (logits[..., 8] == float("-inf")).all() and logits[..., :8].isfinite().all()
+    blank = TOKENS == 8
+    prior, letters = Generator(LATENT)(TOKENS)  # (B,T,K), (B,T,K,V)
+    assert prior.shape == (3, 12, 3) and letters.shape == (3, 12, 3, 9)
+    assert (letters[blank][..., 8] == IMPOSSIBLE).all()
+    assert not letters[~blank].any() and not prior[~blank].any()
 
 
-def test_training_mode_changes_nothing():
-    """No dropout: what is sampled is what is differentiated."""
-    model = Generator(SHAPE)
-    assert torch.equal(model.train()(TOKENS), model.eval()(TOKENS))
+@pytest.mark.parametrize("shape", [SHAPE, LATENT])
+def test_neither_training_mode_nor_recomputing_changes_anything(shape):
+    """There is no dropout: what is sampled is what is differentiated."""
+    model = Generator(shape)
+    out = run(model.eval(), TOKENS)
+    for other in (run(model.train(), TOKENS), run(model, TOKENS, recompute=True)):
+        assert torch.equal(other, out)
 
 
 def test_padding_is_never_attended_to():
     """A short input gives the same, alone or padded to any length."""
     torch.manual_seed(0)
-    for model in (Generator(SHAPE), Judge(SHAPE)):
+    for model in (Generator(SHAPE), Generator(LATENT), Judge(SHAPE)):
         torch.nn.init.normal_(model.head.weight)
-        alone = model(TOKENS[:, :7])
-        model.trunk.padded = True
+        alone = run(model, TOKENS[:, :7])
         padded = F.pad(TOKENS[:, :7], (0, 5), value=-1)
-        torch.testing.assert_close(model(padded)[:, :7], alone, rtol=1e-5, atol=1e-5)
+        found = run(model, padded, padded=True)[:, :7]
+        torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-5)
 
 
 def runs_of(mask):
-    """Of each input the runs of its blanks, as slices."""
+    """List the runs of blanks of each input, as slices."""
     texts = ["".join(".x"[blank] for blank in row) for row in mask.tolist()]
     return [[slice(*run.span()) for run in re.finditer("x+", text)] for text in texts]
 
 
+def product_of(logits):
+    """Make a policy whose blanks all have these logits (V,)."""
+    return lambda batch: Product(logits.expand(*batch.mask.shape, -1), batch, Sampling())
+
+
 @pytest.mark.parametrize("K", [1, 2])
 def test_the_generators_loss_is_nats_of_a_hidden_character(world, K):
-    """Of letters that are alike everywhere; with a latent, of each run the sum over z."""
-    train = Dataset(world / "text", "train")
-    args = pretrain.parse(["--block_size=16", "--batch_size=50"])
-    q = torch.rand(K, 28, generator=torch.Generator().manual_seed(0))
-    q[:, 27] = 0
-    q /= q.sum()  # (K,V) of z and a letter
+    """Letters are alike everywhere; with a latent the probability of a run is the sum over z."""
+    train = Dataset(world / "text", "train", 16)
+    args = Settings(block_size=16, batch_size=50)
+    g = torch.Generator().manual_seed(0)
+    prior = torch.rand(K, generator=g)
+    q = torch.rand(K, 28, generator=g)
+    prior, q = prior / prior.sum(), q / q.sum(dim=1, keepdim=True)  # π(z), q_z(v)
     seen = []
 
-    def generator(masked):
-        seen.append(masked)
-        return q.log().squeeze(0).expand(*masked.shape, *q.squeeze(0).shape)
+    def policy(batch):
+        seen.append(batch)
+        if K == 1:
+            return product_of(q[0].log())(batch)
+        logits = (x.log().expand(*batch.mask.shape, *x.shape) for x in (prior, q))
+        return Latent(*logits, batch, Sampling())
 
-    loss = generator_loss(generator, train, args, (1, 2))
-    tokens, mask = masked_batch(train, args, args.masking, (1, 2))
-    assert torch.equal(seen[0], tokens.masked_fill(mask, 27))
-    prior = q.sum(dim=1)  # (K,)
+    loss = generator_loss(policy, train, args, (1, 2))
+    batch = masked_batch(train, args, args.masking, (1, 2), reveal=True)
+    assert torch.equal(seen[0].masked, batch.masked)
     nats = 0
-    for text, runs in zip(tokens, runs_of(mask)):
+    for text, runs in zip(batch.tokens, runs_of(batch.mask)):
         for run in runs:
-            letters = (q / prior[:, None])[:, text[run]]  # (K,n)
-            nats -= (prior * letters.prod(dim=1)).sum().log()
-    torch.testing.assert_close(loss, nats / mask.sum())
+            nats -= (prior * q[:, text[run]].prod(dim=1)).sum().log()
+    torch.testing.assert_close(loss, nats / batch.mask.sum())
 
 
 Z = 26  # a letter that the tiny text does not have: a run is drawn if it is all z
-
-
-def mostly_z(masked):
-    return F.one_hot(torch.full_like(masked, Z), 28).float()
+MOSTLY_Z = product_of(F.one_hot(torch.tensor(Z), 28).float())
 
 
 def judged(world, judge, seed=(1,)):
-    """-> the judge's loss, what it read, the text and its blanks, (B,T) each."""
-    train = Dataset(world / "text", "train")
-    args = pretrain.parse(["--block_size=16", "--batch_size=200", "--judge_masking=word,random"])
+    """Compute the judge's loss: -> it, what the judge read (B,T), and the batch."""
+    train = Dataset(world / "text", "train", 16)
+    args = Settings(block_size=16, batch_size=200, judge_masking="word,random")
     read = []
-    loss = judge_loss(lambda x: read.append(x) or judge(x), mostly_z, train, args, 0.01, seed)
-    return loss, read[0], *masked_batch(train, args, args.judge_masking, seed)
+    loss = judge_loss(lambda x: read.append(x) or judge(x), MOSTLY_Z, train, args, 0.01, seed)
+    return loss, read[0], masked_batch(train, args, args.judge_masking, seed)
 
 
-def test_inputs_of_every_difficulty(world):
-    """Of ten rows four are partly revealed: blanks between text inside one word."""
-    train = Dataset(world / "text", "train")
-    args = pretrain.parse(["--batch_size=2000", "--masking=word"])
-    tokens, mask = masked_batch(train, args, args.masking, (1, 2))
-    words = torch.from_numpy(np.isin(tokens.numpy(), train.spaces)).cumsum(dim=1)  # (B,T)
-    hidden = torch.zeros_like(words).scatter_add_(1, words, mask.long())  # (B,words)
+@pytest.mark.parametrize("reveal", [False, True])
+def test_inputs_of_every_difficulty(world, reveal):
+    """The generator's are partly revealed in four rows of ten; a judge reads whole words alone."""
+    train = Dataset(world / "text", "train", 64)
+    batch = masked_batch(train, Settings(batch_size=2000), "word", (1, 2), reveal)
+    words = (batch.tokens == 0).cumsum(dim=1)  # (B,T) token 0 is the space
+    hidden = torch.zeros_like(words).scatter_add_(1, words, batch.mask.long())  # (B,words)
     letters = torch.zeros_like(words).scatter_add_(1, words, torch.ones_like(words))
     partly = ((0 < hidden) & (hidden < letters - 1)).any(dim=1)  # a space is none
-    assert 0.25 < partly.float().mean() < 0.4  # some lose all, or none
-    assert set((hidden > 0).sum(dim=1).tolist()) == {0, 1, 2, 3, 4, 5}
+    share = partly.float().mean()
+    assert 0.25 < share < 0.4 if reveal else share == 0  # some lose all of a word, or nothing
+    assert set((hidden > 0).sum(dim=1).tolist()) == {*range(1 - reveal, 6)}
 
 
 def some_judge(tokens):
@@ -132,10 +166,10 @@ def some_judge(tokens):
 
 def test_the_judge_reads_runs_that_are_text_and_runs_that_are_drawn(world):
     """Each by its own coin; what is visible is text. Another seed, other runs."""
-    _, read, tokens, mask = judged(world, some_judge)
-    assert torch.equal(read[~mask], tokens[~mask])
+    _, read, batch = judged(world, some_judge)
+    assert torch.equal(read[~batch.mask], batch.tokens[~batch.mask])
     labels = []
-    for row, text, runs in zip(read, tokens, runs_of(mask)):
+    for row, text, runs in zip(read, batch.tokens, runs_of(batch.mask)):
         labels.append([torch.equal(row[run], text[run]) for run in runs])
         assert all(real or (row[run] == Z).all() for real, run in zip(labels[-1], runs))
     assert 0.4 < np.mean(sum(labels, [])) < 0.6
@@ -145,18 +179,16 @@ def test_the_judge_reads_runs_that_are_text_and_runs_that_are_drawn(world):
 
 
 def test_the_judges_loss_by_hand(world):
-    """A label and a mean logit a run; the mean over blanks, then over the inputs that have any."""
-    loss, read, _, mask = judged(world, some_judge)
+    """A run has one label and the mean of its logits; then come means over blanks and inputs."""
+    loss, read, batch = judged(world, some_judge)
     of_inputs = []
-    for row, runs in zip(read, runs_of(mask)):
+    for row, runs in zip(read, runs_of(batch.mask)):
         losses = []
         for run in runs:
             logit = some_judge(row[run]).mean()
             chance = logit.sigmoid() if row[run][0] != Z else (-logit).sigmoid()
             losses += [-chance.log()] * len(row[run])
-        if losses:
-            of_inputs.append(sum(losses) / len(losses))
-    assert len(of_inputs) < 200  # some have none
+        of_inputs.append(sum(losses) / len(losses))
     torch.testing.assert_close(loss, sum(of_inputs) / len(of_inputs))
 
 
@@ -175,10 +207,8 @@ class Pairs:
 
 def test_the_best_judge_says_the_log_of_text_over_generator():
     """The generator's other character is either, half and half: p/q is 0.9/0.5 or 0.1/0.5."""
-    args = pretrain.parse(["--batch_size=20000"])
-
-    def generator(masked):
-        return torch.tensor([0.0, 0.0, -torch.inf]).expand(*masked.shape, 3)
+    args = Settings(batch_size=20000)
+    generator = product_of(torch.tensor([0.0, 0.0, -torch.inf]))
 
     def loss_of(scale, shift=0.0):
         def judge(pairs):
@@ -202,25 +232,44 @@ def test_auc_is_over_all_pairs():
     assert auc(real, real) == 0.5  # a tie is half a pair
 
 
-def test_the_report_of_models_that_know_nothing_and_of_a_judge_that_knows_the_text(world, capsys):
-    val = Dataset(world / "text", "val")
-    text = val.decode(val.tokens)
+def test_the_slope_is_the_likeliest_and_its_error_counts_an_input_once():
+    g = torch.Generator().manual_seed(0)
+    real = 0.5 + torch.randn(60, generator=g)
+    drawn = -0.5 + torch.randn(60, generator=g)
+    inputs = torch.arange(60) // 3
+    slope, error = calibration(real, drawn, inputs)
 
-    def generator(masked):
-        return F.pad(torch.zeros(*masked.shape, 27), (0, 1), value=float("-inf"))  # (B,T,V)
+    def loss(slope):
+        return -F.logsigmoid(slope * real).sum() - F.logsigmoid(-slope * drawn).sum()
+
+    assert slope == pytest.approx(min(np.arange(0.5, 2, 1e-3), key=loss), abs=1e-3)
+    pulls, curvature = np.zeros(20), 0.0
+    for scores, label in ((real, 1), (drawn, 0)):
+        for x, i in zip(scores.tolist(), inputs.tolist()):
+            p = 1 / (1 + math.exp(-slope * x))
+            pulls[i] += (label - p) * x
+            curvature += p * (1 - p) * x * x
+    assert error == pytest.approx(np.sqrt((pulls**2).sum()) / curvature, rel=1e-5)
+
+
+def test_the_report_of_models_that_know_nothing_and_of_a_judge_that_knows_the_text(world, capsys):
+    val = Dataset(world / "text", "val", 16)
+    text = val.decode(val.tokens)
+    generator = product_of(F.pad(torch.zeros(27), (0, 1), value=float("-inf")))
 
     def judge(rows):
-        known = [[1.0 if val.decode(row) in text else -1.0] * 16 for row in rows]
+        known = [[1.0 if val.decode(row) in text else -0.5] * 16 for row in rows]
         return torch.tensor(known)  # (B,T)
 
-    report(generator, judge, val, pretrain.parse(["--block_size=16"]), size=64)
+    report(generator, judge, val, Settings(block_size=16))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     for line in lines:
-        figures = line.split(": ")[1].split()
+        figures = line.split(": ")[1].replace("±", "error").split()
         figures = dict(zip(figures[::2], map(float, figures[1::2])))
         assert figures["nats"] == pytest.approx(np.log(27), abs=1e-3)
         assert figures["auc"] > 0.98
+        assert figures["slope"] > 2 and figures["error"] > 0  # its scores are too small
 
 
 def small(world, *more):
@@ -287,20 +336,27 @@ def test_a_judge_starts_as_the_first_layers_of_its_generator(layers, world, tmp_
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_what_the_judge_learns_from(goes_on, world, tmp_path, monkeypatch):
-    """The generator's draws, hot at first; one that goes on: a policy's, too, never hot."""
-    calls = []
+    """It reads the generator's draws, hot at first; one that goes on reads a policy's, too, and
+    never hot ones. No seed of the generator's inputs is used again."""
+    calls = {"generator_loss": [], "judge_loss": []}
+
+    def noted(loss_of, *given):
+        calls[loss_of.__name__].append(given)
+        return loss_of(*given)
+
     monkeypatch.setattr(pretrain, "report", lambda *_: None)
-    monkeypatch.setattr(
-        pretrain, "judge_loss", lambda *given: calls.append(given) or judge_loss(*given)
-    )
-    models = [f"--start={world}/generator.pt", "--n_latent=3", "--generator_steps=0"]
-    models += [f"--start_judge={world}/judge.pt", f"--policy={world}/mixture.pt"] * goes_on
+    for loss_of in (generator_loss, judge_loss):
+        monkeypatch.setattr(pretrain, loss_of.__name__, partial(noted, loss_of))
+    models = [f"--start={world}/generator.pt", "--n_latent=3", "--generator_steps=4"]
+    models += [f"--start_judge={world}/judge.pt", f"--policy={world}/latent.pt"] * goes_on
     pretrain.main(small(world, *models, "--judge_steps=4", f"--out_dir={tmp_path}"))
     assert read(tmp_path / "generator.pt")["architecture"]["n_latent"] == 3
-    sources = [given[1] for given in calls]
+    _, sources, _, _, temperatures, seeds = zip(*calls["judge_loss"])
     assert sources[0] is sources[2] and sources[1] is sources[3]
     assert (sources[0] is not sources[1]) == goes_on
-    assert [given[4] for given in calls] == ([1] * 4 if goes_on else [2, 1.5, 1, 1])
+    assert temperatures == ((1,) * 4 if goes_on else (2, 1.5, 1, 1))
+    of_generator = {given[-1] for given in calls["generator_loss"]}
+    assert len({*seeds}) == len(of_generator) == 4 and not of_generator & {*seeds}
 
 
 def test_a_judge_that_goes_on_begins_as_it_was(world, tmp_path, monkeypatch):
@@ -317,21 +373,47 @@ def test_a_judge_that_goes_on_begins_as_it_was(world, tmp_path, monkeypatch):
     "flags, message",
     [
         ("--judge_masking=words", "masking='words' has a part 'words'; it takes"),
-        ("--n_embd=100", "--n_embd=100 is not allowed; it takes a multiple of 32"),
-        ("--n_layer=two", "--n_layer: invalid int value: 'two'"),
-        ("--dtype=float16", "choose from 'float32', 'bfloat16'"),
-        ("--masking=world", "masking='world' has a part 'world'; it takes"),
+        ("--n_embd=100", "n_embd=100 is not allowed; it takes a multiple of 32"),
+        ("--generator_steps=-1", "generator_steps takes int from 0"),
+        ("--n_latent=0", "n_latent takes int from 1"),
+        ("--dtype=float16", "dtype takes float32 or bfloat16"),
+        ("--out_dir=", "out_dir is empty"),
+        ("--out_dir={world}/judge.pt", "judge.pt is in use by another run, or cannot be written"),
         ("--start={world}/judge.pt", "holds a judge, a generator is needed"),
+        ("--policy={world}/judge.pt", "holds a judge, a generator is needed"),
+        ("--start={world}/no.pt", "start: there is no file"),
+        (
+            "--start={world}/generator.pt --block_size=17",
+            "more than the 16 characters that the gen",
+        ),
         ("--dataset={world}/none", "prepare.py --input=FILE --out_dir="),
     ],
 )
 def test_a_mistake_in_a_flag(flags, message, world, tmp_path, capsys):
     flags = flags.format(world=world).split()
     with pytest.raises(SystemExit, match="2"):
-        pretrain.main([*small(world), *flags, f"--out_dir={tmp_path / 'out'}"])
+        pretrain.main([*small(world), f"--out_dir={tmp_path / 'out'}", *flags])
     error = capsys.readouterr().err
     assert error.startswith("pretrain: ") and message in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_models_that_are_there_are_not_replaced(resume, world, tmp_path, capsys):
+    """--resume goes on with what was stopped in the folder, and replaces nothing else."""
+    (tmp_path / "judge.pt").write_bytes(b"somebody's")
+    with pytest.raises(SystemExit, match="2"):
+        pretrain.main(small(world, f"--out_dir={tmp_path}", *resume))
+    assert "judge.pt exists, and nothing is to be resumed" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["judge.pt"]
+
+
+def test_two_commands_do_not_share_a_folder(world, tmp_path, capsys):
+    first = claim(tmp_path, 1, "lock")
+    with pytest.raises(SystemExit, match="2"):
+        pretrain.main(small(world, f"--out_dir={tmp_path}"))
+    assert "is in use by another run" in capsys.readouterr().err
+    first.close()
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in Path("config").glob("*.py")))
