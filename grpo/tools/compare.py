@@ -8,24 +8,27 @@ What the figures are: grpo/README.md.
 import json
 from pathlib import Path
 
-from data.mistake import Mistake
+from data.mistake import refuse
 from grpo.evaluation.evaluate import COLUMNS, aligned
 from grpo.plumbing.config import Parser, exit_on_mistake
 from grpo.plumbing.log import CURVES, curves, read_metrics
 
+# Where one of these differs, a reward means something else: its curves get a scale each.
+SCALES = {"reward", "judge_score", "judge_checkpoint"}
+
 
 def load(folder):
-    """-> a run's settings, its metrics (a dict a line), its table (empty until it has finished)."""
+    """Read a run's settings, its metrics (a dict a line) and its table, empty where it has none."""
     path = Path(folder)
-    file = path / "metrics.jsonl"
-    metrics = read_metrics(file) if file.exists() else []
-    if not metrics:
-        raise Mistake(
-            f"{folder} holds no run that has begun; name folders that train_grpo.py wrote to"
-        )
-    settings = json.loads((path / "config.json").read_text())
+    files = path / "config.json", path / "metrics.jsonl"
+    metrics = read_metrics(files[1]) if all(file.exists() for file in files) else []
+    refuse(
+        not metrics,
+        f"{folder} holds no run that has begun; name folders that train_grpo.py wrote to",
+    )
     table = path / "evaluation.json"
-    return settings, metrics, json.loads(table.read_text()) if table.exists() else {}
+    result = json.loads(table.read_text()) if table.exists() else {}
+    return json.loads(files[0].read_text()), metrics, result
 
 
 def cell(value):
@@ -33,21 +36,22 @@ def cell(value):
 
 
 def named(columns, wanted):
-    """Which of the `wanted` figures there are, and all parts of the reward."""
+    """List which of the `wanted` figures there are, and all parts of the reward."""
     names = dict.fromkeys(name for column in columns for name in column)
     return [name for name in names if name in wanted or name.startswith("reward_")]
 
 
+def difference(settings):
+    """List the settings that are not the same in all runs."""
+    values = {name: {str(run.get(name)) for run in settings} for name in settings[0]}
+    return [name for name in values if name != "out_dir" and len(values[name]) > 1]
+
+
 def side_by_side(folders, settings, metrics, tables):
-    """A line for each setting that differs and for each figure, a column for each run."""
-    different = [
-        name
-        for name, value in settings[0].items()
-        if name != "out_dir" and any(run.get(name) != value for run in settings)
-    ]
+    """Make a line for each setting that differs and for each figure, with a column for each run."""
     last = [lines[-1] for lines in metrics]
     parts = {
-        "settings that differ": (different, settings),
+        "settings that differ": (difference(settings), settings),
         "training, the last step logged": (named(last, ["iteration", *CURVES, "step_ms"]), last),
     }
     for when in ("before", "after"):
@@ -71,7 +75,8 @@ def main(arguments=None):
         args = parser.parse_args(arguments)
         settings, metrics, tables = zip(*map(load, args.folders))
         print(side_by_side(args.folders, settings, metrics, tables))
-        print(curves(dict(zip(args.folders, metrics))))
+        apart = ["mean_reward"] if SCALES & {*difference(settings)} else []
+        print(curves(dict(zip(args.folders, metrics)), apart))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ In a program of your own:
         print(one.text, one.log_prob)
 
 Each different completion stands once, the likeliest first, with the exact probability of drawing it
-and the judge's mean score. What was filled in is in colour on a terminal, elsewhere in [brackets].
-Letters: k draws, of which n are different, T characters, V vocabulary.
+and the judge's mean P(real). What was filled in is in colour on a terminal, elsewhere in
+[brackets].
+
+Letters: k draws, of which n are different, T characters.
 """
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -28,9 +29,9 @@ from data.mistake import refuse
 from data.text.prepare import BLANK
 from data.words import decode, highlight
 from grpo.batch import make_batch
-from grpo.plumbing.checkpoint import LATEST, build, load_model, read
+from grpo.plumbing.checkpoint import LATEST, build, find, load_model, read
 from grpo.plumbing.config import Config, Parser, convert, exit_on_mistake, from_saved
-from grpo.plumbing.load import make_policy
+from grpo.plumbing.load import check_length, make_policy
 from grpo.reward import log_odds
 
 
@@ -40,13 +41,13 @@ class Completion(NamedTuple):
 
 
 def locate(path):
-    """A run's folder -> the generator's file in it."""
-    file = Path(path)
+    """Find a generator's file, which a run's folder has: -> Path."""
+    file = find(path)
     return file / LATEST if file.is_dir() else file
 
 
 def load(path):
-    """A run's folder, or a generator's file -> generator, vocabulary. A Mistake if it is none."""
+    """Load the generator of a run's folder, or of a file: -> generator, vocabulary."""
     file = locate(path)
     content = read(file)
     vocabulary = content.get("vocabulary")
@@ -55,7 +56,7 @@ def load(path):
 
 @torch.no_grad()
 def fill(generator, vocabulary, text, k=5, temperature=1.0, seed=1):
-    """The n different ones of k draws, the likeliest first: a list of `Completion`."""
+    """Draw k completions: -> the n different ones, the likeliest first, as `Completion`s."""
     masked = encode(text, vocabulary, generator.trunk.config.block_size, "text")[None]  # (1,T)
     mask_id = vocabulary.index(BLANK)
     batch = make_batch(masked, masked == mask_id, mask_id, k, (seed,))
@@ -69,7 +70,7 @@ def fill(generator, vocabulary, text, k=5, temperature=1.0, seed=1):
 
 
 def show(completions, judge, vocabulary, mask):
-    """A line for each completion of one text."""
+    """Print a line for each completion of one text."""
     tokens = [[vocabulary.index(c) for c in one.text] for one in completions]  # (n,T)
     blanks = torch.tensor([mask])  # (1,T)
     scores = log_odds(judge, torch.tensor([tokens]), number_words(blanks))  # (1,n,T)
@@ -114,8 +115,13 @@ def main(arguments=None):
             models[f"before  {path}"] = load_model(path, "generator", vocabulary)
         models[f"after   {file}" if models else str(file)] = after
         judge = load_model(args.judge or config.judge_checkpoint, "judge", vocabulary)
+        longest = after.trunk.config.block_size
+        check_length(longest, judge)
         for text in args.text:
-            masked = encode(text, vocabulary, after.trunk.config.block_size, "text")  # (T,)
+            masked = encode(text, vocabulary, longest, "text")  # (T,)
+            (shown,) = decode(masked, vocabulary)
+            if shown != " ".join(text.lower().split()):
+                print(f"only a to z and space are read, so this is: {shown}")
             mask = (masked == vocabulary.index(BLANK)).tolist()
             for title, model in models.items():
                 print(title)

@@ -1,0 +1,16 @@
+"""A reward of one's own: write more vowels.
+
+    python train_grpo.py --reward=judge:1,data/vowels.py:vowels:2
+
+Letters: B masked inputs, G completions of each, T characters.
+"""
+
+
+def vowels(completions, masked, mask, decode):
+    """Give each vowel 1 and everything else 0: (B,G,T) -> (B,G,T).
+
+    masked (B,T) are the inputs, and mask (B,T) says where their blanks are. `decode` turns tokens
+    into a flat list of texts. What counts in the end is the mean over the blanks of each word.
+    """
+    found = [[c in "aeiou" for c in text] for text in decode(completions)]  # B·G texts
+    return completions.new_tensor(found).view(completions.shape)
