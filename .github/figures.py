@@ -35,7 +35,7 @@ ROWS = [  # the flags beyond config/grpo_config.py
     "config/latent.py",
     "--kl_beta=0",
     "config/fooled.py",
-    "config/fooled.py --kl_beta=0.4",
+    "config/fooled.py --kl_beta=0.65",
     "--baseline=mean --scale_rewards=group",
     "--credit=input",
     "config/cispo.py",
@@ -69,8 +69,9 @@ ROWS = [  # the flags beyond config/grpo_config.py
     "--reward=judge:1,data/vowels.py:vowels:2",
     "--reference_mode=periodic",
     "--masking=word --hidden_words=2",
+    "--kl_beta=0.4",
+    "--kl_beta=1",
     "config/latent.py --kl_beta=0.7",
-    "config/latent.py --kl_beta=0.4",
     "--group_size=32",
 ]
 

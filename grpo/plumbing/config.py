@@ -74,7 +74,7 @@ class Config:
     repetition_penalty: float = 1.0
 
     # GRPO.
-    kl_beta: float = 0.4  # weight of KL(policy || reference)
+    kl_beta: float = 0.65  # weight of KL(policy || reference)
     kl_estimator: Literal["exact", "k1", "k2", "k3"] = "exact"
     entropy_coef: float = 0.0  # weight of the entropy bonus
     top_entropy_quantile: float = 1.0  # share of blanks, the most uncertain, that learn; 1: all
