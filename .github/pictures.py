@@ -98,7 +98,7 @@ def learning(folder):
     for line in (header, *lines):
         image = Image.new("RGB", (64 * CELL[0] + 2 * LEFT, 200), GROUND)
         draw = ImageDraw.Draw(image)
-        p = unpack(line["probabilities"], "u1", len(header["vocabulary"])).astype(float)  # (n,V)
+        p = unpack(line["probabilities"], len(header["vocabulary"])).astype(float)  # (n,V)
         p /= p.sum(axis=1, keepdims=True)
         drawn = (p.cumsum(axis=1) < uniforms[: len(p), None]).sum(axis=1)  # (n,)
         draw.text((LEFT, 12), f"step {line['iteration'] + 1}", font=font, fill=INK)

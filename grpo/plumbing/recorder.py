@@ -1,7 +1,12 @@
 """replay.jsonl, what grpo/tools/replay.py makes its page from: a header, then a line for each step.
 
+A line says how sure the policy is of every letter of a few held-out inputs after the step. It also
+holds the group of completions that the step pushed most, with the numbers of each drawn letter:
+those from before the updates, and its ratio after them. A line has some 9 kB in the default
+experiment.
+
 Letters: N held-out inputs, n blanks of one text or of all, G completions, T characters, V
-vocabulary. A line has some 4 kB in the default experiment.
+vocabulary.
 """
 
 import base64
@@ -13,22 +18,18 @@ import torch
 
 from data.words import decode
 from grpo.logprobs import log_softmax
+from grpo.loss import log_ratio, policy_objective
 from grpo.plumbing.log import cut_back, read_metrics
 
 FILE = "replay.jsonl"
-FORMAT = 2
+FORMAT = 3
 INPUTS = 8  # held-out inputs that are watched: the first
 DRAWS = 200  # drawn characters: of a group too large for that the first completions are recorded
 
 
-def pack(x, kind):
-    """Turn a tensor into text: kind u1, whole numbers to 255, or f2, half precision."""
-    return base64.b64encode(x.cpu().numpy().astype(kind).tobytes()).decode()
-
-
-def unpack(text, kind, width):
-    """Undo `pack`: an array with rows of `width`."""
-    return np.frombuffer(base64.b64decode(text), kind).reshape(-1, width)
+def unpack(text, width):
+    """Read what `view` packed: a text -> an array of whole numbers to 255, in rows of `width`."""
+    return np.frombuffer(base64.b64decode(text), "u1").reshape(-1, width)
 
 
 @torch.no_grad()
@@ -39,9 +40,10 @@ def view(policy, batch, vocabulary):
     guess = q.best_guess()[batch.mask]  # (n,)
     of_blanks = q.marginal().logits[batch.mask]  # (n,V)
     p = log_softmax(of_blanks, q.sampling.temperature).exp()
+    packed = (255 * p).round().byte().cpu().numpy().tobytes()
     return {
         "guess": decode(guess, vocabulary)[0],
-        "probabilities": pack((255 * p).round(), "u1"),
+        "probabilities": base64.b64encode(packed).decode(),
     }
 
 
@@ -71,21 +73,37 @@ def begin(before, held_out, config, start):
         append(config, header)
 
 
+@torch.no_grad()
+@torch.compiler.set_stance("force_eager")
 def record(policy, held_out, config, step, rollout):
-    """Write what the policy says after the step, and that group of it which was pushed most."""
+    """Write what the policy says after the step, and that group of it which was pushed most.
+
+    The ratio of a letter is that of the policy after all updates of the step, which is also what
+    another update on the same draws would see. `bounded` says whether a bound of the objective,
+    such as the clip, would act on it there.
+    """
     at_blanks = rollout.advantages * rollout.batch.mask[:, None]  # (B,G,T)
-    most = rollout[int(at_blanks.abs().sum(dim=(1, 2)).argmax())]  # without B
-    mask = most.batch.mask  # (T,)
-    text = most.batch.masked[most.batch.masked >= 0]  # padding is -1
+    most = at_blanks.abs().sum(dim=(1, 2)).argmax()
+    group = rollout[most[None]]  # the same with B = 1
+    words, mask = group.batch.words, group.batch.mask[0]  # (1,T), (T,)
+    q = policy(group.batch)
+    logp = q.score(group.fills, q).logp  # (1,G,T)
+    drawn = (group.old.logp, group.advantages, words, config)
+    of_draws = {
+        "reward": group.reward,
+        "advantage": group.advantages,
+        "logp": group.old.logp,
+        "log_ratio": log_ratio(logp, group.old.logp, words, config.importance_sampling_level),
+        "bounded": policy_objective(logp, *drawn)[1],
+    }
+    text = group.batch.masked[group.batch.masked >= 0]  # padding is -1
     shown = slice(max(1, DRAWS // int(mask.sum())))
-    blanks = most.fills.completions[shown, mask]  # (G,n)
     line = {
         "iteration": step,
         **view(policy, held_out.batch[:INPUTS], held_out.vocabulary),
         "masked": decode(text, held_out.vocabulary)[0],
-        "fills": decode(blanks, held_out.vocabulary),
+        "fills": decode(group.fills.completions[0, shown, mask], held_out.vocabulary),
     }
-    of_draws = {"rewards": most.reward, "advantages": most.advantages, "logp": most.old.logp}
     for name, values in of_draws.items():
-        line[name] = pack(values[shown, mask], "f2")  # (G,n)
+        line[name] = values[0, shown, mask].double().round(decimals=4).tolist()  # (G,n)
     append(config, line)

@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import run
-from grpo.mixture import likeliest, marginal
 
 from data.words import decode
 from grpo.plumbing import recorder
-from grpo.plumbing.checkpoint import load_model
 from grpo.plumbing.recorder import unpack
 from grpo.tools import replay
 
 BROWSER = shutil.which("chromium")
 OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
---disable-background-networking --disable-component-update --virtual-time-budget=2000 --dump-dom"""
+--disable-background-networking --disable-component-update --virtual-time-budget=20000 --dump-dom"""
 
 
 def lines_of(folder, out="out"):
@@ -27,45 +25,56 @@ def lines_of(folder, out="out"):
 
 
 def probabilities(line, header):
-    return unpack(line["probabilities"], "u1", len(header["vocabulary"]))  # (n,V)
+    return unpack(line["probabilities"], len(header["vocabulary"])).astype(int)  # (n,V)
 
 
-def of_draws(line):
-    """-> rewards, advantages, log-probabilities, (G,n) each."""
-    n = len(line["fills"][0])
-    return [unpack(line[x], "f2", n).astype(float) for x in ("rewards", "advantages", "logp")]
+def steps_of(page):
+    """The steps that a page holds, the base model's line included."""
+    content = re.search('type="application/json">(.*?)</script>', page)[1]
+    return [line["iteration"] + 1 for line in json.loads(content)["lines"]]
 
 
-def test_a_line_holds_what_the_step_drew(flags, tmp_path, monkeypatch):
-    """Of the group that it pushed most."""
-    rollouts = []
+@pytest.mark.parametrize("generator", ["generator", "latent"])
+def test_a_line_holds_what_the_step_drew_and_what_the_policy_says_after_it(
+    flags, world, tmp_path, monkeypatch, generator
+):
+    """The group is the one that the step pushed most. Ratio and clip are worked out by hand."""
+    seen = []
     real = recorder.record
-    monkeypatch.setattr(recorder, "record", lambda *args: (rollouts.append(args[-1]), real(*args)))
-    run(flags, credit="run")
-    header, *lines = lines_of(tmp_path)
-    for line, rollout in zip(lines, rollouts, strict=True):
-        pushes = rollout.advantages * rollout.inputs.mask[:, None]
-        most = rollout.take(pushes.abs().sum(dim=(1, 2)).argmax())
-        mask = most.inputs.mask
-        assert line["fills"] == decode(most.fills.completions[:, mask], header["vocabulary"])
-        for have, want in zip(of_draws(line), (most.credits, most.advantages, most.old.logp)):
-            np.testing.assert_allclose(have, want[:, mask], rtol=1e-3, atol=1e-4)
 
+    @torch.no_grad()
+    def record(policy, held_out, config, step, rollout):
+        real(policy, held_out, config, step, rollout)
+        q = policy(rollout.batch)
+        log_ratio = q.score(rollout.fills, q).logp - rollout.old.logp  # (B,G,T)
+        watched = held_out.batch[: recorder.INPUTS]
+        seen.append((rollout, log_ratio, policy(watched), watched.mask))
 
-@pytest.mark.parametrize("generator", ["generator", "mixture"])
-def test_a_line_holds_what_the_policy_says_after_the_step(flags, world, tmp_path, generator):
+    monkeypatch.setattr(recorder, "record", record)
     start = world / f"{generator}.pt"
-    run(flags, generator_checkpoint=start)
-    header, *_, last = lines_of(tmp_path)
-    vocabulary = header["vocabulary"]
-    masked = torch.tensor([[vocabulary.index(c) for c in text] for text in header["masked"]])
-    mask, temperature = masked == len(vocabulary) - 1, flags["temperature"]
-    for path, line in {start: header, tmp_path / "out" / "checkpoint.pt": last}.items():
-        logits = load_model(path, "generator", vocabulary)(masked).detach()
-        p = (marginal(logits, mask, temperature)[mask] / temperature).softmax(dim=-1)
-        np.testing.assert_allclose(probabilities(line, header), 255 * p, atol=0.51)
-        guess = likeliest(logits, masked, mask, temperature)[mask]
-        assert line["guess"] == "".join(vocabulary[c] for c in guess)
+    run(flags, credit="run", num_iterations=2, generator_checkpoint=start)
+    header, *lines = lines_of(tmp_path)
+    for line, (rollout, log_ratio, now, where) in zip(lines, seen, strict=True):
+        A = rollout.advantages
+        b = (A * rollout.batch.mask[:, None]).abs().sum(dim=(1, 2)).argmax()
+        mask = rollout.batch.mask[b]
+        assert line["fills"] == decode(rollout.fills.completions[b][:, mask], header["vocabulary"])
+        ratio = log_ratio.exp()
+        expected = {
+            "reward": rollout.reward,
+            "advantage": A,
+            "logp": rollout.old.logp,
+            "log_ratio": log_ratio,
+            "bounded": ((A > 0) & (ratio > 1.2)) | ((A < 0) & (ratio < 0.8)),
+        }
+        for name, values in expected.items():
+            np.testing.assert_allclose(line[name], values[b][:, mask], atol=1e-4, err_msg=name)
+        p = now.marginal().at(flags["temperature"]).logits[where] / flags["temperature"]
+        np.testing.assert_allclose(
+            probabilities(line, header), 255 * p.softmax(dim=-1), atol=0.51, err_msg="p"
+        )
+        assert line["guess"] == decode(now.best_guess()[where], header["vocabulary"])[0]
+    assert np.sum([np.sum(line["bounded"]) for line in lines]) > 0
 
 
 def test_of_a_large_group_the_first_fills_are_recorded_and_false_leaves_all_out(flags, tmp_path):
@@ -84,69 +93,104 @@ def test_resuming_cuts_it_back_and_other_inputs_begin_it_anew(flags, tmp_path):
     run(flags, max_iters=6, lr_decay_iters=6, init_from="resume")
     assert lines_of(tmp_path) == lines_of(tmp_path, "whole")
     run(flags, max_iters=8, masking="span", init_from="resume")
-    assert [line["iteration"] for line in lines_of(tmp_path)] == [-1, 6, 7]
-    assert '"steps": [0, 7, 8]' in replay.page(tmp_path / "out")
+    assert steps_of(replay.page(tmp_path / "out")) == [0, 7, 8]
 
 
 def test_without_a_replay_the_tool_says_so_and_a_cut_line_is_left_out(flags, tmp_path, capsys):
     run(flags, max_iters=2)
     file = tmp_path / "out" / "replay.jsonl"
     good = file.read_text()
+    header = good.splitlines()[0]
     for text, said in {
-        good.splitlines()[
-            0
-        ]: "is missing or holds no step; name the out_dir of a run, made without",
-        good.replace('"format": 2', '"format": 1'): "has format 1, not 2; make the run again",
+        header: "is missing or holds no step; name the out_dir of a run, made without",
+        good.replace('"format": 3', '"format": 2'): "has format 2, not 3; make the run again",
     }.items():
         file.write_text(text)
         with pytest.raises(SystemExit, match="2"):
             replay.main([str(file.parent)])
         assert said in capsys.readouterr().err.splitlines()[-1]
     file.write_text(good[:-9])
-    assert '"steps": [0, 1]' in replay.page(file.parent)
+    assert steps_of(replay.page(file.parent)) == [0, 1]
+
+
+def browse(folder, address="", script=""):
+    """Open the page of the run in `folder`, run a script in it, and return what it then holds."""
+    page = replay.page(folder / "out").replace("</body>", f"<script>{script}</script></body>")
+    (folder / "page.html").write_text(page)
+    address = f"file://{folder}/page.html{address}"
+    command = [BROWSER, *OPTIONS.split(), f"--user-data-dir={folder}/browser", address]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+
+def hidden_words(header):
+    """Find where each hidden word begins and ends among the blanks of all texts."""
+    texts = " ".join(header["masked"])
+    places = [(found.start(), len(found[0])) for found in re.finditer("_+", texts)]
+    firsts = [texts[:start].count("_") for start, _ in places]
+    return [(first, first + length) for first, (_, length) in zip(firsts, places)]
 
 
 @pytest.mark.skipif(not BROWSER, reason="needs chromium")
-def test_the_page_shows_what_the_run_recorded(flags, world, tmp_path):
-    """Where two keys lead: at step 7 the second input's second word. An error would be seen.
+def test_the_page_plays_by_itself_and_shows_what_the_run_recorded(flags, world, tmp_path):
+    """It plays to the end, on the word of four letters that changed most.
 
-    With a latent, so that the best guess need not be each blank's own.
+    Then its address and two keys lead to step 7 and the third word, and an error would be seen.
+    With a latent the best guess need not be each blank's own.
     """
-    run(flags, max_iters=8, credit="run", generator_checkpoint=world / "mixture.pt")
+    start = world / "latent.pt"
+    changes = {"masking": "random", "mask_ratio": 0.6, "credit": "run", "num_iterations": 2}
+    run(flags, max_iters=8, generator_checkpoint=start, **changes)
     header, *lines = lines_of(tmp_path)
     line, vocabulary = lines[6], header["vocabulary"]
-    keys = """for (const key of ["ArrowRight", "ArrowDown"])
-    document.dispatchEvent(new KeyboardEvent("keydown", {key})); nonsense"""
-    page = replay.page(tmp_path / "out").replace("</body>", f"<script>{keys}</script>")
-    (tmp_path / "page.html").write_text(page)
-    address = f"file://{tmp_path}/page.html#step=6&input=2"
-    command = [BROWSER, *OPTIONS.split(), f"--user-data-dir={tmp_path}/browser", address]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    base, now, end = [probabilities(each, header) for each in (header, line, lines[-1])]
+    words = hidden_words(header)
+
+    played = browse(tmp_path)
+    assert "step 8 of 8" in played
+    four = [word for word in words if word[1] - word[0] == 4]
+    most = max(four, key=lambda word: np.abs(end - base)[slice(*word)].sum())
+    pressed = re.findall('class="word text" aria-pressed="(.*?)"', played)
+    assert pressed == [str(word == most).lower() for word in words]
+
+    clicked, letter = 2, 1  # the third best fill, and its second letter
+    keys = f"""for (const key of ["ArrowRight", "ArrowDown"])
+    document.dispatchEvent(new KeyboardEvent("keydown", {{key, bubbles: true}}));
+    document.querySelectorAll("#group tr")[{clicked}].querySelectorAll("button")[{letter}].click();
+    nonsense"""
+    shown = browse(tmp_path, "#step=6&word=2", keys)
     assert "step 7 of 8" in shown
     errors = re.findall('role="alert">(.*?)<', shown)
     assert errors == ["error: Uncaught ReferenceError: nonsense is not defined "]
 
-    now, base = probabilities(line, header), probabilities(header, header)
     fills = [(str(p[vocabulary.index(c)]), c) for p, c in zip(now, line["guess"], strict=True)]
     assert re.findall(r'data-p="(\d+)"[^>]*>(.)</span>', shown) == fills
 
-    texts = " ".join(header["masked"])
-    word = list(re.finditer("_+", texts))[len(re.findall("_+", header["masked"][0])) + 1]
-    first = texts[: word.start()].count("_")
     often = np.max([probabilities(each, header) for each in (header, *lines)], axis=0)
     bars = [
-        (letter, str(now[n, v]), str(base[n, v]))
-        for n in range(first, first + len(word[0]))
-        for v, letter in enumerate(vocabulary)
+        (c, str(now[n, v]), str(base[n, v]))
+        for n in range(*words[2])
+        for v, c in enumerate(vocabulary)
         if often[n, v] >= 0.05 * 255
     ]
     assert bars
     assert re.findall(r'data-letter="(.)" data-now="(\d+)" data-base="(\d+)"', shown) == bars
 
-    rewards, advantages, logp = of_draws(line)
-    rows = re.findall(r'<tr data-fill="(.*?)" data-reward="(.*?)">(.*?)</tr>', shown)
-    for i, (fill, reward, cells) in zip(np.argsort(-rewards.mean(axis=1)), rows, strict=True):
+    A, q = np.array(line["advantage"]), np.exp(line["logp"])
+    push = A * (1 - q)
+    rows = re.findall(r'<tr data-fill="(.*?)">(.*?)</tr>', shown)
+    order = np.argsort(-np.mean(line["reward"], axis=1), kind="stable")
+    for i, (fill, cells) in zip(order, rows, strict=True):
         assert fill == line["fills"][i]
-        push = [float(x) for x in re.findall('data-push="(.*?)"', cells)]
-        want = advantages[i] * (1 - np.exp(logp[i]))
-        np.testing.assert_allclose([float(reward), *push], [rewards[i].mean(), *want], atol=6e-4)
+        pushes = [float(x) for x in re.findall('data-push="(.*?)"', cells)]
+        np.testing.assert_allclose(pushes, push[i], atol=1e-9)
+
+    at = order[clicked], letter
+    numbers = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", shown)
+    assert numbers == [
+        ("reward", f"{line['reward'][at[0]][letter]:+.2f}".replace("-", "−")),
+        ("advantage A", f"{A[at]:+.2f}".replace("-", "−")),
+        ("q when drawn", f"{q[at]:.3f}"),
+        ("push A(1 − q)", f"{push[at]:+.2f}".replace("-", "−")),
+        ("ratio ρ", f"{np.exp(line['log_ratio'][at[0]][letter]):.3f}"),
+        ("clipped", "yes" if line["bounded"][at[0]][letter] else "no"),
+    ]
