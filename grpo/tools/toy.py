@@ -44,6 +44,7 @@ class Settings(Config):
     n_latent: int = 1  # values of a latent, each of which leans to a word of its own; 1: no latent
     group_size: int = 4  # completions, G
     num_iterations: int = 1  # times that a rollout is used
+    kl_beta: float = 0.4  # weight of KL(policy || reference)
     learning_rate: float = 4.0  # of plain gradient descent, the same in all steps
     grad_clip: float = 0.0  # largest norm of the gradient; 0: any
     max_iters: int = 100  # steps
