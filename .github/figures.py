@@ -97,7 +97,8 @@ def run(row, seed, folder):
 
 
 def run_all(args):
-    rows = [row for row in ROWS if args.only in row] if args.only else ROWS
+    only = args.only or ""
+    rows = [row for row in ROWS if row == only] or [row for row in ROWS if only in row]
     lock = Lock()
 
     def one(job):
