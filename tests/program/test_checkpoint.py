@@ -8,7 +8,16 @@ import torch
 from conftest import command_line, run, same
 
 import train_grpo
-from grpo.plumbing.checkpoint import build, load_model, model_file, read, restore_training, write
+from data.mistake import Mistake
+from grpo.plumbing.checkpoint import (
+    MODEL_KEYS,
+    build,
+    load_model,
+    model_file,
+    read,
+    restore_training,
+    write,
+)
 from model.transformer import Generator, Judge, TransformerConfig
 
 SHAPE = TransformerConfig(vocab_size=4, block_size=8, n_layer=1, n_head=1, n_embd=8)
@@ -62,7 +71,7 @@ def test_a_write_that_fails_leaves_the_old_file(file, monkeypatch):
 def test_what_does_not_fit_is_refused_with_both_values(change, message):
     content = model_file(Generator(SHAPE), "abc_")
     change(content)
-    with pytest.raises(ValueError, match=message.replace(" \\[", r"\(\[")) as error:
+    with pytest.raises(Mistake, match=message.replace(" \\[", r"\(\[")) as error:
         build(content, "generator", "abc_", "m.pt")
     assert "\n" not in str(error.value)
 
@@ -74,15 +83,27 @@ def test_moments_of_another_shape_are_refused_with_both_shapes():
     adamw.step()
     state = {"optimizer": adamw.state_dict()}
     state["optimizer"]["state"][0]["exp_avg"] = torch.zeros(4, 3)
-    with pytest.raises(ValueError, match=r"exp_avg has the shape \(4, 3\), its weight \(3, 4\)"):
+    with pytest.raises(Mistake, match=r"exp_avg has the shape \(4, 3\), its weight \(3, 4\)"):
         restore_training(state, adamw, "m.pt")
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"a,b\n"])
 def test_a_damaged_file_is_named(file, damage):
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(ValueError, match="m.pt cannot be read: it is missing, damaged"):
+    with pytest.raises(Mistake, match="m.pt is damaged, or no checkpoint; make it again"):
         read(file)
+
+
+@pytest.mark.parametrize("content", [[*MODEL_KEYS], {"kind": "judge"}])
+def test_a_file_of_other_things_is_named(file, content):
+    torch.save(content, file)
+    with pytest.raises(Mistake, match="m.pt is damaged, or no checkpoint"):
+        read(file)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(Mistake, match="m.pt is missing; make it again"):
+        read(tmp_path / "m.pt")
 
 
 def test_a_flipped_bit_is_noticed_wherever_it_matters(file):
@@ -97,8 +118,8 @@ def test_a_flipped_bit_is_noticed_wherever_it_matters(file):
         file.write_bytes(flipped)
         try:
             assert same(read(file), content)
-        except ValueError as error:
-            assert "m.pt cannot be read" in str(error)
+        except Mistake as error:
+            assert "m.pt is damaged" in str(error)
             noticed += 1
     assert noticed > 100
 
@@ -119,7 +140,7 @@ def test_a_checkpoint_runs_no_code(world, flags, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         train_grpo.main(command_line(flags, generator_checkpoint=bad))
     assert end.value.code == 2
-    assert "bad.pt cannot be read" in capsys.readouterr().err
+    assert "bad.pt is damaged, or no checkpoint" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["bad.pt"]
 
 

@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +12,18 @@ import pytest
 from conftest import TEXT
 
 from data.dataset import PAD, Dataset, Prompts, encode
-from data.masking import make_mask, parse_masking
+from data.masking import MASKINGS, make_mask, parse_masking
+from data.mistake import Mistake
 from data.text import prepare as script
 from data.text.prepare import VOCABULARY, is_prose, is_validation, normalise, prepare
 from data.words import decode, hidden_words, highlight, is_valid, lexicon
 
 LINE = "the old cat sat on the mat and ran"
-IS_SPACE = np.array([[c == " " for c in LINE]] * 2000)
+TEXTS = np.array([[*LINE]] * 2000)  # (B,T)
 
 
 def masks(name, ratio=0.25, words=2, seed=0):
-    return make_mask(IS_SPACE, {name: 1.0}, ratio, words, np.random.default_rng(seed))
+    return make_mask(TEXTS, {name: 1.0}, ratio, words, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("name", ["random", "span", "word", "short", "sticky"])
@@ -47,33 +49,41 @@ def test_a_span_is_one_run():
     assert (np.diff(mask.astype(int), axis=1) == 1).sum(axis=1).max() == 1
 
 
-def test_word_hides_whole_uncut_words_and_short_those_of_up_to_four_letters():
-    text = "a cat purred on the round mat by noon yes"
-    is_space = np.array([[c == " " for c in text]] * 500)
+def test_word_hides_whole_uncut_words_and_short_those_of_two_to_four_letters():
+    text = "a cat purred on i the round mat by noon yes"
     inner = set(text.split()[1:-1])  # the window may have cut the others
-    for name, want in (("word", inner), ("short", inner - {"purred", "round"})):
-        hidden = make_mask(is_space, {name: 1.0}, 0.1, 2, np.random.default_rng(0))
+    for name, want in (("word", inner), ("short", inner - {"purred", "i", "round"})):
+        rng = np.random.default_rng(0)
+        hidden = make_mask(np.array([[*text]] * 500), {name: 1.0}, 0.1, 2, rng)
         found = set()
         for row in hidden:
             words = "".join(c for c, blank in zip(text, row) if blank or c == " ").split()
             assert len(words) == 2
             found |= set(words)
         assert found == want
-    nothing_to_hide = np.array([[c == " " for c in "a purred rounded sat"], [False] * 20])
+    nothing_to_hide = np.array([[*"a i purred round sat"], ["x"] * 20])
     mask = make_mask(nothing_to_hide, {"short": 1.0}, 0.1, 2, np.random.default_rng(0))
     assert (mask.sum(axis=1) == 1).all()
+
+
+def test_a_masking_of_ones_own_is_a_function_of_the_characters(monkeypatch, world):
+    monkeypatch.setitem(MASKINGS, "vowels", lambda text, *_: np.isin(text, [*"aeiou"]))
+    data = Dataset(world / "text", "train", 16)
+    tokens, mask = data.batch(50, 16, parse_masking("vowels"), 0.1, 2, (1,))
+    for row, blanks in zip(tokens, mask):
+        assert blanks.tolist() == [c in "aeiou" for c in data.decode(row)]
 
 
 def test_a_mix_uses_every_part():
     weights = parse_masking("span:3, word")
     assert weights == {"span": 0.75, "word": 0.25}
-    mask = make_mask(IS_SPACE, weights, 0.25, 1, np.random.default_rng(0))
-    assert 0.2 < 1 - (mask & IS_SPACE).any(axis=1).mean() < 0.6
+    mask = make_mask(TEXTS, weights, 0.25, 1, np.random.default_rng(0))
+    assert 0.2 < 1 - (mask & (TEXTS == " ")).any(axis=1).mean() < 0.6
 
 
 @pytest.mark.parametrize("text", ["", "world", "word:0", "word:1e308", "word:nan", "span,word:x"])
 def test_weights_that_are_no_shares(text):
-    with pytest.raises(ValueError, match="masking=.* has a part .*; it takes NAME"):
+    with pytest.raises(Mistake, match="masking=.* has a part .*; it takes NAME"):
         parse_masking(text)
 
 
@@ -92,7 +102,7 @@ def test_prepared_text_comes_back(tmp_path):
     sizes = prepare(tmp_path / "d", tmp_path / "in.txt")
     assert sorted(os.listdir(tmp_path / "d")) == ["meta.json", "train.bin", "val.bin"]
     for split in ("train", "val"):
-        data = Dataset(tmp_path / "d", split)
+        data = Dataset(tmp_path / "d", split, 16)
         wanted = [p for p in TEXT.split("\n\n") if is_validation(normalise(p)) == (split == "val")]
         assert data.decode(data.tokens) == " ".join(normalise(p) for p in wanted)
         assert len(data.tokens) == sizes[f"{split}.bin"]
@@ -113,18 +123,22 @@ def test_prepare_is_a_command(program, tmp_path):
     flags = [f"--input={tmp_path / 'in.txt'}", f"--out_dir={tmp_path / 'd'}"]
     done = subprocess.run([sys.executable, *program, *flags], capture_output=True, check=True)
     assert done.stdout.startswith(b"{'train.bin': ")
-    assert Dataset(tmp_path / "d", "val").vocabulary == VOCABULARY
+    assert Dataset(tmp_path / "d", "val", 16).vocabulary == VOCABULARY
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
         (["--input=in.txt"], "name a folder of its own, for example --out_dir=data/mine"),
+        (
+            ["--input=in.txt", f"--out_dir={Path('data/text').resolve()}"],
+            "name a folder of its own",
+        ),
         (["--inputs", "in.txt"], "--inputs"),
         (["--input=none.txt", "--out_dir=d"], "No such file or directory: 'none.txt'"),
         (["--input=latin", "--out_dir=d"], "'utf-8' codec can't decode"),
-        (["--input=short", "--out_dir=d"], "give a longer one (with --input=short"),
-        (["--input=in.txt", "--out_dir=short"], "File exists: 'short'"),
+        (["--input=short", "--out_dir=d"], "short leaves 0 letters and spaces for train.bin"),
+        (["--input=in.txt", "--out_dir=short"], "short cannot be written ([Errno 17] File exists"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(
@@ -133,11 +147,37 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text(TEXT)
     Path("latin").write_bytes("é".encode("latin-1") * 9)
-    Path("short").write_text("abc")
+    Path("short").write_text("1 2 3")
     with pytest.raises(SystemExit, match="2"):
         script.main(flags)
     assert re.fullmatch(f".*: error: .*{re.escape(message)}.*\n", capsys.readouterr().err)
     assert sorted(os.listdir()) == ["in.txt", "latin", "short"]
+
+
+def test_an_error_of_the_program_keeps_its_traceback(tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_text(TEXT)
+    monkeypatch.setattr(script, "VOCABULARY", "abc")
+    with pytest.raises(ValueError, match="substring not found"):
+        script.main([f"--input={tmp_path}/in.txt", f"--out_dir={tmp_path}/d"])
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("train.bin", b""),
+        ("train.bin", b"\xff" * 100),
+        ("meta.json", b"[]"),
+        ("meta.json", b'{"vocabulary": ["a", "b", "_"]}'),
+        ("meta.json", b"{"),
+        ("val.bin", None),
+    ],
+)
+def test_a_damaged_dataset_is_named(name, content, world, tmp_path):
+    folder = shutil.copytree(world / "text", tmp_path / "d")
+    (folder / name).write_bytes(content) if content is not None else (folder / name).unlink()
+    with pytest.raises(Mistake, match=f"the dataset in {folder} is damaged; make it with: python"):
+        for split in ("train", "val"):
+            Dataset(folder, split, 16)
 
 
 def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch):
@@ -152,13 +192,13 @@ def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError):
+    with pytest.raises(Mistake, match="d cannot be written .no space left on device"):
         prepare(tmp_path / "d", tmp_path / "in.txt")
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
 def test_batches_are_a_function_of_the_seed(world):
-    data = Dataset(world / "text", "train")
+    data = Dataset(world / "text", "train", 16)
 
     def batch(seed):
         return data.batch(4, 16, {"random": 1.0}, 0.3, 1, seed)
@@ -187,7 +227,10 @@ def test_prompts_of_any_length(world, tmp_path):
     "content, message",
     [
         ('{"prompts": ["a_", "abc"]}', r"prompt 1 'abc' has no blank; write _ for what"),
-        ('{"prompts": ["a_aaaaaaaaaaaaaaaa"]}', "prompt 0 .* is longer than 16 characters"),
+        (
+            '{"prompts": ["a_aaaaaaaaaaaaaaaa"]}',
+            "prompt 0 .* has 18 characters, more than 16; short",
+        ),
         ('{"prompts": []}', "no list of texts"),
         ('{"prompts": "a_"}', "no list of texts"),
         ('{"prompts": [1]}', "no list of texts"),
@@ -199,7 +242,7 @@ def test_prompts_of_any_length(world, tmp_path):
 def test_a_refused_prompt_says_why(content, message, world, tmp_path):
     path = tmp_path / "p.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match=f"prompts_file={path}.*{message}"):
+    with pytest.raises(Mistake, match=f"prompts_file={path}.*{message}"):
         Prompts(world / "text", "train", path, 16)
 
 
@@ -234,7 +277,7 @@ def test_a_valid_word_is_one_of_the_lexicon_of_just_this_length():
 
 
 def test_decoding_is_that_of_each_row(world):
-    data = Dataset(world / "text", "train")
+    data = Dataset(world / "text", "train", 16)
     tokens, _ = data.batch(6, 16, {"random": 1.0}, 0.3, 1, (0,))
     texts = [data.decode(row) for row in tokens]
     assert decode(tokens.view(2, 3, 16), data.vocabulary) == texts

@@ -15,6 +15,7 @@ import pytest
 from conftest import TEXT
 
 from data.dataset import PAD, Dataset, Prompts
+from data.mistake import Mistake
 from data.text.prepare import VOCABULARY, normalise, prepare
 
 CASES = int(os.environ.get("FUZZ", 300))
@@ -87,9 +88,9 @@ def refused(call, path):
     """What `call` gives, or None where it says in one line, with the file's name, why not."""
     try:
         return call()
-    except ValueError as error:
+    except Mistake as error:
         line = str(error)
-        assert type(error) is ValueError and str(path) in line and "; " in line
+        assert str(path) in line and "; " in line
         assert len(line.encode()) < 1000 and "\n" not in line
 
 
@@ -154,13 +155,13 @@ def test_texts(tmp_path, seed):
         path.write_bytes(content)
         try:
             sizes = prepare(out, path)
-        except ValueError as error:
+        except Mistake as error:
             assert "\n" not in str(error) and not out.exists()
             continue
         accepted += 1
         words = set()
         for name in ("train", "val"):
-            split = Dataset(out, name)
+            split = Dataset(out, name, 16)
             text = split.decode(split.tokens)
             assert len(text) == sizes[f"{name}.bin"] >= 1000
             assert set(text) <= set(VOCABULARY[:-1]) and "  " not in text

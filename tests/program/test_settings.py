@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 
 import train_grpo
-from grpo.plumbing.config import FIELDS, Config, from_saved, load_config
+from data.mistake import Mistake
+from grpo.plumbing.config import Config, from_saved, load_config
 
 
 def test_files_and_flags_apply_left_to_right(tmp_path):
@@ -48,7 +49,7 @@ def test_help_shows_each_setting_as_it_stands_in_the_class_with_its_value(tmp_pa
         train_grpo.main([str(tmp_path / "a.py"), "--out_dir=x", "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert not end.value.code
-    for name in FIELDS:
+    for name in vars(Config()):
         assert sum(line.startswith(f"    {name}: ") for line in lines) == 1
     assert "    group_size: int = 32  # completions per input, G" in "\n".join(lines)
     assert "    out_dir: str = 'x'  # folder for" in "\n".join(lines)
@@ -61,11 +62,11 @@ def test_saved_settings_come_back_as_they_were():
 
 @pytest.mark.parametrize("saved", [{"experts": 3}, {"kl_beta": [1]}, {"dtype": "float16"}])
 def test_saved_settings_that_are_none_name_their_file(saved):
-    with pytest.raises(ValueError, match="^checkpoint.pt: "):
+    with pytest.raises(Mistake, match="^checkpoint.pt: "):
         from_saved(saved, "checkpoint.pt")
 
 
 def test_mini_batches_of_several_processes_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="minibatch_size shuffles the inputs of one process"):
+    with pytest.raises(Mistake, match="minibatch_size shuffles the inputs of one process"):
         load_config(["--minibatch_size=8"])
