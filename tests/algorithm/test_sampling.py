@@ -7,8 +7,12 @@ import math
 
 import pytest
 import torch
+from conftest import BLANK, encode
 
+from grpo.batch import make_batch
 from grpo.logprobs import compute_logprobs, log_softmax, restrict
+from grpo.plumbing.config import Config
+from grpo.plumbing.load import make_policy
 from grpo.sampling import (
     Sampling,
     draw,
@@ -18,6 +22,7 @@ from grpo.sampling import (
     penalise_repetition,
     sample_completions,
 )
+from model.transformer import Generator, TransformerConfig
 
 
 def random_uniforms(*shape, seed=0):
@@ -198,3 +203,18 @@ def test_the_repetition_penalty_is_a_loop_over_what_is_visible(shape):
     torch.testing.assert_close(shifted[..., :-1], have[..., :-1])
     same = penalise_repetition(logits, masked, masked == 8, 1.0)
     torch.testing.assert_close(same.softmax(dim=-1), logits.softmax(dim=-1))
+
+
+@pytest.mark.parametrize("n_latent, name", [(1, "logits"), (3, "letters")])
+def test_a_policy_penalises_the_logits_of_its_letters(n_latent, name):
+    shape = TransformerConfig(n_layer=1, n_head=2, n_embd=32, n_latent=n_latent)
+    generator = Generator(shape)
+    masked = encode("the c_t so", "a __ on so")
+    batch = make_batch(masked, masked == BLANK, BLANK, 2, (0,))
+
+    def logits(penalty):
+        config = Config(dtype="float32", compile="false", repetition_penalty=penalty)
+        return getattr(make_policy(generator, torch.device("cpu"), config)(batch), name)
+
+    want = penalise_repetition(logits(1.0), masked, batch.mask, 1.5)
+    torch.testing.assert_close(logits(1.5), want)
