@@ -1,6 +1,6 @@
-# DAPO (2503.14476): all blanks of the step weigh the same, the upper clip is wider, and there is no
-# KL: see "When it goes wrong" in config/README.md for what comes of that. Its dynamic sampling and
-# its length penalty have no counterpart here.
+# DAPO (2503.14476) weighs all blanks of the step alike, has a wider upper clip, and no KL. "When it
+# goes wrong" in config/README.md shows what comes of that. Its dynamic sampling and its length
+# penalty have no counterpart here.
 #     python train_grpo.py config/grpo_config.py config/dapo.py
 
 out_dir = "out-dapo"

@@ -1,4 +1,4 @@
-# Dr. GRPO (2503.20783): no division by the group's standard deviation nor by a completion's own
+# Dr. GRPO (2503.20783) divides neither by the group's standard deviation nor by a completion's own
 # length.
 #     python train_grpo.py config/grpo_config.py config/dr_grpo.py
 

@@ -1,9 +1,11 @@
-# GSPO (2507.18071): one ratio for a whole completion, clipped far tighter since its logarithm is a
-# mean; four updates per rollout.
+# GSPO (2507.18071): one ratio for a whole completion, the geometric mean of its letters' ratios. Its
+# logarithm is a mean, so the paper clips it far tighter. There are four updates per rollout, and no
+# KL. All blanks of a completion share an advantage, as in the paper.
 #     python train_grpo.py config/grpo_config.py config/gspo.py
 
 out_dir = "out-gspo"
 importance_sampling_level = "sequence"
+credit = "input"
 baseline = "mean"
 scale_rewards = "group"
 kl_beta = 0.0

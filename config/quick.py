@@ -1,5 +1,5 @@
-# The whole path in under half a minute: every file that a run writes, every line that it prints.
-# Too short to learn much.
+# This takes the whole path in under half a minute, with every file that a run writes and every line
+# that it prints. It is too short to learn much.
 #     python train_grpo.py config/grpo_config.py config/quick.py
 
 out_dir = "out-quick"

@@ -1,5 +1,5 @@
 # "Beyond the 80/20 rule" (2506.01939): only the most uncertain fifth of the blanks learns from the
-# reward.
+# reward. The KL still holds all of them.
 #     python train_grpo.py config/grpo_config.py config/top_entropy.py
 
 out_dir = "out-top-entropy"
