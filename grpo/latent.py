@@ -56,7 +56,7 @@ class Latent:
     def running(self, log_q, log_pi, y):
         """Compute L_t after each letter of each word: y (M,n) -> (N,L,n)."""
         each = log_q.take_along_dim(y[:, None], dim=2)  # (M,K,n) log q_z(y)
-        N, L = len(log_pi), int(self.place.max()) + 1
+        N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # 0, 1 without a blank
         letters = each.new_zeros(N, L, *each.shape[1:])  # (N,L,K,n) 0 beyond a word's end
         letters = letters.index_put((self.word, self.place), each)
         up_to = letters.cumsum(dim=1)  # (N,L,K,n)

@@ -1,27 +1,31 @@
-"""`grpo_step` at the edge of what there can be, and whether it learns.
+"""`grpo_step` at the edge of what there can be, whether it learns, and a policy of one's own.
 
 Letters: B masked inputs, T characters, G completions, V vocabulary.
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from conftest import PLAIN
-from grpo.rollout import draw_orders, to_fill
 
-import train_grpo
-from grpo.logprobs import log_softmax
+from grpo.batch import make_batch
+from grpo.logprobs import Scores, log_softmax
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config
+from grpo.plumbing.load import make_policy
+from grpo.product import Product
 from grpo.reward import Rewards, judge_reward
+from grpo.sampling import Fills, Sampling
 from model.transformer import Generator, TransformerConfig
+from train_grpo import grpo_step
 
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
 VARIANTS = (  # every published form that is a setting, in a few combinations
-    {},
     *({"loss_type": name} for name in LOSS_TYPES),
+    *({"objective": name, "num_iterations": 2} for name in ("cispo", "sapo", "gmpo", "dppo")),
     {"scale_rewards": "batch", "credit": "run"},
     {
         "baseline": "leave_one_out",
@@ -40,6 +44,7 @@ VARIANTS = (  # every published form that is a setting, in a few combinations
     {"top_k": 2, "min_p": 0.1, "xtc_probability": 1.0, "entropy_coef": 0.1},
 )
 EVERY = pytest.mark.parametrize("settings", VARIANTS, ids=str)
+BOTH = pytest.mark.parametrize("n_latent", [1, 2])
 
 
 def some_judge(tokens):
@@ -51,7 +56,7 @@ def indifferent_judge(tokens):
 
 
 def models(V, T, n_latent=1):
-    """-> generator, reference"""
+    """Make a generator and a reference."""
     torch.manual_seed(0)
     shape = TransformerConfig(V, T, 1, 1, 16, n_latent)
     return Generator(shape), Generator(shape)
@@ -61,24 +66,29 @@ def weights_of(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])  # a copy
 
 
+def descend(model, config, rate):
+    """Make an optimizer that descends plainly."""
+    optimizer = Optimizer(model, config)
+    optimizer.adamw = torch.optim.SGD(model.parameters(), lr=rate)
+    return optimizer
+
+
 def step(settings, tokens, mask, judge=some_judge, n_latent=1):
-    """A step of plain gradient descent with rate 1 -> weights before, after; rollout, metrics."""
+    """Take a step of rate 1: -> weights before and after, rollout, metrics."""
     own = PLAIN | {"batch_size": len(tokens), "group_size": 4, "temperature": 0.7, "grad_clip": 0.0}
     config = Config(**(own | {"top_p": 1.0, "kernel": "torch"} | settings))
     V = 6
     generator, reference = models(V, tokens.shape[1], n_latent)
-    optimizer = Optimizer(generator, config)
-    optimizer.adamw = torch.optim.SGD(generator.parameters(), lr=1.0)
-    orders = draw_orders(config.num_iterations, len(tokens), (1, 0))
-    inputs = to_fill(tokens, mask, V - 1, config.group_size, (1,))._replace(orders=orders)
+    optimizer = descend(generator, config, rate=1.0)
+    policies = [make_policy(model, torch.device("cpu"), config) for model in (generator, reference)]
+    batch = make_batch(tokens, mask, V - 1, config.group_size, (1, 0))
     rewards = Rewards({"judge": (partial(judge_reward, judge, "log_odds"), 1.0)}, decode=None)
     before = weights_of(generator)
-    rollout, metrics = train_grpo.grpo_step(
-        generator, reference, rewards, optimizer, inputs, config
-    )
+    rollout, metrics = grpo_step(*policies, rewards, optimizer, batch, config)
     after = weights_of(generator)
     assert after.isfinite().all()
-    assert all(math.isfinite(value) for value in metrics.values()), metrics
+    for name, value in metrics.items():
+        assert math.isfinite(value), name
     assert (rollout.fills.completions != V - 1).all()  # every blank is filled
     return before, after, rollout, metrics
 
@@ -88,16 +98,18 @@ def text(V, T):
 
 
 @EVERY
-def test_no_blank_no_gradient(settings):
+@BOTH
+def test_no_blank_no_gradient(settings, n_latent):
     mask = torch.zeros(4, 8, dtype=torch.bool)
-    before, after, _, metrics = step(settings, text(6, 8), mask)
+    before, after, _, metrics = step(settings, text(6, 8), mask, n_latent=n_latent)
     assert torch.equal(before, after)
-    assert metrics["loss"] == metrics["mean_kl"] == metrics["entropy"] == 0
+    for name in ("loss", "mean_kl", "entropy"):
+        assert metrics[name] == 0, name
 
 
 @EVERY
 @pytest.mark.parametrize("blanks", ["all", "one", "one character"])
-@pytest.mark.parametrize("n_latent", [1, 2])
+@BOTH
 def test_few_blanks_and_many(settings, blanks, n_latent):
     T = 1 if blanks == "one character" else 8
     mask = torch.arange(T).expand(4, T) == 3
@@ -128,7 +140,7 @@ def test_an_input_without_blanks_teaches_nothing(loss_type, share):
 
 @EVERY
 def test_equal_rewards_have_no_advantage(settings):
-    """Exactly 0; without a penalty nothing moves at all."""
+    """It is exactly 0, so that without a penalty nothing moves at all."""
     mask = torch.arange(8).expand(4, 8) % 2 == 0
     free = settings | {"kl_beta": 0.0, "entropy_coef": 0.0}
     before, after, rollout, metrics = step(free, text(6, 8), mask, indifferent_judge)
@@ -147,8 +159,8 @@ def test_equal_rewards_leave_the_kl_alone(loss_type):
     before, after, *_ = step(settings, tokens, mask, indifferent_judge)
     generator, reference = models(6, 8)
     masked = tokens.masked_fill(mask, 5)
-    log_p = log_softmax(generator(masked), 0.7)[..., :5]  # (B,T,5)
-    log_r = log_softmax(reference(masked), 0.7)[..., :5]  # (B,T,5)
+    log_p = log_softmax(generator(masked)[0], 0.7)[..., :5]  # (B,T,5)
+    log_r = log_softmax(reference(masked)[0], 0.7)[..., :5]  # (B,T,5)
     kl = (log_p.exp() * (log_p - log_r)).sum(dim=-1)  # (B,T)
     per_blank = {"grpo": 16, "dapo": 16, "bnpo": 16, "dr_grpo": 4 * 8, "sum": 4}[loss_type]
     (0.3 * kl[mask].sum() / per_blank).backward()  # every input has 4 blanks
@@ -156,53 +168,144 @@ def test_equal_rewards_leave_the_kl_alone(loss_type):
     torch.testing.assert_close(before - after, want, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("settings", [{"credit": "input"}, {"credit": "run"}])
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("n_latent", [1, 2])
-def test_pieces_that_fit_in_memory_add_up_to_the_step(settings, size, n_latent):
-    """The same update, however many micro-batches it is computed in."""
+@pytest.mark.parametrize("credit", ["input", "run"])
+@pytest.mark.parametrize("size", [1, 3])
+@BOTH
+def test_pieces_that_fit_in_memory_add_up_to_the_step(credit, size, n_latent):
+    """The update is the same in however many micro-batches it is computed. One has no blank."""
     tokens = text(6, 8)
     mask = torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < 0.4
     mask[:, 0] = True
+    mask[1] = False
     for loss_type in ("grpo", "dapo", "dr_grpo", "sum"):
-        one = settings | {"loss_type": loss_type, "scale_rewards": "batch"}
+        one = {"credit": credit, "loss_type": loss_type, "scale_rewards": "batch"}
         _, want, _, metrics = step(one, tokens, mask, n_latent=n_latent)
         pieces = one | {"batch_size": size}
         _, have, _, of_pieces = step(pieces, tokens, mask, n_latent=n_latent)
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(of_pieces["mean_kl"], metrics["mean_kl"])
-        torch.testing.assert_close(of_pieces["loss"], metrics["loss"])
-
-
-def test_a_gradient_that_is_not_finite_changes_no_weight():
-    """Nor do AdamW's moments remember it."""
-    generator, _ = models(6, 8)
-    optimizer = Optimizer(generator, Config(**PLAIN))
-    before = weights_of(generator)
-    loss = sum(p.sum() for p in generator.parameters()) * float("nan")
-    optimizer.backward(loss)
-    assert not optimizer.step().isfinite()
-    assert torch.equal(weights_of(generator), before)
-    assert not optimizer.adamw.state
-    assert all(p.grad is None for p in generator.parameters())
+        for name in ("mean_kl", "entropy", "mean_log_prob", "loss"):
+            torch.testing.assert_close(of_pieces[name], metrics[name], msg=name)
 
 
 def test_later_updates_score_on_the_set_that_was_drawn_from():
-    """With top_k=1: one character, of log-probability 0, wherever the KL moves the policy."""
+    """With top_k=1 it is one character, of log-probability 0, wherever the KL moves the policy."""
     mask = torch.ones(4, 8, dtype=torch.bool)
     settings = {"top_k": 1, "num_iterations": 4, "kl_beta": 5.0}
     before, after, _, metrics = step(settings, text(6, 8), mask)
     assert not torch.equal(before, after)
-    assert metrics["mean_log_prob"] == metrics["approx_kl"] == 0
+    for name in ("mean_log_prob", "approx_kl"):
+        assert metrics[name] == 0, name
 
 
-def test_every_parameter_learns_at_the_rate_of_the_step():
-    """A norm's weight, too: AdamW's first step is the rate itself."""
-    generator, _ = models(6, 8)
-    optimizer = Optimizer(generator, Config(learning_rate=1.0, grad_clip=0.0, weight_decay=0.0))
-    optimizer.set_learning_rate(0.25)
+SPELLINGS = torch.cartesian_prod(torch.arange(3), torch.arange(3))  # (9,2)
+
+
+def spelling(completions, mask):
+    """Tell which of SPELLINGS stands in the two blanks: (B,G,T), (B,T) -> (B,G)."""
+    blanks = mask[:, None].expand_as(completions)
+    return (completions[blanks].view(*completions.shape[:2], 2) * torch.tensor([3, 1])).sum(dim=-1)
+
+
+class Table:
+    """Fills of inputs with two blanks: a probability for each of nine whole fills.
+
+    A fill is one draw, so its log-probability stands at the first blank.
+    """
+
+    def __init__(self, logits, batch):
+        self.log_q = logits.log_softmax(dim=-1)  # (B,9)
+        self.batch = batch
+
+    def at_first(self, x):
+        """Put one value into the first blank, and zeros elsewhere: (B,...) -> (B,...,T)."""
+        mask = self.batch.mask.view(len(x), *[1] * (x.dim() - 1), -1)
+        return x[..., None] * (mask & (mask.cumsum(dim=-1) == 1))
+
+    def sample(self, uniforms):
+        reached = self.log_q.exp().cumsum(dim=-1)[:, None, :-1]  # (B,1,8)
+        return self.fill((reached <= uniforms[:, :, 0, :1]).sum(dim=-1))
+
+    def fill(self, which):
+        """Write the fills of these numbers: (B,G) -> `Fills`."""
+        completions = self.batch.masked[:, None].repeat(1, which.shape[1], 1)  # (B,G,T)
+        blanks = self.batch.mask[:, None].expand_as(completions)
+        completions[blanks] = SPELLINGS[which].flatten()
+        return Fills(completions, self.batch.mask[..., None])
+
+    def score(self, fills, reference):
+        p = self.log_q.exp()  # (B,9)
+        return Scores(
+            logp=self.log_prob(fills.completions),
+            ref_logp=reference.log_prob(fills.completions),
+            kl=self.at_first((p * (self.log_q - reference.log_q)).sum(dim=-1)),
+            entropy=self.at_first(-(p * self.log_q).sum(dim=-1)),
+        )
+
+    def log_prob(self, completions):
+        return self.at_first(self.log_q.gather(-1, spelling(completions, self.batch.mask)))
+
+    def best_guess(self):
+        return self.fill(self.log_q.argmax(dim=-1, keepdim=True)).completions[:, 0]
+
+    def __getitem__(self, rows):
+        return Table(self.log_q[rows], self.batch[rows])
+
+
+def test_a_policy_of_ones_own_learns_what_no_product_can():
+    """It writes `01`, `10` or `22` in the end, each about as often as the others."""
+    mask = torch.tensor([[True, False, True, False], [False, True, True, False]])  # (B,T)
+    good = torch.tensor([1, 3, 8])
+    model = torch.nn.ParameterList([torch.zeros(9)])
+
+    def policy(batch):
+        return Table(model[0].expand(len(batch.mask), -1), batch)
+
+    def reference(batch):
+        return Table(torch.zeros(len(batch.mask), 9), batch)
+
+    def reward(completions, batch, decode):
+        return torch.isin(spelling(completions, batch.mask), good).float()  # (B,G)
+
+    config = Config(batch_size=2, group_size=16, kl_beta=0.3, num_iterations=2, grad_clip=0)
+    optimizer = descend(model, config, rate=3.0)
+    rewards = Rewards({"good": (reward, 4.0)}, decode=None)
+    rewarded = []
+    for i in range(40):
+        batch = make_batch(torch.full((2, 4), 7), mask, 9, config.group_size, (1, i))
+        rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
+        rewarded.append(metrics["mean_reward"].item())
+        assert (rollout.fills.completions.mT[~mask] == 7).all()  # what was given stays
+    assert rewarded[0] < 2 < 3.5 < sum(rewarded[-10:]) / 10
+    p = model[0].softmax(dim=-1)
+    assert p[good].sum() > 0.9 and p[good].min() > 0.15, p
+    guess = policy(batch).best_guess()[:, None]
+    assert torch.isin(spelling(guess, mask), good).all()
+
+
+class Infinite(Product):
+    """A product whose KL is infinite, and its gradient finite."""
+
+    def score(self, fills, reference):
+        scores = super().score(fills, reference)
+        return replace(scores, kl=scores.kl + math.inf)
+
+
+@pytest.mark.parametrize("distribution", [Product, Infinite])
+def test_a_loss_that_is_not_finite_changes_no_weight(distribution):
+    """The gradient is finite in both cases, and with a finite loss the weights change."""
+    generator, reference = models(6, 8)
+    batch = make_batch(text(6, 8), torch.ones(4, 8, dtype=torch.bool), 5, 4, (1, 0))
+    config = Config(**PLAIN, batch_size=2, group_size=4)
+
+    def policy(network):
+        return lambda batch: distribution(*network(batch.masked), batch, Sampling())
+
+    rewards = Rewards({"judge": (partial(judge_reward, some_judge, "log_odds"), 1.0)}, decode=None)
     before = weights_of(generator)
-    optimizer.backward(sum(p.sum() for p in generator.parameters()))
-    optimizer.step()
-    moved = before - weights_of(generator)
-    torch.testing.assert_close(moved, torch.full_like(moved, 0.25))
+    optimizer = Optimizer(generator, config)
+    policies = policy(generator), policy(reference)
+    _, metrics = grpo_step(*policies, rewards, optimizer, batch, config)
+    assert metrics["grad_norm"].isfinite() and metrics["grad_norm"] > 0
+    finite = distribution is Product
+    assert metrics["loss"].isfinite() == finite
+    assert torch.equal(weights_of(generator), before) == (not finite)
