@@ -1,6 +1,7 @@
 """A run that goes on is the run that never stopped, bit for bit; the same command, the same run."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ VARIANTS = [
     {"reference_mode": "ema", "minibatch_size": 2, "num_iterations": 2},
     {"reference_mode": "periodic", "reference_update_freq": 2, "xtc_probability": 0.5},
     {"reward": "judge,{folder}/r.py:late:0.5", "credit": "run", "top_entropy_quantile": 0.5},
-    {"generator_checkpoint": "{world}/mixture.pt", "reference_mode": "ema", "num_iterations": 2},
+    {"generator_checkpoint": "{world}/latent.pt", "reference_mode": "ema", "num_iterations": 2},
 ]
 
 
@@ -61,8 +62,17 @@ def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, fo
     settings = json.loads((folder / "out" / "config.json").read_text())
     assert (settings["kl_beta"], settings["top_p"], settings["max_iters"]) == (0.3, 0.9, 4)
     said = capsys.readouterr().out
-    assert f"{folder}/out goes on from step 2 with the settings it was saved with, and {{" in said
-    assert "'max_iters': 4, 'top_p': 0.9}; processes: 1 then, 1 now" in said
+    changes = "top_p 0.95 -> 0.9, max_iters 2 -> 4"
+    assert f"{folder}/out goes on from step 2 with {changes}\n" in said
+
+
+def test_a_copied_run_goes_on_in_its_own_folder(flags, folder):
+    run(flags, max_iters=2)
+    shutil.copytree(folder / "out", folder / "copy")
+    before = {path: path.read_bytes() for path in (folder / "out").iterdir()}
+    resume(f"--out_dir={folder}/copy", "--max_iters=3")
+    assert {path: path.read_bytes() for path in (folder / "out").iterdir()} == before
+    assert len((folder / "copy" / "metrics.jsonl").read_text().splitlines()) == 3
 
 
 def test_a_run_that_is_done_says_what_to_do(flags, folder, capsys):
@@ -77,7 +87,6 @@ def test_a_run_that_is_done_says_what_to_do(flags, folder, capsys):
 def test_a_reward_of_the_users_own_must_be_given_again(flags, folder, capsys):
     reward = f"judge,{folder}/r.py:late"
     run(flags, reward=reward, max_iters=2)
-    assert f"python -m grpo.evaluation {folder}/out --reward={reward}" in capsys.readouterr().out
     with pytest.raises(SystemExit) as end:
         resume(f"--out_dir={folder}/out", "--max_iters=3")
     assert end.value.code == 2
