@@ -51,12 +51,18 @@ def test_equal_rewards_give_exactly_zero(scale):
     assert (A[1] != 0).all(), "advantages of different rewards"
 
 
-def test_only_the_most_uncertain_blanks_learn():
-    """Two of five blanks stay, and a third that ties with them. A visible character is no blank."""
-    entropy = torch.tensor([[0.1, 0.9, 0.5, 0.0], [0.5, 0.2, 0.0, 9.0]])  # (B,T)
+@pytest.mark.parametrize(
+    "share, learns",
+    [
+        (0.4, [[0, 1, 1, 0], [1, 0, 0, 0]]),  # two of five blanks, and a third that ties with one
+        (0.2, [[0, 1, 0, 0], [0, 0, 0, 0]]),
+        (1.0, [[1, 1, 1, 0], [1, 1, 0, 0]]),
+    ],
+)
+def test_only_the_most_uncertain_blanks_learn(share, learns):
+    """A visible character is no blank, whatever its entropy is said to be."""
+    entropy = torch.tensor([[0.1, 0.9, 0.5, 9.0], [0.5, 0.2, 9.0, 9.0]])  # (B,T)
     mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
     advantages = torch.full((2, G, 4), 3.0) * mask[:, None]
-    learns = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 0]])  # (B,T)
-    have = where_uncertain(advantages, entropy, mask, 0.4)
-    assert torch.equal(have, 3.0 * learns[:, None].expand(2, G, 4))
-    assert torch.equal(where_uncertain(advantages, entropy, mask, 1.0), advantages)
+    have = where_uncertain(advantages, entropy, mask, share)
+    assert torch.equal(have, 3.0 * torch.tensor(learns)[:, None].expand(2, G, 4))
