@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from grpo.advantage import group_advantages, where_uncertain
+from grpo.advantage import group_advantages, keep_uncertain
 from grpo.batch import Rollout, micro_batches, minibatches
 from grpo.distributed import total_over_processes
 from grpo.loss import grpo_loss, loss_weights
@@ -28,13 +28,14 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
 
     policy(batch)    a distribution over the fills of the inputs: `Product`, whose blanks are
                      independent (grpo/product.py), or `Latent`, which draws a z for each hidden
-                     word first (grpo/latent.py); reference(batch) is the same, frozen
-    fills            `Fills`: completions (B,G,T), and which characters could have been drawn
-    old, now         `Scores`: logp and ref_logp of the drawn letters (B,G,T), and of each blank the
-                     exact KL to the reference and the entropy (B,T)
+                     word first (grpo/latent.py)
+    reference(batch) another such, which the loss does not train
+    fills            `Fills`: completions (B,G,T), and what top_k, top_p, ... left to draw from
+    old, now         `Scores`: logp and ref_logp of each drawn letter, with z summed out given the
+                     earlier letters of its word (B,G,T); exact KL and entropy of each blank (B,T)
     batch.mask       (B,T) bool, True at a blank
-    batch.words      (B,T) int, which hidden word of its input a blank belongs to, 0: no blank
-    batch.uniforms   (B,G,T,2), the random numbers that decide each draw
+    batch.words      (B,T) int, which hidden word, a run of blanks, it belongs to; 0: no blank
+    batch.uniforms   (B,G,T,2), the random numbers that draw each letter, and its word's z
     """
     # 1. Sample. One forward pass per input serves all of its G completions, because all blanks are
     #    filled at once, so no fill changes the input of the network.
@@ -42,23 +43,23 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         q_old = policy(batch)
         q_ref = reference(batch)
         fills = q_old.sample(batch.uniforms)
-        old = q_old.score(fills, q_ref)  # q_ref is for the KL, and for ref_logp
+        old = q_old.score(fills, q_ref)  # q_ref is for the KL, and for its estimators k1 to k3
 
-    # 2. Judge. For every hidden word the judge, a frozen classifier, estimates log(p/q_ref): how
-    #    much likelier its spelling is in real text than under the base model, the generator as it
-    #    was. That number is the reward of each of the word's letters.
+    # 2. Judge. By default a frozen classifier estimates log(p/q) of every hidden word: how much
+    #    likelier its spelling is in real text (p) than from the pretrained generator (q). That is
+    #    the reward of each of the word's letters. With credit=input it is summed over all words.
     reward, for_the_log = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
 
-    # 3. Compare each word with the same word in the other fills (credit=input: all of its input).
+    # 3. Compare. By default: minus the mean reward of the same word in the other fills, undivided.
     advantages = group_advantages(reward, batch.mask, config)  # (B,G,T)
-    advantages = where_uncertain(advantages, old.entropy, batch.mask, config.top_entropy_quantile)
+    advantages = keep_uncertain(advantages, old.entropy, batch.mask, config.top_entropy_quantile)
 
-    # 4. Update. Make the letters of better words likelier, and stay close to the reference.
+    # 4. Update. By default PPO's clip on each letter's ratio now/old, plus kl_beta times the KL.
     metrics = StepMetrics(for_the_log, advantages, batch.mask)
     for epoch in range(config.num_iterations):
-        for rows in minibatches(batch, epoch, config):  # an update takes all inputs, or some
+        for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
             blanks = total_over_processes(batch.mask[rows].sum()).clamp(min=1)
-            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) what a blank counts
+            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) shares of the average
             loss_of_update = 0.0
             for micro, weight in micro_batches(rows, weights, config.batch_size):
                 now = policy(batch[micro]).score(fills[micro], q_ref[micro])
@@ -68,7 +69,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                 loss.backward()  # the gradients of micro-batches add up, as their losses do
                 loss_of_update += loss.detach()
                 metrics.add(now, old[micro], terms, blanks)
-            # Sums over processes, clips, and takes AdamW's step if loss and gradient are finite.
+            # Sums over processes, clips, takes AdamW's step if all is finite, zeroes the gradient.
             grad_norm = optimizer.step(loss_of_update)
             metrics.updated(grad_norm)
     return Rollout(batch, fills, old, reward, advantages), metrics.result()
@@ -83,8 +84,9 @@ def train(run):
         rollout, metrics = grpo_step(
             run.policy, run.reference, run.rewards, run.optimizer, batch, config
         )
+        # Nothing by default. With reference_mode=ema or periodic it moves towards the policy.
         update_reference(run.reference_network, run.policy_network, step + 1, config)
-        run.log_and_save(step, rollout, metrics)  # this also ends the run after Ctrl-C
+        run.log_and_save(step, rollout, metrics)  # ends the run after Ctrl-C, or at a NaN
 
 
 def main(arguments):
@@ -93,7 +95,7 @@ def main(arguments):
         run = Run(config)
         with run:  # Ctrl-C lets the step finish, and one line says how to go on
             train(run)
-            run.finish()  # the table: is it really better?
+            run.finish()  # the table of held-out inputs, before and after: is it really better?
 
 
 if __name__ == "__main__":

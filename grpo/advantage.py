@@ -44,7 +44,7 @@ def group_advantages(reward, mask, config):
     return centred.masked_fill(equal, 0)
 
 
-def where_uncertain(advantages, entropy, mask, top_entropy_quantile):
+def keep_uncertain(advantages, entropy, mask, top_entropy_quantile):
     """Let only the most uncertain blanks of the step learn from the reward: (B,G,T) -> (B,G,T).
 
     "Beyond the 80/20 rule" (2506.01939) keeps that share of the blanks, those whose entropy (B,T)

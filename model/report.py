@@ -66,7 +66,7 @@ def word_scores(policy, judge, batch):
     return of_text, of_draws, first.nonzero()[:, 0]
 
 
-def held_out_batch(dataset, block_size, i, size=1024):
+def held_out_batch(dataset, block_size, i, size=3072):
     """Draw the held-out inputs of `TESTS[i]`: -> `Batch`, with numbers for one fill of each."""
     masking, ratio, hidden = TESTS[i]
     parts = parse_masking(masking)

@@ -53,7 +53,7 @@ class Config:
     wandb_run_name: str = ""  # its run name; empty: wandb invents one
 
     # The inputs.
-    batch_size: int = 64  # masked inputs per micro-batch, B
+    batch_size: int = 64  # masked inputs per micro-batch
     gradient_accumulation_steps: int = 1  # micro-batches per step
     block_size: int = 64  # characters per input, T
     # Train on your own inputs: JSON {"prompts": ["th_ c_t", ...]}, _ for a blank, of any lengths.

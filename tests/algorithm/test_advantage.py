@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo.advantage import group_advantages, where_uncertain
+from grpo.advantage import group_advantages, keep_uncertain
 from grpo.plumbing.config import Config
 
 B, G, T = 3, 4, 5
@@ -64,5 +64,5 @@ def test_only_the_most_uncertain_blanks_learn(share, learns):
     entropy = torch.tensor([[0.1, 0.9, 0.5, 9.0], [0.5, 0.2, 9.0, 9.0]])  # (B,T)
     mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
     advantages = torch.full((2, G, 4), 3.0) * mask[:, None]
-    have = where_uncertain(advantages, entropy, mask, share)
+    have = keep_uncertain(advantages, entropy, mask, share)
     assert torch.equal(have, 3.0 * torch.tensor(learns)[:, None].expand(2, G, 4))
