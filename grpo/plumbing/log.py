@@ -190,7 +190,7 @@ def start_wandb(config):
 
 
 # A line of 80 columns holds this, and all that it shows.
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 SHOWN = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl"}
 
 
@@ -232,7 +232,7 @@ class Log:
         """Write a line of metrics.jsonl."""
         self.file.write(json.dumps({"iteration": step, **numbers}, allow_nan=False) + "\n")
         self.file.flush()
-        shown = {name: numbers[metric] for name, metric in SHOWN.items()}
+        shown = {name: f"{numbers[metric]:.3f}" for name, metric in SHOWN.items()}
         self.bar.set_postfix(shown, refresh=False)
         self.to_wandb(lambda run: run.log(numbers, step=step))
 

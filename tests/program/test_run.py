@@ -1,20 +1,26 @@
 """What a run leaves, what it promises of its folder, and how it ends where something fails."""
 
+import io
 import json
 import os
-import traceback
+import re
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import command_line, run, same
+from tqdm import tqdm
 
 import train_grpo
 from data.dataset import Dataset
+from grpo.evaluation import evaluate
+from grpo.evaluation.rivals import best_by_word
 from grpo.plumbing.checkpoint import model_file, read, write
 from grpo.plumbing.config import load_config
+from grpo.plumbing.log import BAR, SHOWN, Signals
 from grpo.plumbing.run import Run
-from grpo.reward import RewardFailed
 from model.transformer import Judge, TransformerConfig
 
 OWN_REWARDS = """
@@ -59,31 +65,67 @@ def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, capsys):
     shown = capsys.readouterr().out
     for line in ("step 0: valid words", "after, one step, sampled", "mean_reward   ", "▁"):
         assert line in shown
-    assert f"python -m grpo.evaluation {out}\n" in shown
+    assert f"python -m grpo.evaluation {out} " in shown
     assert f"--run={out}\n" in shown
+    assert re.search(r"^4 steps took \d+ s, the table \d+ s$", shown, re.MULTILINE)
+
+
+def test_two_texts_are_shown_that_can_clash(flags, capsys):
+    """At step 0 the policy is the base model, and is not shown again."""
+    run(flags, eval_interval=2, eval_inputs=64, hidden_words=1, masking="word")
+    shown = capsys.readouterr().out.split("filled by")[0]
+    zero, two, four = (part.splitlines() for part in shown.split("step ")[1:])
+    assert [line.split()[0] for line in zero] == ["0:", *["text", "before"] * 2]
+    for lines in (two, four):
+        assert [line.split()[0] for line in lines[1:]] == ["text", "before", "now"] * 2
+    hidden = [len(re.search(r"\[(\w+)\]", line)[1]) for line in zero if "text" in line[:9]]
+    assert hidden == [6, 6]  # `number` is the text's longest word
+
+
+def test_the_bar_fits_into_80_columns():
+    """With numbers and times as long as they get."""
+    options = {"bar_format": BAR, "ncols": 80, "file": io.StringIO(), "ascii": True}
+    bar = tqdm(desc="GRPO", total=1000, initial=100, **options)
+    bar.set_postfix({name: "-12.345" for name in SHOWN}, refresh=False)
+    line = bar.format_meter(**bar.format_dict | {"elapsed": 36000, "n": 200})
+    assert len(line) == 80 and "200/1000" in line and line.endswith("kl=-12.345]"), line
+    bar.close()
 
 
 def test_what_a_step_does_is_timed(flags):
     run(flags, reward="judge,valid_words")
     lines = (Path(flags["out_dir"]) / "metrics.jsonl").read_text().splitlines()
     times = {name for name in json.loads(lines[0]) if name.endswith("_ms")}
-    parts = {"data_ms", "policy_ms", "reference_ms", "judge_ms", "update_ms"}
+    parts = {"data_ms", "policy_ms", "reference_ms", "judge_ms", "rest_ms"}
     assert parts | {"step_ms"} == times
 
 
 # The folder.
 
 
-def test_the_folder_of_an_earlier_run_is_moved_aside_whole(flags, tmp_path, capsys):
-    run(flags)
+@pytest.mark.parametrize("left", ["checkpoint.pt", "checkpoint_prev.pt", "metrics.jsonl", ""])
+def test_the_folder_of_an_earlier_run_is_moved_aside_whole(flags, tmp_path, capsys, left):
+    """It is a run's folder as long as it holds metrics or a checkpoint."""
+    run(flags, save_interval=2)
     out = tmp_path / "out"
     (out / "mine.txt").write_text("a file of the user's")
+    for name in {"checkpoint.pt", "checkpoint_prev.pt", "metrics.jsonl"} - {left}:
+        if left:
+            (out / name).unlink()
     before = files(out)
     run(flags, seed=2)
     (aside,) = tmp_path.glob("out-until-*")
     assert f"{out} held a run: it is in {aside} now" in capsys.readouterr().out
-    assert files(aside) == before
-    assert files(out).keys() == before.keys() - {"mine.txt"}
+    assert files(aside) == before | ({} if "metrics.jsonl" in before else {"metrics.jsonl": b""})
+    assert "mine.txt" not in files(out)
+
+
+def test_a_folder_that_holds_no_run_is_used_as_it_is(flags, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("a file of the user's")
+    for _ in range(2):  # the first time it gets no further than its folder
+        Run(load_config(command_line(flags))).log.close(failed=True)
+    assert not list(tmp_path.glob("out-until-*")) and (tmp_path / "out" / "mine.txt").exists()
 
 
 def test_two_runs_do_not_share_a_folder(flags, tmp_path, capsys):
@@ -102,25 +144,32 @@ def test_two_runs_do_not_share_a_folder(flags, tmp_path, capsys):
 
 
 def spoil(run, bad):
-    """From step 2 on it is not a number."""
+    """Make one thing NaN from step 2 on."""
 
-    def no_number(call):
-        return lambda *arguments: call(*arguments) * float("nan")
+    def nan(x):
+        return x * float("nan")
 
-    def inputs(step):
+    def spoiled(batch, policy):
+        q = policy(batch)
+        name = "letters" if hasattr(q, "letters") else "logits"
+        setattr(q, name, nan(getattr(q, name)))
+        return q
+
+    def draw_batch(step):
         if step == 2 and bad == "gradient":
-            run.optimizer.parameters[0].register_hook(no_number(lambda gradient: gradient))
+            run.optimizer.parameters[0].register_hook(nan)
         elif step == 2 and bad == "judge":
-            run.rewards.score = no_number(run.rewards.score)
+            function, weight = run.rewards.parts["judge"]
+            run.rewards.parts["judge"] = (lambda *given: nan(function(*given)), weight)
         elif step == 2:
-            setattr(run, bad, no_number(getattr(run, bad)))
+            setattr(run, bad, partial(spoiled, policy=getattr(run, bad)))
         return real(step)
 
-    real = run.inputs
-    run.inputs = inputs
+    real = run.draw_batch
+    run.draw_batch = draw_batch
 
 
-@pytest.mark.parametrize("generator", ["generator", "mixture"])
+@pytest.mark.parametrize("generator", ["generator", "latent"])
 @pytest.mark.parametrize(
     "bad, named",
     [
@@ -139,25 +188,57 @@ def test_what_is_not_finite_changes_no_weight(flags, world, capsys, generator, b
         train_grpo.train(run)
     assert end.value.code == 1
     line = capsys.readouterr().err.splitlines()[-1]
-    assert f"step 2: FloatingPointError: not finite: {named}" in line
+    assert line.startswith(f"train_grpo.py: step 2: not finite: {named}")
     saved = read(Path(flags["out_dir"]) / "checkpoint.pt")
     assert saved["training"]["iteration"] == 2
-    assert same(saved["weights"], dict(run.generator.state_dict()))
+    assert same(saved["weights"], dict(run.policy_network.state_dict()))
     assert same(saved["training"]["optimizer"]["state"], run.optimizer.adamw.state_dict()["state"])
 
 
 def test_an_error_in_a_users_own_reward_says_where_and_how_to_go_on(flags, own, capsys):
-    """Its own frames are in the traceback, which Python prints."""
+    """The traceback of the user's file comes first, and the line that helps comes last."""
     reward = f"judge,{own}:tired"
-    with pytest.raises(RewardFailed) as failed:
+    with pytest.raises(SystemExit) as end:
         run(flags, reward=reward, save_interval=1)
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("train_grpo.py: step 2: RewardFailed: reward tired failed: RuntimeError")
+    assert end.value.code == 2
+    *above, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("train_grpo.py: step 2: reward tired failed: RuntimeError: too tired;")
     go_on = f"2 of 4 steps are saved; to go on: --init_from=resume --out_dir={flags['out_dir']}"
-    assert f"{go_on} --reward={reward}, for the table" in line
-    frames = traceback.extract_tb(failed.value.__cause__.__traceback__)
-    assert [frame.name for frame in frames[-2:]] == ["tired", "sleep"]
-    assert {frame.filename for frame in frames[-2:]} == {str(own)}
+    assert f"{go_on} --reward={reward}, for the table" in last
+    frames = re.findall(rf'File "{own}", line \d+, in (\w+)', "\n".join(above))
+    assert frames == ["tired", "sleep"] and above[-1] == "RuntimeError: too tired"
+
+
+def test_an_error_of_the_program_keeps_its_traceback(flags, monkeypatch, capsys):
+    monkeypatch.setattr(train_grpo, "update_reference", lambda *_: 1 / 0)
+    with pytest.raises(SystemExit) as end:
+        run(flags)
+    assert end.value.code == 1
+    *above, last = capsys.readouterr().err.splitlines()
+    assert above[-1].startswith("ZeroDivisionError") and "nothing was saved yet" in last
+
+
+def test_a_signal_during_the_table_ends_it_at_the_next_row(flags, monkeypatch, capsys):
+    def stopped(*given):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return best_by_word(*given)
+
+    monkeypatch.setattr(evaluate, "best_by_word", stopped)
+    monkeypatch.setattr(evaluate, "fill_blank_by_blank", None)
+    with pytest.raises(SystemExit) as end:
+        run(flags)
+    assert end.value.code == 128 + signal.SIGTERM
+    line = capsys.readouterr().err.splitlines()[-1]
+    again = f"for the table: python -m grpo.evaluation {flags['out_dir']} --again"
+    assert line == f"train_grpo.py: step 3: stopped by SIGTERM; 4 of 4 steps are saved; {again}"
+
+
+def test_a_signal_that_is_ignored_stays_so(monkeypatch):
+    """nohup ignores the terminal's end."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Signals():
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_checkpoint(flags, monkeypatch, capsys):
@@ -187,7 +268,7 @@ def test_rewards_of_the_users_own_and_a_second_judge(
     flags, own, world, tmp_path, judge_score, undecided
 ):
     """The second is untrained."""
-    vocabulary = Dataset(world / "text", "train").vocabulary
+    vocabulary = Dataset(world / "text", "train", 16).vocabulary
     second = Judge(TransformerConfig(len(vocabulary), 16, 1, 1, 32))
     write(tmp_path / "strict.pt", model_file(second, vocabulary))
     parts = {"judge": 0.5, "few_spaces": 2, "early": -1, "strict": 0.25}

@@ -81,7 +81,7 @@ def same_run(a, b):
     return same(*contents) and figures(a) == figures(b)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(server, flags, tmp_path, number):
     flags = flags | {"max_iters": 300, "save_interval": 1000, "eval_interval": 1000}
     code, errors = Background(server, flags).wait_for_step(2).send(number).end()

@@ -50,8 +50,8 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path):
     """And, of two losses, one batch of twice the size: weights and metrics, to rounding."""
     losses = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
     own = {loss: SHARED | {"loss_type": loss, "out_dir": tmp_path / loss} for loss in losses}
-    mixture = str(world / "mixture.pt")
-    own["mixture"] = SHARED | {"generator_checkpoint": mixture, "out_dir": tmp_path / "mixture"}
+    latent = str(world / "latent.pt")
+    own["latent"] = SHARED | {"generator_checkpoint": latent, "out_dir": tmp_path / "latent"}
     out, err = start(
         tmp_path, *(command_line(flags, **each) for each in own.values())
     ).communicate()
@@ -60,7 +60,7 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path):
         base = read((flags | each)["generator_checkpoint"])["weights"]
         have = read(tmp_path / loss / "checkpoint.pt")["weights"]
         batches = [{"gradient_accumulation_steps": 2}]
-        if loss in ("dapo", "mixture"):
+        if loss in ("dapo", "latent"):
             batches.append({"batch_size": 8})
         for batch in batches:
             one, metrics = run(flags, **each | batch | {"out_dir": tmp_path / "one"})
