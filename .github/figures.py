@@ -19,6 +19,8 @@ from threading import Lock
 
 import numpy as np
 
+from grpo.evaluation import evaluate
+
 FILE = Path(__file__).with_name("figures.json")
 COLUMNS = {  # of one row of evaluation.json: title and digits
     "valid_words": ("valid", 3),
@@ -120,7 +122,7 @@ def run_all(args):
 def cell(values, digits):
     """Write the mean over seeds, ± half of their range."""
     mean = f"{np.mean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {np.ptp(values) / 2:.{digits}f}"
+    return mean if np.ptp(values) == 0 else f"{mean} ± {np.ptp(values) / 2:.{digits}f}"
 
 
 def line(title, tables, row):
@@ -140,9 +142,9 @@ def print_tables():
         if run_of in figures:
             tables = list(figures[run_of].values())
             print(f"\n| {run_of} | seeds | {titles} |\n|" + "---|" * (len(COLUMNS) + 2))
-            for row, content in tables[0].items():
-                if isinstance(content, dict):
-                    print(line(row, tables, row))
+            for name, title in evaluate.ROWS.items():
+                if isinstance(tables[0][name], dict):
+                    print(line(title, tables, name))
     print(f"\n| change | seeds | {titles} |\n|" + "---|" * (len(COLUMNS) + 2))
     for row in ROWS:
         if row in figures:
