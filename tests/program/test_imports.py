@@ -1,0 +1,64 @@
+"""Every import points down in the house, so a reader of one room needs nothing from above it.
+
+Commands import `train_grpo`, which imports the plumbing. The plumbing imports the evaluation, which
+imports the method. The method imports the data alone, and so does the network.
+"""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BELOW = {  # a room, by the longest of these prefixes, and the rooms that it may import
+    "data": [],
+    "model": [],  # the package itself
+    "model.transformer": ["data"],
+    "grpo": ["data"],
+    "model.losses": ["data", "grpo"],
+    "model.report": ["data", "grpo", "model.losses"],
+    "grpo.evaluation": ["data", "grpo"],
+    "grpo.plumbing": ["data", "grpo", "grpo.evaluation", "model.transformer"],
+    "train_grpo": ["data", "grpo", "grpo.plumbing"],
+}
+COMMANDS = ["grpo.evaluation.__main__", "grpo.tools", "model.pretrain"]  # they import anything
+
+
+def room(module):
+    """Find the room of a module or of a name in it: None where it is no part of the project."""
+    prefixes = [name for name in (*BELOW, *COMMANDS) if f"{module}.".startswith(f"{name}.")]
+    return max(prefixes, key=len, default=None)
+
+
+def imported(source):
+    """List what a file imports, also inside functions, as dotted names."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "a relative import"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def test_every_import_points_down():
+    files = [ROOT / "train_grpo.py"]
+    for folder in ("data", "grpo", "model"):
+        files += sorted((ROOT / folder).rglob("*.py"))
+    arrows, upward = set(), []
+    for file in files:
+        here = room(".".join(file.relative_to(ROOT).with_suffix("").parts))
+        assert here, f"{file} stands in no room; add one to BELOW"
+        for name in imported(file.read_text()):
+            there = room(name)
+            arrows.add((here, there))
+            if here in BELOW and there not in (None, here, *BELOW[here]):
+                upward.append(f"{file.relative_to(ROOT)} imports {name}")
+    assert not upward, "\n".join(upward)
+    assert {("train_grpo", "grpo.plumbing"), ("grpo.tools", "train_grpo")} <= arrows
+
+
+def test_imports_are_found_wherever_they_stand():
+    inside = "def load():\n    from grpo.plumbing import load\n    import model.transformer as m"
+    assert [room(name) for name in imported(inside)] == ["grpo.plumbing", "model.transformer"]
+    assert room("grpo.evaluation.__main__") == "grpo.evaluation.__main__"
+    assert room("database.words") is None
