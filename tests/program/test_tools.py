@@ -1,4 +1,4 @@
-"""fill, compare, toy and bench, each by its command, on runs of tiny models."""
+"""fill, compare and bench, each by its command, on runs of tiny models."""
 
 import json
 import math
@@ -13,14 +13,12 @@ from conftest import command_line
 
 import train_grpo
 from data.dataset import encode
-from grpo.tools import bench, compare, fill, toy
+from data.text.prepare import VOCABULARY
+from grpo.plumbing.checkpoint import model_file, write
+from grpo.tools import bench, compare, fill
+from model.transformer import Judge, TransformerConfig
 
 RUNS = {"a": {}, "b": {"kl_beta": 0.5, "seed": 2}}
-VOWELS = """
-def vowels(completions, masked, mask, decode):
-    found = [[c in "aeiou" for c in text] for text in decode(completions)]
-    return completions.new_tensor(found).view(completions.shape)
-"""
 trained = []  # the folder of both runs, once for all tests
 
 
@@ -30,9 +28,8 @@ def runs(flags, tmp_path_factory, monkeypatch):
     folder = trained[0] if trained else tmp_path_factory.mktemp("runs")
     monkeypatch.chdir(folder)
     if not trained:
-        Path("my.py").write_text(VOWELS)
         for name, changes in RUNS.items():
-            reward = {"out_dir": name, "reward": "judge:1,my.py:vowels:0.2"}
+            reward = {"out_dir": name, "reward": "judge:1,data/vowels.py:vowels:0.2"}
             train_grpo.main(command_line(flags, **reward, **changes))
         trained.append(folder)
     return folder
@@ -94,7 +91,7 @@ def test_fills_come_with_their_exact_probability(world):
     found = fill.fill(generator, vocabulary, text, k=200, temperature=0.7)
     with torch.no_grad():
         masked = encode(text, vocabulary, 16, "text")[None]  # (1,T)
-        p = (generator(masked).double() / 0.7).softmax(dim=-1)[0]  # (T,V)
+        p = (generator(masked)[0].double() / 0.7).softmax(dim=-1)[0]  # (T,V)
     for one in found:
         assert re.fullmatch("a c[a-z ]t s[a-z ]t", one.text)
         exact = p[3, vocabulary.index(one.text[3])] * p[7, vocabulary.index(one.text[7])]
@@ -129,14 +126,22 @@ def test_without_a_name_it_is_the_run_in_out_or_what_ships(
 
 
 def test_texts_are_read_as_prompts_are(runs, capsys):
-    """Normalised; a refusal names the rule that is broken."""
+    """They are normalised, which is said where it drops something; a refusal names the rule."""
     lines = printed(capsys, fill.main, "The C_t", "2 d_gs", "--run=a", "--k=1")
-    assert [re.sub(r"\[.\]", "_", line[22:]) for line in lines if "[" in line] == [
-        *["the c_t"] * 2,
-        *["d_gs"] * 2,
-    ]
-    assert "blank" in refused(capsys, fill.main, "the cat", "--run=a")
-    assert "16" in refused(capsys, fill.main, "a_" * 9, "--run=a")
+    shown = [re.sub(r"\[.\]", "_", line[22:]) for line in lines if "[" in line]
+    assert shown == [*["the c_t"] * 2, *["d_gs"] * 2]
+    said = [line for line in lines if line.startswith("only a to z and space are read")]
+    assert said == ["only a to z and space are read, so this is: d_gs"]
+    assert "'the cat' has no blank; write _" in refused(capsys, fill.main, "the cat", "--run=a")
+    line = refused(capsys, fill.main, "a_" * 9, "--run=a")
+    assert "has 18 characters, more than 16; shorten it" in line
+
+
+def test_a_judge_that_cannot_read_as_much_is_refused(runs, tmp_path, capsys):
+    short = Judge(TransformerConfig(28, 12, 1, 1, 32))
+    write(tmp_path / "short.pt", model_file(short, VOCABULARY))
+    line = refused(capsys, fill.main, "c_t", "--run=a", f"--judge={tmp_path}/short.pt")
+    assert "16 is more than the 12 characters that the judge was made for" in line
 
 
 # compare
@@ -164,25 +169,35 @@ def test_runs_stand_side_by_side(runs, capsys):
     assert columns(printed(capsys, compare.main, "a", "a"))["settings that differ"] == {}
 
 
+def test_rewards_that_mean_something_else_have_a_scale_each(runs, tmp_path, capsys):
+    """The other curves share theirs."""
+    other = shutil.copytree("b", tmp_path / "other")
+    settings = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(settings | {"reward": "judge:100"}))
+    lines = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    scaled = [
+        json.dumps(line | {name: 100 * line[name] for name in ("mean_reward", "entropy")}) + "\n"
+        for line in lines
+    ]
+    (other / "metrics.jsonl").write_text("".join(scaled))
+    curves = {}
+    for folder in ("b", other):
+        for line in printed(capsys, compare.main, "a", folder):
+            if line.startswith(("mean_reward ", "entropy ")):
+                name, run, _, drawn, _ = line.split()
+                curves[name, run, folder] = drawn
+    assert curves["mean_reward", "a", other] != curves["mean_reward", "a", "b"]
+    assert {*curves["mean_reward", "a", other]} >= {"▁", "█"}
+    assert curves["entropy", "a", other] == "▁▁▁▁"
+
+
 def test_a_run_that_goes_on_has_no_table_yet(runs, tmp_path, capsys):
     going = shutil.copytree("b", tmp_path / "going")
     (going / "evaluation.json").unlink()
     rows = columns(printed(capsys, compare.main, "a", going))["held-out inputs, after, sampled"]
     assert rows["valid_words"][1] == "-" != rows["valid_words"][0]
-
-
-# toy
-
-
-def test_the_toy_learns_the_word_that_the_judge_likes_best(capsys):
-    """Its first step draws each completion once, whatever the seed; the others by chance."""
-    toy.main()
-    heads, *rows = capsys.readouterr().out.splitlines()
-    assert heads.split() == ["help", "half", "helf", "halp"]
-    shown = {int(row.split()[1]): row.split()[2:] for row in rows}
-    assert list(shown) == [0, 1, 10, 100] and shown[0] == ["0.250"] * 4
-    assert float(shown[100][0]) > 0.9
-    assert toy.train(1) == toy.train(1, seed=2) and toy.train(2) != toy.train(2, seed=2)
+    (going / "config.json").unlink()
+    assert "holds no run that has begun" in refused(capsys, compare.main, "a", going)
 
 
 # bench
@@ -235,7 +250,7 @@ def test_the_benchmark_times_the_step_and_the_operations(flags, monkeypatch, cap
         (fill.main, [], "text"),
         (fill.main, ["c_t", "--k=0"], "--k=0 draws nothing"),
         (fill.main, ["c_t", "--temperature=x"], "temperature='x' is not allowed"),
-        (fill.main, ["c_t", "--run=nowhere"], "nowhere cannot be read"),
+        (fill.main, ["c_t", "--run=nowhere"], "nowhere is missing; make it again"),
         (compare.main, ["nowhere"], "nowhere holds no run"),
     ],
 )
