@@ -1,8 +1,8 @@
 """Runs what the tables of the READMEs show, and keeps the figures in .github/figures.json.
 
-    PYTHONPATH=. python .github/figures.py run              # hours; skips what is there
-    PYTHONPATH=. python .github/figures.py run latent       # rows with this in their name
-    PYTHONPATH=. python .github/figures.py table            # prints the rows in Markdown
+    PYTHONPATH=. python .github/figures.py run                 # hours; skips what is there
+    PYTHONPATH=. python .github/figures.py run --only=latent   # rows with this in their name
+    PYTHONPATH=. python .github/figures.py table               # prints the rows in Markdown
 
 Each figure is the mean over seeds, ± half of the range.
 """
@@ -99,7 +99,7 @@ def run(row, seed, folder):
 
 
 def run_all(args):
-    only = args.only or ""
+    only = args.only
     rows = [row for row in ROWS if row == only] or [row for row in ROWS if only in row]
     lock = Lock()
 
@@ -154,7 +154,7 @@ def print_tables():
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["run", "table"])
-    parser.add_argument("only", nargs="?", help="rows with this in their name")
+    parser.add_argument("--only", default="", help="a row, or what rows have in their names")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", default="out-figures", help="where the runs are kept")
