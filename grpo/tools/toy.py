@@ -19,7 +19,7 @@ from data.mistake import refuse
 from data.words import decode
 from grpo.batch import make_batch
 from grpo.optimizer import Optimizer
-from grpo.plumbing.config import RANGES, Config, check, exit_on_mistake, read_arguments
+from grpo.plumbing.config import Config, check, exit_on_mistake, read_arguments
 from grpo.plumbing.load import make_policy
 from grpo.reference import update_reference
 from grpo.reward import Rewards
@@ -51,7 +51,6 @@ class Settings(Config):
 
 
 Settings.__annotations__ |= Config.__annotations__  # those that read_arguments takes
-RANGES["n_latent"] = (1, len(WORDS))
 OTHERS = """dataset generator_checkpoint judge_checkpoint reward judge_score reference_checkpoint
 init_from save_interval eval_interval eval_inputs replay wandb_log wandb_project wandb_run_name
 batch_size gradient_accumulation_steps block_size prompts_file masking mask_ratio hidden_words
@@ -145,6 +144,7 @@ def main(arguments):
         given = read_arguments(Settings, arguments, __doc__.splitlines()[2].strip())
         for name in OTHERS.split():
             refuse(name in given, f"{name} means nothing to the toy; leave it out")
+        refuse(given.get("n_latent", 1) > len(WORDS), f"n_latent takes int from 1 to {len(WORDS)}")
         check(Settings(**given))
     torch.set_num_threads(1)  # a second one would only wait
     rows = train(**given)

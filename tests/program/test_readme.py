@@ -2,21 +2,18 @@
 
 import argparse
 import importlib
-import math
 import re
+import runpy
 import shlex
 from pathlib import Path
 
 import pytest
 import torch
-from grpo.policy import logprobs
-from grpo.rollout import Rollout
 
 from grpo.advantage import group_advantages
-from grpo.loss import grpo_loss
-from grpo.plumbing.config import FIELDS, Config, convert, load_config
-from grpo.sampling import Fills
+from grpo.plumbing.config import Config, check, convert, read_arguments
 from grpo.tools import toy
+from model import pretrain
 
 READMES = {}
 for folder in ("", "grpo/", "config/", "model/", "data/", "tests/"):
@@ -26,7 +23,7 @@ PROSE = {name: FENCE.sub("", text) for name, text in READMES.items()}  # without
 
 
 def all_commands():
-    """Every command of the READMEs: what && joins in lines of ```sh blocks, and `python ...`."""
+    """List every command of the READMEs: lines of ```sh blocks, cut at &&, and `python ...`."""
     found = []
     for name, text in READMES.items():
         for language, block in FENCE.findall(text):
@@ -43,24 +40,32 @@ class Understood(Exception):
     """A parser has read its arguments."""
 
 
+SETTINGS = {
+    "train_grpo": Config,
+    "model.pretrain": pretrain.Settings,
+    "grpo.tools.toy": toy.Settings,
+}
+
+
 @pytest.mark.parametrize("command", all_commands())
 def test_every_command_is_understood(command, monkeypatch):
-    """By the program's own parser."""
+    """The program's own parser reads it."""
     program, *words = shlex.split(command)
-    if (
-        program not in ("python", "torchrun")
-        or words[0] == "-c"
-        or words[1:2] in (["venv"], ["pytest"])
-    ):
+    others = ["-c"], ["-m", "venv"], ["-m", "pytest"]
+    if program not in ("python", "torchrun") or words[:1] in others or words[:2] in others:
         return
     words = [word for word in words if not word.startswith("--nproc") and word != "..."]
-    if words[0] == "train_grpo.py":
+    file = words.pop(0)
+    module = words.pop(0) if file == "-m" else file.removesuffix(".py").replace("/", ".")
+    if module in SETTINGS:
+        words = [word for word in words if word not in ("-h", "--help")]
+        settings = SETTINGS[module](**read_arguments(SETTINGS[module], words, ""))
         monkeypatch.setattr(Path, "exists", lambda self: True)  # what an earlier command makes
-        load_config([word for word in words[1:] if word != "--help"])
+        if module == "train_grpo":
+            check(settings)
         return
-    module = words[1] if words[0] == "-m" else words[0].removesuffix(".py").replace("/", ".")
-    if module in ("grpo.tools.toy", "grpo.tools.bench"):  # which take nothing
-        assert len(words) == 2
+    if module == "grpo.tools.bench":
+        assert not words
         return
     if module == "grpo.evaluation":
         module += ".__main__"
@@ -72,11 +77,11 @@ def test_every_command_is_understood(command, monkeypatch):
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop_there)
     with pytest.raises(Understood):
-        importlib.import_module(module).main(words[2:] if words[0] == "-m" else words[1:])
+        importlib.import_module(module).main(words)
 
 
 def module_of(name):
-    """`loss` or `prepare` -> its module: what a README may name by its last part alone."""
+    """Import the module that a README names by its last part alone, as `loss` or `prepare`."""
     paths = [p for folder in ("grpo", "model", "data") for p in Path(folder).rglob(f"{name}.py")]
     return importlib.import_module(".".join(paths[0].with_suffix("").parts)) if paths else None
 
@@ -100,7 +105,7 @@ def test_every_file_and_test_named_exists():
 
 
 def anchors(path):
-    """What #... may follow a Markdown file: its headings, as GitHub writes them."""
+    """List what #... may follow a Markdown file: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -115,70 +120,67 @@ def test_every_link_leads_somewhere(name):
             assert not anchor or anchor in anchors(target), link
 
 
-def test_every_flag_named_is_a_setting_and_takes_its_value():
-    for name in ("grpo/README.md", "config/README.md"):
-        for flag, value in re.findall(r"`--(\w+)=([\w.:,]+)`", READMES[name]):
-            assert flag in FIELDS or flag == "eval_seed", flag
-            if flag in FIELDS and value != "FILE":
-                convert(flag, value, flag)
+def test_every_flag_named_is_one_of_a_program_and_takes_its_value():
+    sources = [path for folder in ("grpo", "model", "data") for path in Path(folder).rglob("*.py")]
+    code = "".join(path.read_text() for path in sources)
+    settings = vars(Config()) | vars(pretrain.Settings()) | vars(toy.Settings())
+    for name, text in READMES.items():
+        for flag, value in re.findall(r"`--(\w+)(?:=([\w.:,/]+))?`", text):
+            assert flag in settings or f'"--{flag}"' in code or flag == "help", (name, flag)
+            if flag in vars(Config()) and value and not value.isupper():
+                convert(Config, flag, value, name)
 
 
-E, P = map(toy.VOCABULARY.index, "ep")
+def tables():
+    """List every table of the READMEs: (README, titles of its columns, its rows as dicts)."""
+    for name, text in READMES.items():
+        for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+            head, _, *rows = (
+                [x.strip(" *`") for x in row[1:-1].split("|")] for row in block.split("\n")[:-1]
+            )
+            yield name, head, [dict(zip(head, row)) for row in rows]
 
 
-def by_hand(logits, kl_beta=0.0):
-    """The toy's four fills as one group, through the program's own functions.
+def test_figures_of_several_seeds_are_those_that_were_stored(capsys, monkeypatch):
+    """A row with a ± shows what .github/figures.py prints of .github/figures.json."""
+    figures = runpy.run_path(".github/figures.py")
+    figures["print_tables"]()
+    printed = [line[1:-1].split("|") for line in capsys.readouterr().out.split("\n") if line]
+    titles = [title for title, _ in figures["COLUMNS"].values()]
+    stored = [dict(zip(titles, (x.strip() for x in row[2:]))) for row in printed]
+    for name, head, rows in tables():
+        shared = [title for title in head if title in titles]
+        for row in rows:
+            shown = {title: row[title] for title in shared}
+            if "±" in "".join(shown.values()):
+                assert any(shown.items() <= known.items() for known in stored), (name, row)
 
-    -> the advantages (G,), the fall of the loss by the logits (4,V), the KL of the first blank
-    """
-    config = Config(credit="input", kl_beta=kl_beta)
-    logits = logits.clone().requires_grad_()
-    start = toy.Table().logits.detach()
-    fills = Fills(toy.COMPLETIONS[None], start.isfinite(), toy.MASK)
+
+def test_the_lessons_numbers_are_the_toys():
+    """A table of the four words shows a step of the toy, or each word's reward and advantage."""
+    steps = toy.train()
     rewards = torch.tensor([*toy.WORDS.values()]).view(1, -1, 1)  # (1,G,1)
-    advantages = group_advantages(rewards, toy.MASK, config)
-    now = logprobs(logits, start, fills, config)
-    old = now._replace(logp=now.logp.detach())
-    batch = Rollout(None, fills, start, old, None, advantages)
-    loss, _ = grpo_loss(now, batch, batch, config)
-    gradient = torch.autograd.grad(loss, logits)[0].nan_to_num()  # (1,4,V)
-    return advantages.flatten().tolist(), -gradient[0], now.kl[0, 1].item()
-
-
-def says(text):
-    text = text.replace("-", "−")
-    assert text in " ".join(READMES["README.md"].split()), text
-
-
-def test_the_step_by_hand():
-    """Every number of the lesson's two tables, from the program's own functions."""
-    start = toy.Table().logits.detach()
-    A, rise, _ = by_hand(start)
-    for (fill, reward), a in zip(toy.WORDS.items(), A):
-        first, second = (f"{a * ((letter in fill) - 0.5):+.2f}" for letter in "ep")
-        says(f"| `{fill}` | {reward} | {reward - a:.1f} | {a:+.1f} | {first} | {second} |")
-    e, p = rise[1, E].item(), rise[3, P].item()
-    says(f"| | | 0 | **{e:+.2f}** | **{p:+.2f}** |")
-    says(f"move to ±{4 * e:.1f}, those of `p` and `f` to ±{4 * p:.1f}")
-
-    after = start + 4 * rise
-    for name, logits in (("before", start), ("after one step", after)):
-        q = logits.softmax(dim=-1)[0]
-        e, p = q[1, E].item(), q[3, P].item()
-        words = [e * p, (1 - e) * (1 - p), e * (1 - p), (1 - e) * p]
-        expected = sum(chance * r for chance, r in zip(words, toy.WORDS.values()))
-        says(f"| {name} | " + " | ".join(f"{x:.3f}" for x in (e, p, *words, expected)) + " |")
-    (_, free, kl), (_, pulled, _) = by_hand(after), by_hand(after, kl_beta=0.4)
-    ratio = math.log(e / 0.5)
-    says(f"for `e` {e:.3f} · ({ratio:.3f} - {kl:.3f}) = {e * (ratio - kl):.3f}")
-    for letter, t, v in (("they take ", 1, E), ("and ", 3, P)):
-        says(f"{letter}{free[t, v]:.2f} to {pulled[t, v]:.3f}")
-    says(f"after a hundred `help` has {toy.train(100)['help']:.3f}")
+    advantages = group_advantages(rewards, torch.ones(1, 1).bool(), Config()).flatten().tolist()
+    seen = set()
+    for name, head, rows in tables():
+        for row in rows:
+            if {*toy.WORDS} <= {*head}:
+                p = {word: float(row[word]) for word in toy.WORDS}
+                known = [{word: round(step[word], 3) for word in toy.WORDS} for step in steps]
+                assert p in known, (name, row)
+                seen.add("step")
+            if row[head[0]] in toy.WORDS and len(head) > 2:
+                word = [*toy.WORDS].index(row[head[0]])
+                numbers = [x.replace("−", "-") for x in row.values()]
+                assert f"{rewards.flatten()[word]:.1f}" in numbers, (name, row)
+                assert f"{advantages[word]:+.1f}" in numbers, (name, row)
+                seen.add("advantage")
+    assert seen == {"step", "advantage"}  # the lesson has both
 
 
 @pytest.mark.parametrize("name", READMES)
 def test_every_reward_in_python_runs(name):
-    """It returns (B,G) or (B,G,T)."""
+    """What it returns is (B,G) or (B,G,T)."""
     texts = ["the cat", "tho cyt", "eee zzz", "the cut"]
     letters = sorted(set("".join(texts)))
     completions = torch.tensor([[letters.index(c) for c in text] for text in texts]).view(2, 2, 7)
