@@ -31,7 +31,7 @@ def test_the_puzzles_show_what_the_toy_prints(capsys):
     assert len(printed) > 20
 
 
-def test_the_lesson_s_probabilities(capsys):
+def test_the_lessons_probabilities_have_not_changed(capsys):
     """What the toy printed before it took any setting."""
     rows = [line.split()[:5] for line in lines(capsys, "")[1:]]
     assert [rows[i] for i in (0, 1, 4, 7)] == [
