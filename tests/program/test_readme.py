@@ -5,6 +5,7 @@ import importlib
 import re
 import runpy
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from model import pretrain
 READMES = {}
 for folder in ("", "grpo/", "config/", "model/", "data/", "tests/"):
     READMES[f"{folder}README.md"] = Path(f"{folder}README.md").read_text()
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PROSE = {name: FENCE.sub("", text) for name, text in READMES.items()}  # without blocks of code
 
 
@@ -87,8 +88,9 @@ def module_of(name):
 
 
 def test_every_function_named_exists():
-    files = "py|json|jsonl|pt|txt|bin|cu|sh|md"
+    files = "py|json|jsonl|pt|txt|bin|cu|sh|md|html"
     for text in READMES.values():
+        text = re.sub(r"^ *```python.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
         for first, name in re.findall(r"\b([a-z_]+)\.([A-Za-z_]\w*)\b", text):
             module = module_of(first)
             if module and not re.fullmatch(files, name):
@@ -136,7 +138,8 @@ def tables():
     for name, text in READMES.items():
         for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
             head, _, *rows = (
-                [x.strip(" *`") for x in row[1:-1].split("|")] for row in block.split("\n")[:-1]
+                [x.replace("*", "").strip(" `") for x in row[1:-1].split("|")]
+                for row in block.split("\n")[:-1]
             )
             yield name, head, [dict(zip(head, row)) for row in rows]
 
@@ -192,7 +195,7 @@ def test_every_reward_in_python_runs(name):
     for language, block in FENCE.findall(READMES[name]):
         if language == "python" and "completions" in block:
             namespace = {}
-            exec(block, namespace)
+            exec(textwrap.dedent(block), namespace)
             for function in re.findall(r"def (\w+)", block):
                 values = namespace[function](completions, completions[:, 0], mask, decode)
                 assert torch.as_tensor(values).shape in (completions.shape, completions.shape[:2])
