@@ -12,7 +12,6 @@ reason to run it, so it is named again.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,7 +31,7 @@ from grpo.evaluation.evaluate import (
 )
 from grpo.latent import Latent
 from grpo.plumbing.checkpoint import LATEST, find, load_model, read, training_state
-from grpo.plumbing.config import Parser, exit_on_mistake, from_saved
+from grpo.plumbing.config import Config, Parser, exit_on_mistake, from_saved
 from grpo.plumbing.load import (
     load_data,
     load_models,
@@ -47,12 +46,10 @@ from grpo.reward import log_odds
 from model.losses import judge_loss
 from model.pretrain import Settings, fit
 from model.report import auc, held_out_batch, word_scores
-from model.transformer import Judge
 
 CHOOSE = (1.0, 0.5, 0.25)  # temperatures of a latent's prior
 SPELL = (1.0, 0.5, 0.001)  # temperatures of the letters; the last one takes the likeliest
-FRESH_LAYERS = 3  # of a judge that is trained on the spot
-FRESH_STEPS = 400
+FRESH_STEPS = 400  # that a judge is trained on the spot
 SHORT_THREE = 3  # which of `model.report.TESTS` has the words of the default experiment
 
 
@@ -142,20 +139,21 @@ def judges(run, files):
 
 
 def fresh_judge(run, scratch):
-    """Train a judge on the spot, and show how well it tells words of the text from draws."""
+    """Train a judge on the spot, and show how well it tells words of the text from draws.
+
+    It begins from the shipped judge of independent blanks, and learns from the draws of the base
+    model and of the run, the same number of steps each.
+    """
     lines = []
     for when, policy in {"before": run.before, "after": run.policy}.items():
-        torch.manual_seed(0)
-        shape = replace(run.base.trunk.config, n_layer=FRESH_LAYERS, n_latent=1)
-        judge = Judge(shape).to(run.device)
-        judge.trunk.load_state_dict(run.base.trunk.state_dict(), strict=False)  # its first layers
+        judge = load_model(Config.judge_checkpoint, "judge", run.train.vocabulary)
         score = make_judge(judge, run.device, run.config)
         args = Settings(judge_masking=run.config.masking, out_dir=scratch)
 
         def loss(step):
             return judge_loss(score, policy, run.train, args, 1.0, (11, 1, step))  # noqa: B023
 
-        fit(f"fresh_judge_{when}", judge, loss, FRESH_STEPS, 2e-3, args)
+        fit(f"fresh_judge_{when}", judge, loss, FRESH_STEPS, 1e-3, args)
         batch = held_out_batch(run.val, run.config.block_size, SHORT_THREE)
         real, drawn, _ = word_scores(policy, score, batch)
         lines.append(f"{when}: a fresh judge has an AUC of {auc(real, drawn):.3f}")
