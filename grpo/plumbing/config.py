@@ -24,7 +24,7 @@ from typing import Literal, get_args
 from data.masking import parse_masking
 from data.mistake import Mistake, refuse
 from grpo.distributed import is_first, n_processes
-from grpo.plumbing.checkpoint import LATEST, find, read, training_state
+from grpo.plumbing.checkpoint import LATEST, ROOT, find, read, training_state
 
 
 @dataclass
@@ -384,7 +384,7 @@ def print_cause(error):
     if not cause:
         return
     frame = cause.__traceback__
-    ours = (str(Path(__file__).parent), "<frozen runpy>")
+    ours = (str(ROOT / "grpo"), "<frozen runpy>")
     while frame and frame.tb_frame.f_code.co_filename.startswith(ours):
         frame = frame.tb_next
     traceback.print_exception(cause.with_traceback(frame), chain=False)

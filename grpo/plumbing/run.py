@@ -213,8 +213,7 @@ class Run:
         say(evaluate.format_table(result, evaluate.SHORT_ROWS, evaluate.SHORT_COLUMNS))
         say(curves({"": read_metrics(Path(out) / "metrics.jsonl")}))
         table = time.monotonic() - trained
-        steps = self.config.max_iters - self.start
-        say(f"{steps} steps took {trained - self.began:.0f} s, the table {table:.0f} s")
+        say(f"the steps took {trained - self.began:.0f} s, the table {table:.0f} s")
         say(f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:")
         python = "python" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} python"
         quoted = shlex.quote(out)

@@ -67,7 +67,7 @@ def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, capsys):
         assert line in shown
     assert f"python -m grpo.evaluation {out} " in shown
     assert f"--run={out}\n" in shown
-    assert re.search(r"^4 steps took \d+ s, the table \d+ s$", shown, re.MULTILINE)
+    assert re.search(r"^the steps took \d+ s, the table \d+ s$", shown, re.MULTILINE)
 
 
 def test_two_texts_are_shown_that_can_clash(flags, capsys):
@@ -205,8 +205,9 @@ def test_an_error_in_a_users_own_reward_says_where_and_how_to_go_on(flags, own, 
     assert last.startswith("train_grpo.py: step 2: reward tired failed: RuntimeError: too tired;")
     go_on = f"2 of 4 steps are saved; to go on: --init_from=resume --out_dir={flags['out_dir']}"
     assert f"{go_on} --reward={reward}, for the table" in last
-    frames = re.findall(rf'File "{own}", line \d+, in (\w+)', "\n".join(above))
-    assert frames == ["tired", "sleep"] and above[-1] == "RuntimeError: too tired"
+    frames = re.findall(r'File "(.*)", line \d+, in (\w+)', "\n".join(above))
+    assert frames == [(str(own), "tired"), (str(own), "sleep")]
+    assert above[-1] == "RuntimeError: too tired"
 
 
 def test_an_error_of_the_program_keeps_its_traceback(flags, monkeypatch, capsys):
