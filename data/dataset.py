@@ -1,7 +1,9 @@
-"""Batches of masked inputs. The batch of step i is a function of (seed, i) alone.
+"""Batches of masked inputs.
 
-So resuming needs no data state, and any number of processes agree on the whole step's inputs
-before each takes its slice. Letters: B inputs, T characters.
+The batch of step i is a function of (seed, i) alone. So a run that goes on needs no state of the
+data, and processes agree on the whole step's inputs before each takes its share.
+
+Letters: B inputs, T characters.
 """
 
 import json
@@ -18,7 +20,7 @@ PAD = -1  # follows a prompt that is shorter than the others: no character
 
 
 def encode(text, vocabulary, longest, name):
-    """Normalise a text with blanks: -> (T,) tokens, T <= longest.
+    """Turn a text with blanks into tokens (T,), with T <= longest. It is normalised first.
 
     Raises a Mistake, which calls the text `name`, with the rule that it breaks.
     """
@@ -37,10 +39,10 @@ def encode(text, vocabulary, longest, name):
 
 
 class Dataset:
-    """One split of a prepared text: `vocabulary` (str; index = token), `mask_id`, `batch()`."""
+    """One split of a prepared text. A character's token is its place in `vocabulary`."""
 
     def __init__(self, folder, split, block_size):
-        """Read it. Raises a Mistake for a folder that holds no dataset, or a damaged one."""
+        """Read it. Raises a Mistake where there is none, or a damaged or a short one."""
         meta = Path(folder) / "meta.json"
         file = meta.with_name(f"{split}.bin")
         make = f"make it with: python data/text/prepare.py --input=FILE --out_dir={folder}"
@@ -65,7 +67,7 @@ class Dataset:
         return "".join(self.vocabulary[t] for t in row)
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
-        """-> tokens (B,T) int64, mask (B,T) bool, on the CPU.
+        """Draw windows of the text, and what is hidden: -> tokens (B,T), mask (B,T) bool.
 
         `seed` is a tuple of whole numbers, `mask_ratio` and `words` are one number or (B,).
         """
@@ -101,7 +103,7 @@ class Prompts(Dataset):
             self.prompts[i, : len(tokens)] = tokens
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
-        """As `Dataset.batch`; the prompts bring their own masks."""
+        """Draw prompts, which bring their own masks: -> as `Dataset.batch`."""
         rng = np.random.default_rng(seed)
         chosen = torch.from_numpy(rng.integers(len(self.prompts), size=size))  # (B,)
         rows = self.prompts[chosen]  # (B,T)

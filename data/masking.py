@@ -22,7 +22,7 @@ from data.mistake import Mistake
 
 
 def whole_words(characters):
-    """List (start, end) of each word that has a space on both sides: the window cuts no such."""
+    """List (start, end) of each word with a space on both sides, so that no window cuts it."""
     spaces = np.flatnonzero(characters == " ")
     return [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1]
 

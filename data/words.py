@@ -12,14 +12,15 @@ OFF = "\033[0m"
 
 
 def lexicon(text):
-    """The words of the training text: of two letters or more, or "a", or "i"."""
+    """Collect the words of a text: those of two letters or more, and "a" and "i"."""
     return {word for word in WORD.findall(text) if len(word) > 1 or word in "ai"}
 
 
 def hidden_words(text, mask, cut=True):
-    """(start, end) of each word of `text` that holds a blank.
+    """List (start, end) of each word of `text` that holds a blank.
 
-    `cut`: the text is a window, whose first and last word may be parts of words: they are left out.
+    With `cut` the text is a window, whose first and last word may be parts of words, so these are
+    left out.
     """
     spans = []
     for match in WORD.finditer(text):
@@ -31,20 +32,20 @@ def hidden_words(text, mask, cut=True):
 
 
 def is_valid(fill, start, end, words):
-    """Is the fill of the hidden word at start:end one word of the lexicon, of just this length?"""
+    """Tell whether the fill of the hidden word at start:end is one word of the lexicon."""
     word = WORD.match(fill, start)  # the pattern looks at what stands before start, too
     return word is not None and word.end() == end and word[0] in words
 
 
 def decode(tokens, vocabulary):
-    """(...,T) tokens -> a flat list of strings."""
+    """Turn tokens (...,T) into a flat list of strings."""
     table = np.frombuffer(vocabulary.encode("ascii"), dtype=np.uint8)
     rows = tokens.reshape(-1, tokens.shape[-1]).cpu().numpy()
     return [row.tobytes().decode("ascii") for row in table[rows]]
 
 
 def highlight(text, mask):
-    """Blanks in colour on a terminal, in [brackets] elsewhere: T characters, mask (T,) -> str."""
+    """Show blanks in colour on a terminal, in [brackets] elsewhere: mask (T,) -> str."""
     pieces = [ON + c + OFF if blank else c for c, blank in zip(text, mask)]
     shown = "".join(pieces).replace(OFF + ON, "")
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ:  # no-color.org

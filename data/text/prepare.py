@@ -1,8 +1,8 @@
-"""Text -> train.bin, val.bin (one byte a character), meta.json (the vocabulary). No network needed.
+"""Makes train.bin, val.bin (a byte for each character) and meta.json (the vocabulary) of a text.
 
 The default text is English prose that every reader has just installed: what numpy and torch, as
 requirements.txt pins them, say of themselves. It is read with `ast`, so that no module is imported.
-`--input=FILE` takes any text. Kept are a to z and space, as in text8.
+`--input=FILE` takes any text. What is kept is a to z and space, as in text8.
 
     python data/text/prepare.py
     python data/text/prepare.py --input=my.txt --out_dir=data/mine
@@ -34,9 +34,10 @@ PLAIN_WORD = re.compile(r"[\"'(*`]*[A-Za-z][a-z'-]*[\"').,:;*`?!]*")
 
 
 def documentation():
-    """Every string of two lines or more: docstrings, and what torch's *_docs.py hand over.
+    """Yield every string of two lines or more: docstrings, and what torch's *_docs.py hand over.
 
-    In a fixed order, and raw: what is left of a docstring's indentation depends on the Python.
+    They come in a fixed order, and raw, because what is left of a docstring's indentation depends
+    on the Python.
     """
     for package, folders in SOURCES.items():
         root = Path(find_spec(package).origin).parent
@@ -55,27 +56,27 @@ def documentation():
 
 
 def cut(text):
-    """The paragraphs, in pieces of about 1000 characters: a text need not have empty lines."""
+    """Yield the paragraphs, in pieces of about 1000 characters: some texts have no empty line."""
     for paragraph in re.split(r"\n\s*\n", text):
         yield from re.findall(r"(?s).{1,1000}(?:\s|$)|.{1000}", paragraph)
 
 
 def is_prose(paragraph):
-    """A sentence or more of words: not code, not a table, not a console session."""
+    """Tell whether a paragraph is sentences, and not code, a table or a console session."""
     words = paragraph.split()
     plain = [word for word in words if PLAIN_WORD.fullmatch(word)]
     return len(words) >= 8 and len(plain) >= 0.7 * len(words) and ">>>" not in paragraph
 
 
 def normalise(text):
-    """Lower case, without accents; whatever is no letter becomes one space."""
+    """Take away case and accents, and turn whatever is no letter into one space."""
     text = unicodedata.normalize("NFKD", text)
     text = "".join(c for c in text if not unicodedata.combining(c))
     return re.sub("[^a-z]+", " ", text.lower()).strip()
 
 
 def is_validation(paragraph):
-    """One piece in ten, by a hash of its letters: the same whatever else the corpus holds."""
+    """Choose one piece in ten by a hash of its letters, whatever else the corpus holds."""
     return hashlib.sha256(paragraph.encode()).digest()[0] < 26
 
 

@@ -12,7 +12,7 @@ from data.text.prepare import prepare
 from data.words import decode
 from grpo.distributed import is_first, largest_of_processes
 from grpo.latent import Latent
-from grpo.plumbing.checkpoint import LATEST, ROOT, build, load_model
+from grpo.plumbing.checkpoint import LATEST, ROOT, build, find, load_model
 from grpo.plumbing.config import Config, find_dataset, parse_reward, run_file
 from grpo.product import Product
 from grpo.reward import Rewards, judge_reward, own_reward, valid_words
@@ -83,7 +83,7 @@ def load_data(dataset, block_size, prompts_file=""):
     train = Dataset(folder, "train", block_size)
     val = Dataset(folder, "val", block_size)
     if prompts_file:
-        train = Prompts(folder, "train", prompts_file, block_size)
+        train = Prompts(folder, "train", find(prompts_file), block_size)
     return train, val
 
 

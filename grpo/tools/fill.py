@@ -50,7 +50,7 @@ def load(path):
     """Load the generator of a run's folder, or of a file: -> generator, vocabulary."""
     file = locate(path)
     content = read(file)
-    vocabulary = content.get("vocabulary")
+    vocabulary = content["vocabulary"]
     return build(content, "generator", vocabulary, file), vocabulary
 
 
@@ -104,13 +104,12 @@ def main(arguments=None):
     with exit_on_mistake("fill"):
         args = parse(arguments)
         file = locate(args.run)
-        content = read(file)
-        vocabulary = content.get("vocabulary")
-        after = build(content, "generator", vocabulary, file)
+        after, vocabulary = load(file)
+        training = read(file).get("training")
         config = Config()
         models = {}
-        if "training" in content:  # it is a run's: show also what that began with
-            config = from_saved(content["training"]["config"], file)
+        if training:  # it is a run's: show also what that began with
+            config = from_saved(training["config"], file)
             path = config.generator_checkpoint
             models[f"before  {path}"] = load_model(path, "generator", vocabulary)
         models[f"after   {file}" if models else str(file)] = after

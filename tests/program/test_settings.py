@@ -1,11 +1,16 @@
 """Settings from files and flags; what a user gets wrong with them is in test_mistakes.py."""
 
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
+from conftest import run
 
 import train_grpo
 from data.mistake import Mistake
+from data.text.prepare import prepare
+from grpo.plumbing import checkpoint
+from grpo.plumbing.checkpoint import read
 from grpo.plumbing.config import Config, from_saved, load_config
 
 
@@ -38,15 +43,30 @@ def test_the_defaults_are_the_default_experiment():
     assert load_config([]) == Config() == load_config(["config/grpo_config.py"])
 
 
+def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags):
+    own = {"prompts_file": "prompts.json", "dataset": "text", "reward": "judge,vowels.py:vowels"}
+    files = {"prompts.json": '{"prompts": ["a_"]}', "vowels.py": Path("data/vowels.py").read_text()}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    prepare(tmp_path / "data" / "text", Path(flags["dataset"]).with_name("text.txt"))
+    monkeypatch.setattr(checkpoint, "ROOT", tmp_path)  # the code's folder
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run(flags, out_dir="out", max_iters=1, **own)
+    assert [path.name for path in Path().iterdir()] == ["out"]
+    assert read("out/checkpoint.pt")["training"]["iteration"] == 1
+
+
 def test_a_shorter_run_is_all_warm_up():
     assert load_config(["--max_iters=3"]).warmup_iters == 3
     assert load_config(["--max_iters=6"]).warmup_iters == 5
 
 
-def test_help_shows_each_setting_as_it_stands_in_the_class_with_its_value(tmp_path, capsys):
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_shows_each_setting_as_it_stands_in_the_class_with_its_value(tmp_path, capsys, flag):
     (tmp_path / "a.py").write_text("group_size = 32")
     with pytest.raises(SystemExit) as end:
-        train_grpo.main([str(tmp_path / "a.py"), "--out_dir=x", "--help"])
+        train_grpo.main([str(tmp_path / "a.py"), "--out_dir=x", flag])
     lines = capsys.readouterr().out.splitlines()
     assert not end.value.code
     for name in vars(Config()):
