@@ -148,7 +148,9 @@ def fresh_judge(run, scratch):
     for when, policy in {"before": run.before, "after": run.policy}.items():
         judge = load_model(Config.judge_checkpoint, "judge", run.train.vocabulary)
         score = make_judge(judge, run.device, run.config)
-        args = Settings(judge_masking=run.config.masking, out_dir=scratch)
+        args = Settings(
+            judge_masking=run.config.masking, block_size=run.config.block_size, out_dir=scratch
+        )
 
         def loss(step):
             return judge_loss(score, policy, run.train, args, 1.0, (11, 1, step))  # noqa: B023

@@ -33,14 +33,14 @@ TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # at which the base model is drawn fro
 
 ROWS = {  # what fills the blanks: its title in the table
     "original": "original text",
-    "before_sample": "before, one step, sampled",
-    "before_argmax": "before, one step, argmax",
+    "before_sample": "before, sampled",
+    "before_argmax": "before, argmax",
     "before_best_of_16": "before, best of 16",
-    "after_sample": "after, one step, sampled",
-    "after_argmax": "after, one step, argmax",
+    "after_sample": "after, sampled",
+    "after_argmax": "after, argmax",
     "reference_sequential_random": "blank by blank, drawn",
     "reference_sequential_confident": "blank by blank, surest",
-    "most_frequent": "a cheat: most frequent words",
+    "most_frequent": "cheat: frequent words",
     "before_at_temperatures": "before, temperature {temperature}",
 }
 COLUMNS = {

@@ -1,16 +1,16 @@
 import io
 import json
 import math
-import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import BLANK, encode
-from grpo.plumbing.setup import load_data
 
 from data.text.prepare import VOCABULARY
+from data.words import decode
+from grpo.batch import make_batch
 from grpo.evaluation.evaluate import (
     COLUMNS,
     ROWS,
@@ -23,18 +23,24 @@ from grpo.evaluation.evaluate import (
     peek,
     table,
 )
+from grpo.latent import Latent
 from grpo.plumbing.config import Config
+from grpo.plumbing.load import load_data
+from grpo.product import Product
 from grpo.reward import Rewards
+from grpo.sampling import Sampling
 
 
-def held_out_of(text, mask, words):
-    """One held-out input, with `_` in `mask` where its blanks are."""
-    masked = encode(mask)
-    return HeldOut(encode(text), masked == BLANK, masked, None, None, VOCABULARY, text, set(words))
+def held_out_of(texts, masks, words):
+    """Make held-out inputs, with `_` in the masks where blanks are."""
+    batch = make_batch(encode(*texts), encode(*masks) == BLANK, BLANK, 1, (0,))
+    return HeldOut(batch, VOCABULARY, texts[0], set(words))
 
 
 def figures_of(text, mask, fills, words):
-    return measure(torch.stack([encode(fill) for fill in fills], 1), held_out_of(text, mask, words))
+    return measure(
+        torch.stack([encode(fill) for fill in fills], 1), held_out_of([text], [mask], words)
+    )
 
 
 def test_words_by_hand():
@@ -68,9 +74,8 @@ def test_without_a_hidden_word_shares_are_0():
 
 def test_distinct_words_are_counted_over_all_inputs():
     """Three words are hidden, of which two are one; their fills are one word, and no word."""
-    masked = encode("a ___ a ___ a", "a ___ a ___ a")
-    tokens = encode("a cat a dog a", "a cat a cat a")
-    held_out = HeldOut(tokens, masked == BLANK, masked, None, None, VOCABULARY, "a cat", {"dog"})
+    texts = ["a cat a dog a", "a cat a cat a"]
+    held_out = held_out_of(texts, ["a ___ a ___ a"] * 2, {"dog"})
     figures = measure(encode("a dog a dog a", "a dog a xyz a")[:, None], held_out)
     assert figures["distinct_words"] == 1 / 2 and figures["valid_words"] == 3 / 4
 
@@ -95,15 +100,35 @@ def judge(rows):
     return rows.float() / 8 - 1
 
 
-def half(completions, masked, mask, decode):
+def half(completions, batch, decode):
     return torch.full(completions.shape, 0.5)
 
 
-def model(seed):
-    """A policy whose logits depend on the position and on what stands there."""
+SAMPLING = Sampling(temperature=0.8)
+
+
+def logits_of(seed, tokens):
+    """Make logits that depend on the position and on what stands there: (N,16) -> (N,16,28)."""
     logits = torch.randn(16, 29, 28, generator=torch.Generator().manual_seed(seed))
-    logits[..., BLANK] = float("-inf")
-    return lambda tokens: logits[torch.arange(16), tokens]  # (N,16,28)
+    logits[..., BLANK] = -1e9
+    return logits[torch.arange(16), tokens]
+
+
+def product(seed):
+    return lambda batch: Product(logits_of(seed, batch.masked), batch, SAMPLING)
+
+
+def latent(seed):
+    """Make a policy of two values, the second of which is twice as likely."""
+
+    def policy(batch):
+        letters = torch.stack(
+            [logits_of(seed, batch.masked), logits_of(seed + 10, batch.masked)], 2
+        )
+        prior = torch.tensor([1.0, 2.0]).log().expand(*batch.mask.shape, 2)
+        return Latent(prior, letters, batch, SAMPLING)
+
+    return policy
 
 
 def held_out_for(config):
@@ -117,62 +142,65 @@ def evaluated(config, policy, before, parts=()):
     return table(policy, before, judge, rewards, held_out_for(config), config)
 
 
-def mixture(seed):
-    """Of two such policies, the second twice as likely: (N,16,2,28)."""
-    both = model(seed), model(seed + 10)
-    prior = torch.tensor([[1 / 3], [2 / 3]]).log()
-    return lambda tokens: torch.stack([one(tokens).log_softmax(-1) for one in both], 2) + prior
-
-
-@pytest.mark.parametrize("policy", [model, mixture])
+@pytest.mark.parametrize("policy", [product, latent])
 def test_every_row(settings, policy):
     """A policy that has not changed has its rows twice; at its own temperature, thrice."""
     result, completions = evaluated(settings, policy(0), policy(0))
-    for name in ("sample", "argmax", "best_of_16"):
+    for name in ("sample", "argmax"):
         assert result[f"before_{name}"] == result[f"after_{name}"]
     rows = {row["temperature"]: row for row in result["before_at_temperatures"]}
     assert rows[0.8].items() <= (result["before_sample"] | {"temperature": 0.8}).items()
     assert rows[0.2]["different_valid_words"] <= rows[1.0]["different_valid_words"]
     assert result["original"]["exact_words"] == 1
     passes = result["reference_sequential_random"]["forward_passes"]
-    blanks = held_out_for(settings).mask.sum(dim=1).float()
+    blanks = held_out_for(settings).batch.mask.sum(dim=1).float()
     assert passes == pytest.approx(blanks.mean().item())
     assert len(completions) == 6 * 16
     json.dumps(result, allow_nan=False)
 
 
 def test_the_best_of_16_is_what_judge_and_base_model_together_find_likeliest(settings):
-    """Of the policy's fills, each run by itself; `after`, too, it is the base model that counts."""
-    result, lines = evaluated(settings, model(1), model(0))
-    fills = encode(*(line["completion"] for line in lines)).view(6, 16, 16)
-    log_q = model(0)(held_out_for(settings).masked).log_softmax(dim=-1)  # (6,T,V)
+    """It is chosen for each word by itself, from the base model's fills."""
+    result, _ = evaluated(settings, product(1), product(0))
+    batch = held_out_for(settings).batch
+    fills = product(0)(batch).sample(batch.uniforms).completions  # (6,16,T)
+    log_q = logits_of(0, batch.masked).log_softmax(dim=-1)  # (6,T,V)
     best = []
-    for i, line in enumerate(lines[::16]):
+    for i in range(6):
         chosen = []
-        for run in re.finditer("_+", line["input"]):
-            letters = fills[i, :, slice(*run.span())]  # (16,n)
+        for number in range(1, int(batch.words[i].max()) + 1):
+            at = (batch.words[i] == number).nonzero().squeeze(1)
+            letters = fills[i][:, at]  # (16,n)
             says = judge(letters).mean(dim=1).clamp(-8, 8)  # (16,)
-            q = sum(log_q[i, t, letters[:, t - run.start()]] for t in range(*run.span()))  # (16,)
-            chosen += len(run[0]) * [says[(q + says).argmax()].sigmoid()]
+            q = log_q[i, at].gather(1, letters.T).sum(dim=0)  # (16,)
+            chosen += len(at) * [says[(q + says).argmax()].sigmoid()]
         best.append(sum(chosen) / len(chosen))
-    assert result["after_best_of_16"]["judge"] == pytest.approx(sum(best).item() / 6)
+    assert result["before_best_of_16"]["judge"] == pytest.approx(sum(best).item() / 6)
+
+
+def test_the_cheat_writes_valid_words_and_looks_at_nothing(settings):
+    result, _ = evaluated(settings, product(1), product(0))
+    cheat = result["most_frequent"]
+    assert cheat["valid_words"] == 1 and cheat["forward_passes"] == 0
+    assert cheat["distinct_words"] < result["original"]["distinct_words"]
 
 
 def test_what_was_before_does_not_depend_on_the_policy(settings):
-    result, _ = evaluated(settings, model(1), model(0))
-    same, _ = evaluated(settings, model(0), model(0))
+    result, _ = evaluated(settings, product(1), product(0))
+    same, _ = evaluated(settings, product(0), product(0))
     for name in same.keys() - {"gap_closed"}:
         assert (result[name] != same[name]) == name.startswith("after"), name
 
 
 def test_gap_closed_between_models_that_know_the_text(settings):
     """The likeliest fill is the text, drawn with another certainty."""
-    tokens = held_out_for(settings).tokens
+    tokens = held_out_for(settings).batch.tokens
 
     def knows(certainty):
-        def policy(asked):
-            nearest = (asked[:, None] == tokens).sum(dim=-1).argmax(dim=1)  # (M,) of the inputs
-            return certainty * torch.nn.functional.one_hot(tokens[nearest], 28).float()
+        def policy(batch):
+            nearest = (batch.masked[:, None] == tokens).sum(dim=-1).argmax(dim=1)  # (M,) inputs
+            logits = certainty * torch.nn.functional.one_hot(tokens[nearest], 28).float()
+            return Product(logits, batch, SAMPLING)
 
         return policy
 
@@ -185,31 +213,34 @@ def test_gap_closed_between_models_that_know_the_text(settings):
     assert result["gap_closed"] == pytest.approx((after - before) / (surest - before))
 
 
-@pytest.mark.parametrize("make", [model, mixture])
+@pytest.mark.parametrize("make", [product, latent])
 def test_entropy_is_that_of_each_blank(settings, make):
-    """By itself: with a latent, of the sum over z."""
+    """It is each blank's by itself: with a latent, that of the sum over z."""
     result, _ = evaluated(settings, make(1), make(0))
-    held_out = held_out_for(settings)
-    for name, policy in (("before", make(0)), ("after", make(1))):
-        logits = policy(held_out.masked)[held_out.mask].double().view(-1, 1 + (make is mixture), 28)
-        prior = (logits.logsumexp(dim=2, keepdim=True) / 0.8).softmax(dim=1)  # (blanks,K,1)
-        p = (prior * (logits / 0.8).softmax(dim=-1)).sum(dim=1)  # (blanks,V)
+    batch = held_out_for(settings).batch
+    for name, seed in (("before", 0), ("after", 1)):
+        seeds = (seed, seed + 10) if make is latent else (seed,)
+        prior = torch.tensor([1.0, 2.0][: len(seeds)]).double() ** (1 / 0.8)  # at its temperature
+        p = sum(
+            weight * (logits_of(each, batch.masked)[batch.mask].double() / 0.8).softmax(dim=-1)
+            for weight, each in zip(prior / prior.sum(), seeds)
+        )  # (blanks,V)
         want = -(p * p.log()).nan_to_num().sum(dim=-1).mean().item()
         assert result[f"{name}_sample"]["entropy"] == pytest.approx(want, rel=1e-5)
 
 
 def test_own_rewards_have_columns(settings):
     parts = {"judge": (None, 1.0), "half": (half, 2.0)}
-    result, completions = evaluated(settings, model(1), model(0), parts)
+    result, completions = evaluated(settings, product(1), product(0), parts)
     assert result["before_sample"]["reward_half"] == result["after_argmax"]["reward_half"] == 0.5
     assert all(line["reward_half"] == 0.5 for line in completions)
     for rows, columns in ((ROWS, COLUMNS), (SHORT_ROWS, SHORT_COLUMNS)):
         head, *lines = format_table(result, rows, columns).splitlines()
         assert head.endswith("reward_half")
         for when in ("before", "after"):
-            (line,) = [x for x in lines if x.startswith(f"{when}, one step, sampled")]
+            (line,) = [x for x in lines if x.startswith(f"{when}, sampled")]
             assert line.endswith("0.500")
-    assert "reward_" not in format_table(evaluated(settings, model(1), model(0))[0])
+    assert "reward_" not in format_table(evaluated(settings, product(1), product(0))[0])
 
 
 def rows_of(**changes):
@@ -246,15 +277,16 @@ def test_the_table_says_where_it_is_explained_and_fits_a_terminal():
 
 def test_a_peek_shows_the_text_before_and_now(settings):
     held_out = held_out_for(settings)
-    same = peek(model(0), model(0), held_out, settings, 0).splitlines()[1:]
-    changed = peek(model(1), model(0), held_out, settings, 0).splitlines()[1:]
-    original = "".join(VOCABULARY[t] for t in held_out.tokens[0])
-    assert (
-        len(same) == 3 * 5
-        and same[0].replace("[", "").replace("]", "").split(maxsplit=1)[1] == original
-    )
-    assert same[1].replace("before ", "") == same[2].replace("now    ", "")
-    assert changed[1] == same[1] and changed[2] != same[2]
+    texts = {}
+    for name, policy in (("same", product(0)), ("changed", product(1))):
+        shown = peek(policy, product(0), held_out, 3).splitlines()[1:]
+        texts[name] = [line.split(maxsplit=1) for line in shown]
+    titles = [title for title, _ in texts["same"]]
+    assert titles[:3] == ["text", "before", "now"] and len(titles) % 3 == 0
+    assert texts["same"][1][1] == texts["same"][2][1]
+    assert texts["changed"][1] == texts["same"][1] and texts["changed"][2] != texts["same"][2]
+    original = texts["same"][0][1].replace("[", "").replace("]", "").strip()
+    assert original in {text.strip() for text in decode(held_out.batch.tokens, VOCABULARY)}
 
 
 class Terminal(io.StringIO):
@@ -265,12 +297,12 @@ class Terminal(io.StringIO):
 def test_a_bar_is_shown_on_a_terminal_alone(settings, monkeypatch):
     for terminal in (Terminal(), io.StringIO()):
         monkeypatch.setattr(sys, "stderr", terminal)
-        evaluated(settings, model(0), model(0))
+        evaluated(settings, product(0), product(0))
         assert (f"/{len(ROWS)}" in terminal.getvalue()) == terminal.isatty()
 
 
 def test_the_completions_are_those_after(settings):
-    result, completions = evaluated(settings, model(1), model(0))
+    result, completions = evaluated(settings, product(1), product(0))
     mean = sum(line["judge"] for line in completions) / len(completions)
     assert mean == pytest.approx(result["after_sample"]["judge"], abs=1e-5)
     assert mean != pytest.approx(result["before_sample"]["judge"], abs=1e-3)
