@@ -1,7 +1,7 @@
 # CISPO (MiniMax-M1, 2506.13585): the clip limits how much a letter that has moved counts, but it
 # never takes the letter's gradient away. There is no lower bound. The paper does not say how large
-# its upper bound is; 5 is that of ScaleRL (2510.13786), which found that it hardly matters. Like the
-# paper, this makes 16 updates per rollout and has no KL.
+# its upper bound is; 5 is that of ScaleRL (2510.13786), which found that it hardly matters. Like
+# the paper, this makes 16 updates per rollout and has no KL.
 #     python train_grpo.py config/grpo_config.py config/cispo.py
 
 out_dir = "out-cispo"

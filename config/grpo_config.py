@@ -19,9 +19,9 @@ max_iters = 30
 learning_rate = 1e-3  # 100 times an LLM's, for a million parameters
 warmup_iters = 5
 
-# The reward of a word is the judge's log p/q, with p the text's distribution and q the base model's.
-# With kl_beta = 1 the expected reward minus the KL is greatest where the policy is p. So nothing may
-# rescale the reward, and no mean may take a part of it away.
+# The reward of a word is the judge's log p/q, with p the distribution of the text and q that of the
+# base model. With kl_beta = 1 the expected reward minus the KL is greatest where the policy is p.
+# So nothing may rescale the reward, and no mean may take a part of it away.
 judge_score = "log_odds"
 scale_rewards = "none"
 baseline = "leave_one_out"

@@ -1,6 +1,6 @@
-# GSPO (2507.18071): one ratio for a whole completion, the geometric mean of its letters' ratios. Its
-# logarithm is a mean, so the paper clips it far tighter. There are four updates per rollout, and no
-# KL. All blanks of a completion share an advantage, as in the paper.
+# GSPO (2507.18071): one ratio for a whole completion, the geometric mean of its letters' ratios.
+# Its logarithm is a mean, so the paper clips it far tighter. There are four updates per rollout,
+# and no KL. All blanks of a completion share an advantage, as in the paper.
 #     python train_grpo.py config/grpo_config.py config/gspo.py
 
 out_dir = "out-gspo"

@@ -67,7 +67,6 @@ SHORT_ROWS = [
     "most_frequent",
 ]
 SHORT_COLUMNS = [
-    "judge",
     "valid_words",
     "exact_words",
     "distinct_words",
