@@ -1,6 +1,6 @@
-"""Draws the pictures of the READMEs, from the default run and that of config/mixture.py.
+"""Draws the pictures of the READMEs, from the default run and that of config/latent.py.
 
-    PYTHONPATH=. python .github/pictures.py out out-mixture
+    PYTHONPATH=. python .github/pictures.py out out-latent
 
 Needs matplotlib and Pillow.
 """
@@ -119,10 +119,10 @@ def learning(folder):
 
 
 if __name__ == "__main__":
-    product, mixture = sys.argv[1:]
+    product, latent = sys.argv[1:]
     here = Path(__file__).parent
     tables().savefig(here / "tables.png")
-    titles = {"each blank by itself": product, "choose, then spell": mixture}
+    titles = {"each blank by itself": product, "choose, then spell": latent}
     frontier(titles).savefig(here / "frontier.png")
     first, *frames = learning(product)
     each = [1500] + [120] * (len(frames) - 1) + [3000]  # milliseconds
