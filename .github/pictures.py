@@ -74,11 +74,9 @@ def frontier(folders):
         at = (after["different_valid_words"], after["valid_words"])
         axes.scatter(*at, marker="*", s=400, color=colour, zorder=3)
         axes.annotate("after GRPO", at, xytext=(12, -4), textcoords="offset points")
-    axes.annotate(
-        "better", (6.9, 0.985), (6.2, 0.955), arrowprops={"arrowstyle": "->", "color": GREY}
-    )
+    axes.annotate("better", (5.7, 0.66), (5.0, 0.6), arrowprops={"arrowstyle": "->", "color": GREY})
     axes.set_xlim(1, 7)
-    axes.set_ylim(0.3, 1)
+    axes.set_ylim(0.25, 1)
     axes.set_xlabel("different words in 16 fills of a hidden word")
     axes.set_ylabel("fills that are words")
     return figure
