@@ -30,7 +30,7 @@ class TransformerConfig:
 
 
 def rotary_table(length, head_width):
-    """cos and sin of position * frequency, each (T,D/2): RoFormer (2104.09864), equation 15."""
+    """Tabulate cos and sin of position · frequency, each (T,D/2): RoFormer (2104.09864), eq. 15."""
     frequency = 10000.0 ** (-torch.arange(0, head_width, 2) / head_width)  # (D/2,)
     angle = torch.outer(torch.arange(length), frequency)  # (T,D/2)
     return angle.cos(), angle.sin()

@@ -1,10 +1,11 @@
-"""`kernel.cu` from PyTorch: compiled when a run starts, launched on the current stream.
+"""This file compiles `kernel.cu` when a run starts, and launches it on the current stream.
 
 `sample_completions` and `logprobs` do what their definitions in `grpo/sampling.py` and
-`grpo/logprobs.py` do; only a completion outside the vocabulary has logp NaN here, and is an error
-there. `choose` decides which of the two a run uses, and has NVRTC compile the three functions of
-kernel.cu for this run's number type and vocabulary: no nvcc, no headers, nothing kept on disk.
-Inputs may lie in memory as they like: what the kernel could not read is converted, or copied.
+`grpo/logprobs.py` do. The one difference is a completion outside the vocabulary, which has a logp
+of NaN here and is an error there. `choose` decides which of the two a run uses. NVRTC compiles the
+three functions of kernel.cu for this run's number type and vocabulary, without nvcc and without
+headers, and nothing is kept on disk. Inputs may lie in memory as they like, because what the kernel
+could not read is converted or copied.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 """
@@ -30,7 +31,7 @@ OPERATIONS = {  # inputs -> outputs; f: float32, i: int64, b: bool, x: the logit
 
 
 def choose(config, device, vocab_size, n_latent=1):
-    """Will the kernel run, or its definitions? -> "cuda" or "torch". The first compiles it.
+    """Decide whether the kernel runs, "cuda", or its definitions, "torch". The first compiles it.
 
     Raises a Mistake where config.kernel is "cuda", and it cannot run.
     """
@@ -58,12 +59,12 @@ def choose(config, device, vocab_size, n_latent=1):
 
 
 def layout(vocab_size):
-    """How a row of logits is dealt out -> lanes to a row, columns to a lane."""
+    """Deal out a row of logits: -> lanes to a row, columns to a lane."""
     return LAYOUTS[min(most for most in LAYOUTS if vocab_size <= most)]
 
 
 def checked(result):
-    """The value of a call to cuda.bindings, which returns (error, value)."""
+    """Take the value of a call to cuda.bindings, which returns (error, value)."""
     error, *values = result
     if error:
         raise RuntimeError(error.name)
@@ -72,7 +73,7 @@ def checked(result):
 
 @functools.cache
 def load(index, dtype, layout):
-    """Compile kernel.cu for GPU `index` -> PyTorch's context there, {operation: CUfunction}."""
+    """Compile kernel.cu for a GPU: -> PyTorch's context there, {operation: CUfunction}."""
     from cuda.bindings import driver, nvrtc
 
     lanes, columns = layout
@@ -101,7 +102,7 @@ def load(index, dtype, layout):
 
 
 def launch(operation, inputs, *settings):
-    """Run a function of kernel.cu on `inputs`, the logits first -> its outputs."""
+    """Run a function of kernel.cu on `inputs`, the logits first, and return its outputs."""
     from cuda.bindings import driver
 
     taken, made = (kinds.split() for kinds in OPERATIONS[operation])
@@ -136,7 +137,7 @@ def sample_completions(logits, masked, mask, uniforms, sampling):
 
 
 class FusedLogProbs(torch.autograd.Function):
-    """As `grpo.logprobs.compute_logprobs` -> logp, ref_logp (B,G,T), kl, entropy (B,T)."""
+    """Do what `grpo.logprobs.compute_logprobs` does, with the same four results."""
 
     @staticmethod
     def forward(ctx, *inputs):

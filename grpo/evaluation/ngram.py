@@ -10,7 +10,7 @@ ORDER = 5  # characters that it looks at
 
 @functools.cache
 def ngram(text, vocab_size):
-    """The probability of a character after the four before it, as Witten & Bell 1991 smooth it.
+    """Make the probability of a character after the four before it, smoothed (Witten & Bell 1991).
 
     P(c | h) = (count(hc) + distinct(h) · P(c | h without its first character))
                / (count(h) + distinct(h))                                     from 1/V up,
@@ -39,7 +39,7 @@ def ngram(text, vocab_size):
 
 
 def ngram_bits(probability, mask, texts):
-    """Bits per character, −log2 P, over every position whose 5-gram touches a blank.
+    """Average −log2 P over every position whose 5-gram touches a blank: -> bits per character.
 
     mask (N,T), in numpy; texts, N·n of them: n fills of each input.
     """

@@ -1,4 +1,4 @@
-"""replay.jsonl, what grpo/tools/replay.py makes its page from: a header, then a line for each step.
+"""This writes replay.jsonl, for grpo/tools/replay.py: a header, then a line for each step.
 
 A line says how sure the policy is of every letter of a few held-out inputs after the step. It also
 holds the group of completions that the step pushed most, with the numbers of each drawn letter:

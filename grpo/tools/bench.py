@@ -35,7 +35,7 @@ B, T, V = 64, 64, 28  # of the operations
 
 
 def race(title, variants, device):
-    """Prints a line for each of the `variants`, {name: call}."""
+    """Print a line for each of the `variants`, {name: call}."""
     clock = Clock(device)
     times = {name: [] for name in variants}
     for _ in range(1 + ROUNDS):
@@ -51,7 +51,7 @@ def race(title, variants, device):
 
 
 def prepare(config, device):
-    """-> two calls: a step, and its judge alone."""
+    """Make two calls: a step, and its judge alone."""
     config.dtype = load.pick_dtype(config.dtype, device)
     data, _ = load.load_data(config.dataset, config.block_size)
     config.kernel = kernel.choose(config, device, len(data.vocabulary))
@@ -76,7 +76,7 @@ def step(G, device):
 
 
 def gradient(compute, logits, *others):
-    """By the logits, of the sum of all that the loss is made of."""
+    """Differentiate the sum of all that the loss is made of, by the logits."""
     logp, _, kl, entropy = compute(logits, *others)
     return torch.autograd.grad(logp.sum() + kl.sum() + entropy.sum(), logits)
 
