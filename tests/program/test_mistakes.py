@@ -228,7 +228,7 @@ def test_an_answer_that_is_no_number_ends_the_run(flags, capsys):
 
 def test_a_reward_that_needs_a_gradient_is_a_reward(flags, tmp_path):
     (tmp_path / "r.py").write_text(GRADIENT)
-    _, metrics = run(flags, reward=f"{tmp_path}/r.py:slope", max_iters=2)
+    _, metrics = run(flags, reward=f"{tmp_path}/r.py:slope", max_iters=2, num_iterations=2)
     assert {line["mean_reward"] for line in metrics} == {2.0}
     table = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert table["after_sample"]["reward_slope"] == 2
@@ -279,7 +279,7 @@ def test_ctrl_c_while_a_run_starts_is_no_traceback(flags, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(load, "load_model", interrupted)
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as end:
         train_grpo.main(command_line(flags))
-    assert end.value.code == 130
+    assert end.type is SystemExit and end.value.code == 130
     assert not capsys.readouterr().err
