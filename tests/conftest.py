@@ -1,6 +1,7 @@
-"""Tiny data and tiny models, made in the process: 2 layers, 32 wide, 16 characters."""
+"""Tiny data and tiny models are made in the process: 2 layers, 32 wide, 16 characters."""
 
 import json
+import multiprocessing
 import os
 import signal
 from dataclasses import replace
@@ -38,7 +39,7 @@ BLANK = 27
 
 
 def encode(*texts):
-    """-> (number of texts,T)"""
+    """Turn texts of one length into tokens: -> (number of texts,T)."""
     return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
 
 
@@ -60,8 +61,7 @@ PLAIN = {
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
-    """A folder with a prepared text and untrained models: a judge, generators with a latent and
-    without."""
+    """Make a folder with a text and untrained models: a judge, a generator, one with a latent."""
     folder = tmp_path_factory.mktemp("world")
     (folder / "text.txt").write_text(TEXT)
     prepare(folder / "text", folder / "text.txt")
@@ -81,7 +81,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def flags(world, tmp_path):
-    """Command line of a run of seconds: {name: value}."""
+    """Give the settings of a run of seconds: {name: value}."""
     return PLAIN | {
         "dataset": str(world / "text"),
         "generator_checkpoint": str(world / "generator.pt"),
@@ -98,26 +98,34 @@ def flags(world, tmp_path):
     }
 
 
+@pytest.fixture(scope="session")
+def server():
+    """Start a server that forks processes which have imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train_grpo"])
+    return context
+
+
 def command_line(flags, **changes):
     return [f"--{name}={value}" for name, value in (flags | changes).items()]
 
 
 def run(flags, **changes):
-    """A whole run -> its checkpoint, and its metrics without the times."""
+    """Make a whole run: -> its checkpoint, and its metrics without the times."""
     train_grpo.main(command_line(flags, **changes))
     out = Path((flags | changes)["out_dir"])
     return read(out / "checkpoint.pt"), figures(out)
 
 
 def figures(folder):
-    """The lines of metrics.jsonl, without the times."""
+    """Read the lines of metrics.jsonl, without the times."""
     lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     return [{k: v for k, v in step.items() if not k.endswith("_ms")} for step in steps]
 
 
 def same(a, b):
-    """Equal bit for bit, whatever is nested in them."""
+    """Tell whether two things are equal bit for bit, whatever is nested in them."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):

@@ -1,8 +1,8 @@
 """Several processes are one process with as many micro-batches, and end together."""
 
-import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,15 +11,11 @@ from pathlib import Path
 import pytest
 from conftest import command_line, figures, run
 
+import train_grpo
 from grpo.plumbing.checkpoint import read
 
 TORCHRUN = "-m torch.distributed.run --nproc_per_node=2 --rdzv_backend=c10d"
 TORCHRUN = [sys.executable, *TORCHRUN.split(), "--rdzv_endpoint=localhost:0"]
-ALL_RUNS = """
-import json, sys, train_grpo
-for arguments in json.loads(sys.argv[1]):
-    train_grpo.main(arguments)
-"""
 SHARED = {
     "max_iters": 2,
     "eval_inputs": 2,
@@ -32,30 +28,40 @@ SHARED = {
 }
 
 
-def start(folder, *arguments):
-    """Two processes."""
-    (folder / "all.py").write_text(ALL_RUNS)
-    command = [*TORCHRUN, str(folder / "all.py"), json.dumps(arguments)]
-    environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=environment, **pipes)
+def process(rank, port, runs, output):
+    """Be one of two processes that torchrun started, and make these runs one after the other."""
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    sys.stdout = open(output, "a")
+    for arguments in runs:
+        train_grpo.main(arguments)
 
 
 def distance(a, b):
-    """Of two models' weights."""
+    """Measure how far two models' weights are apart."""
     return sum((a[name] - b[name]).square().sum() for name in a).sqrt()
 
 
-def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path):
-    """And, of two losses, one batch of twice the size: weights and metrics, to rounding."""
+def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, server):
+    """Weights and metrics are the same to rounding, also as one batch of twice the size."""
     losses = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
     own = {loss: SHARED | {"loss_type": loss, "out_dir": tmp_path / loss} for loss in losses}
     latent = str(world / "latent.pt")
     own["latent"] = SHARED | {"generator_checkpoint": latent, "out_dir": tmp_path / "latent"}
-    out, err = start(
-        tmp_path, *(command_line(flags, **each) for each in own.values())
-    ).communicate()
-    assert out.count("next:") == len(own), err  # one process speaks
+    runs = [command_line(flags, **each) for each in own.values()]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    both = [
+        server.Process(target=process, args=(rank, port, runs, tmp_path / "out.txt"), daemon=True)
+        for rank in (0, 1)
+    ]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert [one.exitcode for one in both] == [0, 0]
+    assert (tmp_path / "out.txt").read_text().count("next:") == len(own)  # one process speaks
     for loss, each in own.items():
         base = read((flags | each)["generator_checkpoint"])["weights"]
         have = read(tmp_path / loss / "checkpoint.pt")["weights"]
@@ -79,7 +85,10 @@ def children(pid):
 def test_no_process_outlives_another(flags, tmp_path, trouble):
     """One of them is killed; torchrun is asked to stop: the step is finished and saved."""
     endless = command_line(flags, max_iters=10**5, eval_interval=10**6, compile="false")
-    launcher = start(tmp_path, endless)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [*TORCHRUN, "train_grpo.py", *endless]
+    launcher = subprocess.Popen(command, env=environment, **pipes)
     metrics = tmp_path / "out" / "metrics.jsonl"
     while not (metrics.exists() and metrics.stat().st_size):
         assert launcher.poll() is None, launcher.communicate()
