@@ -24,7 +24,7 @@ def encode(text, vocabulary, longest, name):
 
     Raises a Mistake, which calls the text `name`, with the rule that it breaks.
     """
-    # Between two letters, so that spaces at the ends of a piece stay.
+    # `normalise` strips spaces; an x at each end keeps those of the piece.
     pieces = [normalise(f"x{piece}x")[1:-1] for piece in text.split(BLANK)]
     text = BLANK.join(pieces).strip()
     refuse(
@@ -42,7 +42,7 @@ class Dataset:
     """One split of a prepared text. A character's token is its place in `vocabulary`."""
 
     def __init__(self, folder, split, block_size):
-        """Read it. Raises a Mistake where there is none, or a damaged or a short one."""
+        """Read a split. Raises a Mistake if it is missing, damaged or shorter than block_size."""
         meta = Path(folder) / "meta.json"
         file = meta.with_name(f"{split}.bin")
         make = f"make it with: python data/text/prepare.py --input=FILE --out_dir={folder}"

@@ -1,4 +1,4 @@
-"""Words in a text of characters: which are hidden, and is what was filled in a word?"""
+"""This finds the words of a text, those of them that are hidden, and whether a fill is valid."""
 
 import os
 import re

@@ -119,8 +119,8 @@ class Latent:
     def best_guess(self):
         """Fill each word with a likely spelling: -> (B,T).
 
-        Of each z's likeliest letters this takes those that all z together find likeliest. That is
-        not always the likeliest spelling of all.
+        Each z proposes its likeliest letters. The proposal that is likeliest under the mixture of
+        all z wins. A spelling that no z proposes may be likelier still.
         """
         log_q = self.log_q()  # (M,K,V)
         candidates = log_q.argmax(dim=-1)  # (M,K)

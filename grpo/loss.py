@@ -156,7 +156,7 @@ def grpo_loss(now, old, advantages, words, weights, config):
     kl = kl_estimate(now.logp, now.ref_logp, now.kl, config.kl_estimator)  # (B,G,T) or (B,1,T)
 
     def total(x):
-        """Add up over all draws: (B,G,T), or (B,1,T) of what the G draws of a blank share."""
+        """Sum x by `weights` over all draws. It is (B,G,T), or (B,1,T) if the G draws share it."""
         return (weights[:, None] * x.expand_as(objective)).sum()
 
     pg_loss = -total(objective)

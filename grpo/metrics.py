@@ -17,7 +17,7 @@ class StepMetrics:
     """Collects the metrics of one step: sums over micro-batches, averaged over updates."""
 
     def __init__(self, parts, advantages, mask):
-        """Take those of the rollout: {name: (B,G)} of the rewards, advantages (B,G,T)."""
+        """Compute the rollout's metrics from its rewards {name: (B,G)} and advantages (B,G,T)."""
         parts = {name: gather(values) for name, values in parts.items()}
         total = parts.pop("reward")  # (B,G)
         span = total.amax(dim=1) - total.amin(dim=1)  # (B,)

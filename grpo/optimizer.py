@@ -39,9 +39,9 @@ class Optimizer:
             group["lr"] = lr
 
     def step(self, loss):
-        """Update the parameters, unless this process's loss () or a gradient is not finite.
+        """Update the parameters, unless a process's loss or gradient is not finite.
 
-        Returns the gradient's norm before it was clipped, ().
+        `loss` () is this process's. Returns the norm () of the gradient, before it is clipped.
         """
         loss = total_over_processes(loss)
         for p in self.parameters:

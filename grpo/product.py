@@ -56,7 +56,7 @@ class Product:
         return torch.where(self.batch.mask, self.logits.argmax(dim=-1), self.batch.masked)
 
     def marginal(self):
-        """Say what each blank says by itself: a `Product`, so this is it already."""
+        """Return each blank's own distribution as a `Product`, which this policy already is."""
         return self
 
     def at(self, temperature):

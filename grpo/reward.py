@@ -115,8 +115,8 @@ class Rewards:
         With `credit=run` a blank is given what its own word is worth. What happens to another word
         would only be noise in its gradient. The price is a bias: what a word does to the judge's
         view of the others is not credited. With `credit=input` a blank is given the sum over all
-        words of the input. Both ask for the same, so β means the same in both. What a part says of
-        the whole completion, (B,G), each blank is given as it is.
+        words of the input. But for that bias, both have the same expected gradient, so β means the
+        same. If a part returns (B,G), one number for a completion, each blank is given that.
 
         For the log, each part is averaged over the blanks of a completion, and `reward` is their
         weighted sum.

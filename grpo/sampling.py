@@ -136,10 +136,10 @@ def sample_completions(logits, masked, mask, uniforms, sampling):
 def penalise_repetition(logits, masked, mask, penalty):
     """Make the characters that the visible text already has less likely: (B,T,...,V) -> the same.
 
-    CTRL (1909.05858, section 4.1) divides a logit by the penalty if it is positive. That would
-    depend on a shift of the logits, which means nothing, so they are centred first; a logit below
-    the centre is multiplied, as others do. On characters this does little: most of the alphabet is
-    visible in any input.
+    CTRL (1909.05858, section 4.1) divides their logits by the penalty, which makes a negative one
+    likelier. Here, as elsewhere, negative ones are multiplied. The logits are centred first, or a
+    shift of them all, which means nothing, would change their signs. On characters the penalty
+    does little, because most of the alphabet is visible in any input.
     """
     V = logits.shape[-1]
     visible = masked.masked_fill(mask | (masked < 0), V - 1)  # (B,T) padding is negative

@@ -1,4 +1,4 @@
-"""One bidirectional character transformer, two heads.
+"""A bidirectional character transformer, with an output head for the generator or the judge.
 
 Letters: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads, D = C / H width
 of a head.

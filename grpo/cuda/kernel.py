@@ -31,9 +31,9 @@ OPERATIONS = {  # inputs -> outputs; f: float32, i: int64, b: bool, x: the logit
 
 
 def choose(config, device, vocab_size, n_latent=1):
-    """Decide whether the kernel runs, "cuda", or its definitions, "torch". The first compiles it.
+    """Return "cuda" if the kernel can run, which compiles it, or else "torch".
 
-    Raises a Mistake where config.kernel is "cuda", and it cannot run.
+    Raises a Mistake if config.kernel asks for "cuda" and the kernel cannot run.
     """
     if config.kernel == "torch":
         return "torch"
@@ -59,12 +59,12 @@ def choose(config, device, vocab_size, n_latent=1):
 
 
 def layout(vocab_size):
-    """Deal out a row of logits: -> lanes to a row, columns to a lane."""
+    """Choose how many lanes (threads) share a row of logits, and how many columns each takes."""
     return LAYOUTS[min(most for most in LAYOUTS if vocab_size <= most)]
 
 
 def checked(result):
-    """Take the value of a call to cuda.bindings, which returns (error, value)."""
+    """Return the value of a cuda.bindings result (error, value), or raise its error."""
     error, *values = result
     if error:
         raise RuntimeError(error.name)

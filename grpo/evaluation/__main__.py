@@ -139,10 +139,10 @@ def judges(run, files):
 
 
 def fresh_judge(run, scratch):
-    """Train a judge on the spot, and show how well it tells words of the text from draws.
+    """Train one judge on the base model's draws and one on the run's, and show the AUC of each.
 
-    It begins from the shipped judge of independent blanks, and learns from the draws of the base
-    model and of the run, the same number of steps each.
+    Both begin from the shipped judge of independent blanks, and learn for FRESH_STEPS steps. A
+    judge's AUC says how well it tells words of the text from the draws that it learned from.
     """
     lines = []
     for when, policy in {"before": run.before, "after": run.policy}.items():

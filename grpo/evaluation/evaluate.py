@@ -1,4 +1,4 @@
-"""Is it really better? Neither the loss nor, but for `judge`, the judge sees these figures.
+"""Is it really better? By default a run optimises none of these figures except `judge`.
 
 Reward alone proves nothing, because it is what was optimised. A low temperature alone raises most
 figures. So the rows to beat are the *argmax* of the base model (the generator as the run began),
@@ -97,10 +97,10 @@ def hold_out(config, train, val, device, seed=EVALUATION_SEED):
 
 
 def opinions(judge, rewards, fills, batch):
-    """Ask the judge for its score of each word (N,n,T), and all rewards about the fills (N,n,T).
+    """Judge fills (N,n,T): -> the judge's score of each word (N,n,T), {column: (N,n)} of each fill.
 
-    What is said of whole fills is {"judge": (N,n), its P(real), "reward_NAME": (N,n) of the other
-    parts}.
+    The column "judge" is the judge's mean P(real). Every other part of the reward has a column
+    "reward_NAME".
     """
     scores = log_odds(judge, fills, batch.words)  # (N,n,T)
     said = {"judge": mean_over_blanks(scores.sigmoid(), batch.mask)}  # (N,n)

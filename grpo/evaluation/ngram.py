@@ -13,9 +13,9 @@ def ngram(text, vocab_size):
     """Make the probability of a character after the four before it, smoothed (Witten & Bell 1991).
 
     P(c | h) = (count(hc) + distinct(h) · P(c | h without its first character))
-               / (count(h) + distinct(h))                                     from 1/V up,
-    where distinct(h) counts the different characters seen after h.
-    -> the function from the string hc to P(c | h)
+               / (count(h) + distinct(h))
+    distinct(h) counts the different characters seen after h. The recursion ends at 1/vocab_size,
+    below the empty h. Returns the function that maps the string hc to P(c | h).
     """
     count, followed = Counter(), Counter()
     windows = Counter(text[start : start + ORDER] for start in range(len(text)))

@@ -79,7 +79,7 @@ def load_data(dataset, block_size, prompts_file=""):
         folder = ROOT / "data" / dataset
         print(f"making {folder} from the documentation of numpy and torch", flush=True)
         prepare(folder)
-    largest_of_processes(0)  # no process reads before it is written
+    largest_of_processes(0)  # a barrier: no process reads before the first has written
     train = Dataset(folder, "train", block_size)
     val = Dataset(folder, "val", block_size)
     if prompts_file:

@@ -114,9 +114,9 @@ WIDTH = 40  # characters of a curve
 
 
 def curves(metrics, apart=()):
-    """Draw each curve as a line of eighths between its first and last number: {run: its metrics}.
+    """Draw the CURVES of {run: its metrics}, each a row of bars between its first and last number.
 
-    Curves of one name share a scale, but for the names in `apart`.
+    The runs share one scale for each curve. In a curve that `apart` names, each run has its own.
     """
     lines = []
     width = max(map(len, metrics))

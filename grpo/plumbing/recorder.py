@@ -53,7 +53,7 @@ def append(config, line):
 
 
 def begin(before, held_out, config, start):
-    """Write the header: what is watched, and the base model's view. A resumed run has it."""
+    """Write the header, with the base model's view. A resumed run keeps the one it has."""
     vocabulary = held_out.vocabulary
     few = held_out.batch[:INPUTS]
     header = {

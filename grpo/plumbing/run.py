@@ -1,4 +1,4 @@
-"""One run: put together from its settings, then what follows each of its steps, and its end."""
+"""A `Run` makes all that the steps need, logs and saves after each of them, and ends the run."""
 
 import math
 import shlex
@@ -56,8 +56,8 @@ SUSPECTS = {
 def as_numbers(metrics):
     """Turn {metric: scalar tensor} into {metric: number}, waiting for the device once.
 
-    Raises FloatingPointError, naming the tensor, where one is not finite. The update that met it
-    was left out.
+    Raises FloatingPointError, naming the tensor, where one is not finite. `Optimizer.step` has
+    skipped that update, unless it is `log_prob`, which is looked at after a finite one.
     """
     values = torch.stack(list(metrics.values())).tolist()
     numbers = dict(zip(metrics, values))

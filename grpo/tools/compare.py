@@ -13,7 +13,7 @@ from grpo.evaluation.evaluate import COLUMNS, aligned
 from grpo.plumbing.config import Parser, exit_on_mistake
 from grpo.plumbing.log import CURVES, curves, read_metrics
 
-# Where one of these differs, a reward means something else: its curves get a scale each.
+# If runs differ in one of these, their rewards cannot be compared: each gets its own scale.
 SCALES = {"reward", "judge_score", "judge_checkpoint"}
 
 
