@@ -91,9 +91,7 @@ def train(run):
 
 def main(arguments):
     with exit_on_mistake("train_grpo.py"):  # a user's mistake is one line, and exit code 2
-        config = load_config(arguments)
-        run = Run(config)
-        with run:  # Ctrl-C lets the step finish, and one line says how to go on
+        with Run(load_config(arguments)) as run:  # Ctrl-C lets the step finish
             train(run)
             run.finish()  # the table of held-out inputs, before and after: is it really better?
 

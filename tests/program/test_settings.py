@@ -10,6 +10,7 @@ import train_grpo
 from data.mistake import Mistake
 from data.text.prepare import prepare
 from grpo.plumbing import checkpoint
+from grpo.plumbing import run as run_module
 from grpo.plumbing.checkpoint import read
 from grpo.plumbing.config import Config, from_saved, load_config
 
@@ -43,7 +44,8 @@ def test_the_defaults_are_the_default_experiment():
     assert load_config([]) == Config() == load_config(["config/grpo_config.py"])
 
 
-def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags):
+def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags, capsys):
+    """And the commands that a run names at its end are found from there."""
     own = {"prompts_file": "prompts.json", "dataset": "text", "reward": "judge,vowels.py:vowels"}
     files = {"prompts.json": '{"prompts": ["a_"]}', "vowels.py": Path("data/vowels.py").read_text()}
     for name, text in files.items():
@@ -55,6 +57,9 @@ def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags):
     run(flags, out_dir="out", max_iters=1, **own)
     assert [path.name for path in Path().iterdir()] == ["out"]
     assert read("out/checkpoint.pt")["training"]["iteration"] == 1
+    assert (
+        f"  PYTHONPATH={run_module.ROOT} python -m grpo.evaluation out" in capsys.readouterr().out
+    )
 
 
 def test_a_shorter_run_is_all_warm_up():
