@@ -145,6 +145,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     flags, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script, "__file__", tmp_path / "shipped" / "prepare.py")
     Path("in.txt").write_text(TEXT)
     Path("latin").write_bytes("é".encode("latin-1") * 9)
     Path("short").write_text("1 2 3")
