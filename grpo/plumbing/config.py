@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import difflib
 import inspect
+import io
 import math
 import os
 import re
@@ -397,7 +398,8 @@ def exit_on_mistake(program):
     An error in the user's own file shows its traceback before that.
     """
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # of a terminal that is not UTF-8
+        if isinstance(stream, io.TextIOWrapper):  # a notebook has put others there
+            stream.reconfigure(errors="replace")  # the terminal may not be UTF-8
     try:
         yield
     except KeyboardInterrupt:  # while a program starts
