@@ -245,7 +245,7 @@ def aligned(rows):
 def format_table(result, rows=tuple(ROWS), columns=tuple(COLUMNS)):
     """Show what evaluation.json holds: these rows and columns, and the run's own rewards."""
     columns = [*columns, *(name for name in result["original"] if name.startswith("reward_"))]
-    cells = [["filled by", *(COLUMNS.get(name, name) for name in columns)]]
+    cells = [["filled by", *(COLUMNS.get(name, name.removeprefix("reward_")) for name in columns)]]
     for name in rows:
         row = result[name]
         for each in row if isinstance(row, list) else [row]:

@@ -236,11 +236,11 @@ def test_own_rewards_have_columns(settings):
     assert all(line["reward_half"] == 0.5 for line in completions)
     for rows, columns in ((ROWS, COLUMNS), (SHORT_ROWS, SHORT_COLUMNS)):
         head, *lines = format_table(result, rows, columns).splitlines()
-        assert head.endswith("reward_half")
+        assert head.endswith("half")
         for when in ("before", "after"):
             (line,) = [x for x in lines if x.startswith(f"{when}, sampled")]
             assert line.endswith("0.500")
-    assert "reward_" not in format_table(evaluated(settings, product(1), product(0))[0])
+    assert "half" not in format_table(evaluated(settings, product(1), product(0))[0])
 
 
 def rows_of(**changes):
