@@ -38,9 +38,9 @@ ROWS = {  # what fills the blanks: its title in the table
     "before_best_of_16": "before, best of 16",
     "after_sample": "after, sampled",
     "after_argmax": "after, argmax",
-    "reference_sequential_random": "blank by blank, drawn",
-    "reference_sequential_confident": "blank by blank, surest",
-    "most_frequent": "cheat: frequent words",
+    "reference_sequential_random": "one by one, drawn",
+    "reference_sequential_confident": "one by one, surest",
+    "most_frequent": "cheat: common words",
     "before_at_temperatures": "before, temperature {temperature}",
 }
 COLUMNS = {
