@@ -37,7 +37,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Batch(Rows):
-    """Texts with blanks, and the random numbers that will fill them."""
+    """This holds texts with blanks, and the random numbers that will fill them."""
 
     tokens: torch.Tensor  # (B,T) the text; what a user's own prompt hides is unknown
     masked: torch.Tensor  # (B,T) the text, with the mask token at its blanks
@@ -49,7 +49,7 @@ class Batch(Rows):
 
 @dataclass(frozen=True)
 class Rollout(Rows):
-    """What a step drew and what became of it, for the log and the replay."""
+    """This keeps what a step drew and what became of it, for the log and the replay."""
 
     batch: Batch
     fills: Rows  # `Fills`

@@ -25,7 +25,7 @@ from grpo.batch import Rows
 
 @dataclass(frozen=True)
 class Scores(Rows):
-    """What a policy says of fills, in nats. It is 0 wherever there is no blank."""
+    """This is what a policy says of fills, in nats. It is 0 wherever there is no blank."""
 
     logp: torch.Tensor  # (B,G,T) log q(y)
     ref_logp: torch.Tensor  # (B,G,T) log p_ref(y), p_ref renormalised on S: for k1 to k3

@@ -138,7 +138,7 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
 
 @dataclass
 class Terms:
-    """What a loss is made of. All of these add up over micro-batches."""
+    """These are the parts of a loss. They add up over micro-batches."""
 
     loss: torch.Tensor  # ()
     pg_loss: torch.Tensor  # () the policy gradient's part

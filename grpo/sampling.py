@@ -24,7 +24,7 @@ UNIT = 1 << 24  # a float32 uniform is a whole number of 2^-24
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a run draws characters: these are settings of the same names."""
+    """This says how a run draws characters. Most of these are settings of the same names."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -37,7 +37,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Fills(Rows):
-    """What was drawn, and what could have been drawn. Later updates score on the same set S."""
+    """This keeps what was drawn, and the set S it was drawn from, on which later updates score."""
 
     completions: torch.Tensor  # (B,G,T) the filled-in copies of each input
     kept: torch.Tensor  # the set S: (B,T,V) bool, with a latent (B,T,K,V), empty where no blank is

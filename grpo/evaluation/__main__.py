@@ -54,7 +54,7 @@ SHORT_THREE = 3  # which of `model.report.TESTS` has the words of the default ex
 
 
 class FinishedRun:
-    """What a run left: its settings, models and data."""
+    """This loads what a run left, which is its settings, models and data."""
 
     def __init__(self, args):
         path = Path(args.out_dir) / LATEST

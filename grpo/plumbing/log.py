@@ -1,4 +1,4 @@
-"""What a run leaves behind as it goes: metrics.jsonl, a progress bar, wandb. Clock and signals."""
+"""This keeps a run's metrics.jsonl, progress bar and wandb, its clock, and watches for signals."""
 
 import contextlib
 import json
@@ -195,7 +195,7 @@ SHOWN = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl"}
 
 
 class Log:
-    """What a run writes while it goes: config.json, metrics.jsonl, progress bar, wandb."""
+    """This writes config.json, metrics.jsonl, the progress bar and wandb while a run goes."""
 
     def __init__(self, config, start):
         """Open the files. Raises a Mistake, with nothing written, if out_dir is another run's."""
