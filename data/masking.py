@@ -1,4 +1,4 @@
-"""Which characters are hidden: five ways, mixed by weight, `masking="random:0.5,span:0.5"`.
+"""This hides characters in five ways, mixed by weight: `masking="random:0.5,span:0.5"`.
 
     the cat purred on the mat
     t_e cat pu_red _n the mat  random   single characters
