@@ -19,7 +19,7 @@ from grpo.loss import grpo_loss, loss_weights
 from grpo.metrics import StepMetrics
 from grpo.optimizer import learning_rate
 from grpo.plumbing.config import exit_on_mistake, load_config
-from grpo.plumbing.run import Run
+from grpo.plumbing.training_run import Run
 from grpo.reference import update_reference
 
 
@@ -27,8 +27,8 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     """Take one step of GRPO on B masked inputs. Returns what happened, and the step's metrics.
 
     policy(batch)    a distribution over the fills of the inputs: `Product`, whose blanks are
-                     independent (grpo/product.py), or `Latent`, which draws a z for each hidden
-                     word first (grpo/latent.py)
+                     independent (grpo/product_policy.py), or `Latent`, which draws a z for each
+                     hidden word first (grpo/latent_policy.py)
     reference(batch) another such, which the loss does not train
     fills            `Fills`: completions (B,G,T), and what top_k, top_p, ... left to draw from
     old, now         `Scores`: logp and ref_logp of each drawn letter, with z summed out given the

@@ -14,7 +14,7 @@ from matplotlib import get_data_path, rcParams
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
-from grpo.plumbing.recorder import unpack
+from grpo.plumbing.replay_recorder import unpack
 from grpo.tools import replay, toy
 
 GREY = "#4a5058"  # on a white ground of their own, readable on dark pages too

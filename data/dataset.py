@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from data.errors import Mistake, refuse
 from data.masking import make_mask
-from data.mistake import Mistake, refuse
 from data.text.prepare import BLANK, normalise
 
 PAD = -1  # follows a prompt that is shorter than the others: no character

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from data.mistake import Mistake
+from data.errors import Mistake
 
 
 def whole_words(characters):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from data.blanks import number_words
+from data.hidden_words import number_words
 from data.masking import parse_masking
 from grpo.distributed import n_processes, share
 

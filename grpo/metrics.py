@@ -8,7 +8,7 @@ Letters: B inputs, T characters, G completions of each.
 
 import torch
 
-from data.words import hidden_words, is_valid
+from data.lexicon import hidden_spans, is_valid
 from grpo.advantage import INDISTINCT
 from grpo.distributed import gather, total_over_processes
 
@@ -67,7 +67,7 @@ class StepMetrics:
 
 
 def text_metrics(rollout, decode, lexicon, cut):
-    """Return {metric: number} of the whole step. data/words.py explains lexicon and cut.
+    """Return {metric: number} of the whole step. data/lexicon.py explains lexicon and cut.
 
     `valid_words` is the share of the hidden words whose fill is a word of the lexicon. Unlike the
     reward of that name it knows the text, so a fill that makes two words of one is wrong.
@@ -79,6 +79,6 @@ def text_metrics(rollout, decode, lexicon, cut):
     texts = decode(completions)
     valid = []
     for i, original in enumerate(decode(tokens)):
-        for span in hidden_words(original, mask[i], cut):
+        for span in hidden_spans(original, mask[i], cut):
             valid += [is_valid(text, *span, lexicon) for text in texts[i * G : (i + 1) * G]]
     return {"valid_words": sum(valid) / max(len(valid), 1)}

@@ -18,9 +18,9 @@ Letters: B masked inputs, T characters, G completions of each, N rows of tokens,
 import torch
 import torch.nn.functional as F
 
-from data import words
-from data.blanks import begins_word, mean_over_blanks, mean_over_words
-from data.mistake import Mistake, refuse
+from data.errors import Mistake, refuse
+from data.hidden_words import begins_word, mean_over_blanks, mean_over_words
+from data.lexicon import hidden_spans, is_valid
 
 CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
 CUDA_ROWS = 8192  # bounds the memory of activations
@@ -71,9 +71,9 @@ def valid_words(lexicon, completions, batch, decode, cut=True):
     blanks = mask.cpu().numpy()  # (B,T)
     shares = []
     for i, filled in enumerate(letters):
-        spans = words.hidden_words(filled, blanks[i], cut)
+        spans = hidden_spans(filled, blanks[i], cut)
         for text in texts[i * G : (i + 1) * G]:
-            valid = [words.is_valid(text, *span, lexicon) for span in spans]
+            valid = [is_valid(text, *span, lexicon) for span in spans]
             shares.append(sum(valid) / max(len(valid), 1))
     return torch.tensor(shares, device=mask.device).view(-1, G)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data.blanks import mean_over_blanks, mean_over_words
+from data.hidden_words import mean_over_blanks, mean_over_words
 from data.masking import parse_masking
 from grpo.batch import make_batch
 

@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
+from data.errors import Mistake, refuse
 from data.masking import parse_masking
-from data.mistake import Mistake, refuse
 from grpo.plumbing.checkpoint import load_model, model_file, read, write
 from grpo.plumbing.config import Config, check_files, exit_on_mistake, read_arguments
 from grpo.plumbing.load import check_length, load_data, make_judge, make_policy, pick_device
@@ -42,7 +42,7 @@ class Settings:
     start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
     policy: str = ""  # a run's checkpoint: the judge learns its fills, too, as drawn
     n_embd: int = 128  # width, a multiple of 32
-    n_latent: int = 1  # values of a latent: grpo/latent.py; a start that has one keeps its own
+    n_latent: int = 1  # values of a latent (grpo/latent_policy.py); a start with one keeps it
     batch_size: int = 64  # inputs per step
     generator_steps: int = 2500  # 0: it stays as it starts
     judge_steps: int = 1000

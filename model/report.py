@@ -5,7 +5,7 @@ Letters: B inputs, T characters, N hidden words.
 
 import torch
 
-from data.blanks import begins_word, mean_over_words
+from data.hidden_words import begins_word, mean_over_words
 from data.masking import parse_masking
 from grpo.batch import make_batch
 from grpo.reward import judge_logits

@@ -14,7 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from data.blanks import mean_over_words, number_words, spread
+from data.hidden_words import mean_over_words, number_words, spread
 
 IMPOSSIBLE = -1e9  # as -inf, but a difference of two is no NaN
 
@@ -26,7 +26,7 @@ class TransformerConfig:
     n_layer: int = 6
     n_head: int = 4
     n_embd: int = 128
-    n_latent: int = 1  # values of the generator's latent, K: see grpo/latent.py
+    n_latent: int = 1  # values of the generator's latent, K: see grpo/latent_policy.py
 
 
 def rotary_table(length, head_width):

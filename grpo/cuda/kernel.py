@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from data.mistake import Mistake
+from data.errors import Mistake
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 128  # to a block

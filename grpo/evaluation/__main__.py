@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from data.blanks import mean_over_blanks
-from data.mistake import refuse
+from data.errors import refuse
+from data.hidden_words import mean_over_blanks
 from grpo.evaluation.evaluate import (
     COLUMNS,
     EVALUATION_SEED,
@@ -29,7 +29,7 @@ from grpo.evaluation.evaluate import (
     measure,
     table,
 )
-from grpo.latent import Latent
+from grpo.latent_policy import Latent
 from grpo.plumbing.checkpoint import LATEST, find, load_model, read, training_state
 from grpo.plumbing.config import Config, Parser, exit_on_mistake, from_saved
 from grpo.plumbing.load import (
@@ -41,7 +41,7 @@ from grpo.plumbing.load import (
     pick_device,
 )
 from grpo.plumbing.log import save_table
-from grpo.product import Product
+from grpo.product_policy import Product
 from grpo.reward import log_odds
 from model.losses import judge_loss
 from model.pretrain import Settings, fit

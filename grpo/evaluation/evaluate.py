@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data.blanks import mean_over_blanks, sum_over_words
+from data.hidden_words import mean_over_blanks, sum_over_words
+from data.lexicon import decode, hidden_spans, highlight, is_valid, lexicon
 from data.masking import parse_masking
-from data.words import decode, hidden_words, highlight, is_valid, lexicon
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first
 from grpo.evaluation.ngram import ngram, ngram_bits
@@ -127,7 +127,7 @@ def measure(fills, inputs):
     counts = np.zeros(4)
     hidden, first = set(), set()
     for original, blanks, row in zip(decode(batch.tokens, inputs.vocabulary), mask, rows):
-        for start, end in hidden_words(original, blanks):
+        for start, end in hidden_spans(original, blanks):
             words = [text[start:end] for text in row]
             valid = [is_valid(text, start, end, inputs.lexicon) for text in row]
             different = {*compress(words, valid)}

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from data.errors import Mistake, refuse
 from data.masking import parse_masking
-from data.mistake import Mistake, refuse
 from grpo.distributed import is_first, n_processes
 from grpo.plumbing.checkpoint import LATEST, ROOT, find, read, training_state
 

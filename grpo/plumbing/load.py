@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 
 from data.dataset import Dataset, Prompts
-from data.mistake import Mistake, refuse
+from data.errors import Mistake, refuse
+from data.lexicon import decode
 from data.text.prepare import prepare
-from data.words import decode
 from grpo.distributed import is_first, largest_of_processes
-from grpo.latent import Latent
+from grpo.latent_policy import Latent
 from grpo.plumbing.checkpoint import LATEST, ROOT, build, find, load_model
 from grpo.plumbing.config import Config, find_dataset, parse_reward, run_file
-from grpo.product import Product
+from grpo.product_policy import Product
 from grpo.reward import Rewards, judge_reward, own_reward, valid_words
 from grpo.sampling import Sampling, penalise_repetition
 

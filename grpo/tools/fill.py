@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 import torch
 
-from data.blanks import mean_over_blanks, number_words
 from data.dataset import encode
-from data.mistake import refuse
+from data.errors import refuse
+from data.hidden_words import mean_over_blanks, number_words
+from data.lexicon import decode, highlight
 from data.text.prepare import BLANK
-from data.words import decode, highlight
 from grpo.batch import make_batch
 from grpo.plumbing.checkpoint import LATEST, build, find, load_model, read
 from grpo.plumbing.config import Config, Parser, convert, exit_on_mistake, from_saved

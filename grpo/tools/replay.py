@@ -2,17 +2,17 @@
 
 The page shows how the run fills held-out texts, step by step, and which of the letters that a step
 drew became likelier or less likely. replay.html draws all of it from the lines that the run
-recorded (grpo/plumbing/recorder.py), which this puts into it.
+recorded (grpo/plumbing/replay_recorder.py), which this puts into it.
 """
 
 import json
 from pathlib import Path
 
-from data.mistake import refuse
+from data.errors import refuse
 from grpo.plumbing.checkpoint import write
 from grpo.plumbing.config import Parser, exit_on_mistake
 from grpo.plumbing.log import read_metrics
-from grpo.plumbing.recorder import FILE, FORMAT
+from grpo.plumbing.replay_recorder import FILE, FORMAT
 
 PAGE = Path(__file__).with_suffix(".html")
 CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy")

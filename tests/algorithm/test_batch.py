@@ -8,7 +8,7 @@ from dataclasses import is_dataclass, replace
 import pytest
 import torch
 
-from data import blanks
+from data import hidden_words
 from data.dataset import Dataset
 from grpo.batch import Batch, Rollout, draw_batch, make_batch, micro_batches, minibatches
 from grpo.logprobs import Scores
@@ -148,7 +148,7 @@ def places_of_words(row):
 def test_a_run_of_blanks_is_a_word():
     mask = torch.tensor([[1, 1, 0, 1, 0, 0, 1], [0, 1, 0, 1, 1, 1, 0], [0] * 7]).bool()
     want = [[1, 1, 0, 2, 0, 0, 3], [0, 1, 0, 2, 2, 2, 0], [0] * 7]
-    assert blanks.number_words(mask).tolist() == want
+    assert hidden_words.number_words(mask).tolist() == want
 
 
 @pytest.mark.parametrize("make_words", [adjacent, scattered])
@@ -170,9 +170,9 @@ def test_words_are_counted_summed_and_averaged_as_in_loops(make_words):
         earlier += len(places)
 
     at = mask[:, None]  # (B,1,T)
-    assert torch.equal(blanks.begins_word(words), first)
-    assert [*zip(*(numbers.tolist() for numbers in blanks.lay_out_words(words)))] == laid_out
-    torch.testing.assert_close(blanks.sum_over_words(x, words), sums)
-    torch.testing.assert_close(blanks.mean_over_words(x, words), means)
-    torch.testing.assert_close(blanks.mean_over_blanks(x, mask), whole)  # without a blank 0
-    assert torch.equal(blanks.spread(x.mT[mask], mask), (x * at).mT)
+    assert torch.equal(hidden_words.begins_word(words), first)
+    assert [*zip(*(numbers.tolist() for numbers in hidden_words.lay_out_words(words)))] == laid_out
+    torch.testing.assert_close(hidden_words.sum_over_words(x, words), sums)
+    torch.testing.assert_close(hidden_words.mean_over_words(x, words), means)
+    torch.testing.assert_close(hidden_words.mean_over_blanks(x, mask), whole)  # without a blank 0
+    assert torch.equal(hidden_words.spread(x.mT[mask], mask), (x * at).mT)

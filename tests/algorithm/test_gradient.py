@@ -12,10 +12,10 @@ import torch
 
 from grpo.advantage import group_advantages
 from grpo.batch import make_batch
-from grpo.latent import Latent
+from grpo.latent_policy import Latent
 from grpo.loss import grpo_loss, loss_weights
 from grpo.plumbing.config import Config
-from grpo.product import Product
+from grpo.product_policy import Product
 from grpo.reward import Rewards
 from grpo.sampling import Fills, Sampling
 

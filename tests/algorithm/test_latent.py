@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.blanks import number_words
+from data.hidden_words import number_words
 from grpo.batch import make_batch
-from grpo.latent import Latent
+from grpo.latent_policy import Latent
 from grpo.loss import grpo_loss
 from grpo.plumbing.config import Config
-from grpo.product import Product
+from grpo.product_policy import Product
 from grpo.sampling import Fills, Sampling
 from model.pretrain import with_latent
 from model.transformer import IMPOSSIBLE, Generator, TransformerConfig

@@ -16,7 +16,7 @@ from grpo.logprobs import Scores, log_softmax
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config
 from grpo.plumbing.load import make_policy
-from grpo.product import Product
+from grpo.product_policy import Product
 from grpo.reward import Rewards, judge_reward
 from grpo.sampling import Fills, Sampling
 from model.transformer import Generator, TransformerConfig

@@ -20,11 +20,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.mistake import Mistake
+from data.errors import Mistake
 from grpo import logprobs, sampling
 from grpo.batch import make_batch
 from grpo.cuda import kernel
-from grpo.product import Product
+from grpo.product_policy import Product
 from grpo.sampling import Sampling
 
 EPS = 2.0**-24  # float32: half a unit in the last place of 1

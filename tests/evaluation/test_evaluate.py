@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import BLANK, encode
 
+from data.lexicon import decode
 from data.text.prepare import VOCABULARY
-from data.words import decode
 from grpo.batch import make_batch
 from grpo.evaluation.evaluate import (
     COLUMNS,
@@ -23,10 +23,10 @@ from grpo.evaluation.evaluate import (
     peek,
     table,
 )
-from grpo.latent import Latent
+from grpo.latent_policy import Latent
 from grpo.plumbing.config import Config
 from grpo.plumbing.load import load_data
-from grpo.product import Product
+from grpo.product_policy import Product
 from grpo.reward import Rewards
 from grpo.sampling import Sampling
 

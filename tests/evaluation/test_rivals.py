@@ -10,8 +10,8 @@ from conftest import BLANK, encode
 from data.text.prepare import VOCABULARY
 from grpo.batch import make_batch
 from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank, most_frequent_words
-from grpo.latent import Latent
-from grpo.product import Product
+from grpo.latent_policy import Latent
+from grpo.product_policy import Product
 from grpo.sampling import Sampling
 
 

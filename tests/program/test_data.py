@@ -12,11 +12,11 @@ import pytest
 from conftest import TEXT
 
 from data.dataset import PAD, Dataset, Prompts, encode
+from data.errors import Mistake
+from data.lexicon import decode, hidden_spans, highlight, is_valid, lexicon
 from data.masking import MASKINGS, make_mask, parse_masking
-from data.mistake import Mistake
 from data.text import prepare as script
 from data.text.prepare import VOCABULARY, is_prose, is_validation, normalise, prepare
-from data.words import decode, hidden_words, highlight, is_valid, lexicon
 
 LINE = "the old cat sat on the mat and ran"
 TEXTS = np.array([[*LINE]] * 2000)  # (B,T)
@@ -261,8 +261,8 @@ def blanks(text):
 
 def test_hidden_words_are_those_that_the_window_does_not_cut():
     mask = blanks("__ c_t sat _")
-    assert hidden_words("he cat sat o", mask) == [(3, 6)]
-    assert hidden_words("he cat sat o", mask, cut=False) == [(0, 2), (3, 6), (11, 12)]
+    assert hidden_spans("he cat sat o", mask) == [(3, 6)]
+    assert hidden_spans("he cat sat o", mask, cut=False) == [(0, 2), (3, 6), (11, 12)]
 
 
 def test_a_valid_word_is_one_of_the_lexicon_of_just_this_length():

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from data.dataset import Dataset
-from grpo.latent import Latent
+from grpo.latent_policy import Latent
 from grpo.plumbing.checkpoint import load_model, read
 from grpo.plumbing.config import load_config
 from grpo.plumbing.log import claim
-from grpo.product import Product
+from grpo.product_policy import Product
 from grpo.sampling import Sampling
 from model import pretrain
 from model.losses import generator_loss, judge_loss, masked_batch

@@ -10,9 +10,9 @@ import pytest
 import torch
 from conftest import run
 
-from data.words import decode
-from grpo.plumbing import recorder
-from grpo.plumbing.recorder import unpack
+from data.lexicon import decode
+from grpo.plumbing import replay_recorder
+from grpo.plumbing.replay_recorder import unpack
 from grpo.tools import replay
 
 BROWSER = shutil.which("chromium")
@@ -40,17 +40,17 @@ def test_a_line_holds_what_the_step_drew_and_what_the_policy_says_after_it(
 ):
     """The group is the one that the step pushed most. Ratio and clip are worked out by hand."""
     seen = []
-    real = recorder.record
+    real = replay_recorder.record
 
     @torch.no_grad()
     def record(policy, held_out, config, step, rollout):
         real(policy, held_out, config, step, rollout)
         q = policy(rollout.batch)
         log_ratio = q.score(rollout.fills, q).logp - rollout.old.logp  # (B,G,T)
-        watched = held_out.batch[: recorder.INPUTS]
+        watched = held_out.batch[: replay_recorder.INPUTS]
         seen.append((rollout, log_ratio, policy(watched), watched.mask))
 
-    monkeypatch.setattr(recorder, "record", record)
+    monkeypatch.setattr(replay_recorder, "record", record)
     start = world / f"{generator}.pt"
     run(flags, credit="run", num_iterations=2, generator_checkpoint=start)
     header, *lines = lines_of(tmp_path)

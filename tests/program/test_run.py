@@ -20,7 +20,7 @@ from grpo.evaluation.rivals import best_by_word
 from grpo.plumbing.checkpoint import model_file, read, write
 from grpo.plumbing.config import load_config
 from grpo.plumbing.log import BAR, SHOWN, Signals
-from grpo.plumbing.run import Run
+from grpo.plumbing.training_run import Run
 from model.transformer import Judge, TransformerConfig
 
 OWN_REWARDS = """

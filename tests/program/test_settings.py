@@ -7,10 +7,10 @@ import pytest
 from conftest import run
 
 import train_grpo
-from data.mistake import Mistake
+from data.errors import Mistake
 from data.text.prepare import prepare
 from grpo.plumbing import checkpoint
-from grpo.plumbing import run as run_module
+from grpo.plumbing import training_run as run_module
 from grpo.plumbing.checkpoint import read
 from grpo.plumbing.config import Config, from_saved, load_config
 

@@ -10,7 +10,7 @@ from conftest import command_line, figures
 
 import train_grpo
 from grpo.plumbing.config import load_config
-from grpo.plumbing.run import Run
+from grpo.plumbing.training_run import Run
 
 VARIANTS = [
     *({"loss_type": name} for name in ("grpo", "dapo", "bnpo", "dr_grpo", "sum")),

@@ -27,9 +27,9 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from data.blanks import begins_word, lay_out_words, spread
+from data.hidden_words import begins_word, lay_out_words, spread
 from grpo.logprobs import Scores, expectation, log_softmax, restrict
-from grpo.product import Product
+from grpo.product_policy import Product
 from grpo.sampling import Fills, allowed, draw, integer_weights
 
 

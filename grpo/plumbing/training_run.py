@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from data.mistake import Mistake
+from data.errors import Mistake
 from grpo.batch import draw_batch
 from grpo.cuda.kernel import choose
 from grpo.distributed import join
 from grpo.evaluation import evaluate
 from grpo.metrics import text_metrics
 from grpo.optimizer import Optimizer
-from grpo.plumbing import recorder
+from grpo.plumbing import replay_recorder
 from grpo.plumbing.checkpoint import (
     LATEST,
     ROOT,
@@ -137,7 +137,7 @@ class Run:
     def __enter__(self):
         self.signals.__enter__()
         if self.records:
-            recorder.begin(self.before, self.held_out, self.config, self.start)
+            replay_recorder.begin(self.before, self.held_out, self.config, self.start)
         self.look(self.start)
         self.began = time.monotonic()
         return self
@@ -169,7 +169,7 @@ class Run:
         numbers["lr"] = self.optimizer.adamw.param_groups[0]["lr"]
         self.log.metrics(step, numbers | self.clock.read())
         if self.records:
-            recorder.record(self.policy, self.held_out, self.config, step, rollout)
+            replay_recorder.record(self.policy, self.held_out, self.config, step, rollout)
         if last or stop or done % config.save_interval == 0:
             self.check_weights()
             save_training(

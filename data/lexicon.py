@@ -1,4 +1,4 @@
-"""This finds the words of a text, those of them that are hidden, and whether a fill is valid."""
+"""This finds the words of a text, tells which fills are valid words, and shows tokens as text."""
 
 import os
 import re
@@ -16,7 +16,7 @@ def lexicon(text):
     return {word for word in WORD.findall(text) if len(word) > 1 or word in "ai"}
 
 
-def hidden_words(text, mask, cut=True):
+def hidden_spans(text, mask, cut=True):
     """List (start, end) of each word of `text` that holds a blank.
 
     With `cut` the text is a window, whose first and last word may be parts of words, so these are
