@@ -8,6 +8,6 @@ loss_type = "dapo"
 baseline = "mean"
 scale_rewards = "group"
 clip_eps_high = 0.28
-minibatch_size = 32  # clipping needs more than one update per rollout
+minibatch_size = 20  # clipping needs more than one update per rollout
 kl_beta = 0.0
 num_iterations = 1

@@ -10,5 +10,5 @@ clip_eps_high = 0.15  # and upwards
 baseline = "mean"
 scale_rewards = "none"
 kl_beta = 0.0
-minibatch_size = 16  # of the 64 inputs of a step: a bound needs more than one update per rollout
+minibatch_size = 10  # of the 40 inputs of a step: a bound needs more than one update per rollout
 num_iterations = 1

@@ -12,5 +12,5 @@ clip_eps_high = 0.4
 baseline = "mean"
 scale_rewards = "group"
 kl_beta = 0.0
-minibatch_size = 8  # of the 64 inputs of a step
+minibatch_size = 5  # of the 40 inputs of a step
 num_iterations = 1

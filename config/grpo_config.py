@@ -13,7 +13,7 @@ temperature = 1.0
 top_p = 1.0
 
 group_size = 16
-batch_size = 64  # many inputs per step, because most of the gradient's noise is theirs
+batch_size = 40  # several inputs per step, because much of the gradient's noise is theirs
 num_iterations = 2  # the judge is most of a step's time, and need not be asked again
 max_iters = 30
 learning_rate = 1e-3  # 100 times an LLM's, for a million parameters

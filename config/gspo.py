@@ -11,5 +11,5 @@ scale_rewards = "group"
 kl_beta = 0.0
 clip_eps = 3e-4
 clip_eps_high = 4e-4
-minibatch_size = 16
+minibatch_size = 10  # of the 40 inputs of a step
 num_iterations = 1

@@ -11,5 +11,5 @@ sapo_tau_negative = 1.05
 baseline = "mean"
 scale_rewards = "group"
 kl_beta = 0.0
-minibatch_size = 16  # of the 64 inputs of a step
+minibatch_size = 10  # of the 40 inputs of a step
 num_iterations = 1

@@ -12,11 +12,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.errors import Mistake, refuse
+from data.exceptions import Mistake, refuse
 from data.masking import make_mask
 from data.text.prepare import BLANK, normalise
 
 PAD = -1  # follows a prompt that is shorter than the others: no character
+
+
+def decode(tokens, vocabulary):
+    """Turn tokens (...,T) into a flat list of strings."""
+    table = np.frombuffer(vocabulary.encode("ascii"), dtype=np.uint8)
+    rows = tokens.reshape(-1, tokens.shape[-1]).cpu().numpy()
+    return [row.tobytes().decode("ascii") for row in table[rows]]
 
 
 def encode(text, vocabulary, longest, name):

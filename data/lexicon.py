@@ -1,10 +1,8 @@
-"""This finds the words of a text, tells which fills are valid words, and shows tokens as text."""
+"""The lexicon of a text, its hidden words, and whether a fill is a valid word."""
 
 import os
 import re
 import sys
-
-import numpy as np
 
 WORD = re.compile("(?<![a-z])[a-z]+")
 ON = "\033[1;32m"  # green, in a terminal
@@ -35,13 +33,6 @@ def is_valid(fill, start, end, words):
     """Tell whether the fill of the hidden word at start:end is one word of the lexicon."""
     word = WORD.match(fill, start)  # the pattern looks at what stands before start, too
     return word is not None and word.end() == end and word[0] in words
-
-
-def decode(tokens, vocabulary):
-    """Turn tokens (...,T) into a flat list of strings."""
-    table = np.frombuffer(vocabulary.encode("ascii"), dtype=np.uint8)
-    rows = tokens.reshape(-1, tokens.shape[-1]).cpu().numpy()
-    return [row.tobytes().decode("ascii") for row in table[rows]]
 
 
 def highlight(text, mask):

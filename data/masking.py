@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from data.errors import Mistake
+from data.exceptions import Mistake
 
 
 def whole_words(characters):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from data.hidden_words import number_words
 from data.masking import parse_masking
+from data.per_word import number_words
 from grpo.distributed import n_processes, share
 
 

@@ -27,7 +27,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from data.hidden_words import begins_word, lay_out_words, spread
+from data.per_word import begins_word, lay_out_words, spread
 from grpo.logprobs import Scores, expectation, log_softmax, restrict
 from grpo.product_policy import Product
 from grpo.sampling import Fills, allowed, draw, integer_weights

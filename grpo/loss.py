@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from data.hidden_words import mean_over_words
+from data.per_word import mean_over_words
 from grpo.distributed import n_processes
 
 

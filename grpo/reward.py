@@ -18,9 +18,9 @@ Letters: B masked inputs, T characters, G completions of each, N rows of tokens,
 import torch
 import torch.nn.functional as F
 
-from data.errors import Mistake, refuse
-from data.hidden_words import begins_word, mean_over_blanks, mean_over_words
+from data.exceptions import Mistake, refuse
 from data.lexicon import hidden_spans, is_valid
+from data.per_word import begins_word, mean_over_blanks, mean_over_words
 
 CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
 CUDA_ROWS = 8192  # bounds the memory of activations

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data.hidden_words import mean_over_blanks, mean_over_words
 from data.masking import parse_masking
+from data.per_word import mean_over_blanks, mean_over_words
 from grpo.batch import make_batch
 
 

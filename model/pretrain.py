@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
-from data.errors import Mistake, refuse
+from data.exceptions import Mistake, refuse
 from data.masking import parse_masking
 from grpo.plumbing.checkpoint import load_model, model_file, read, write
 from grpo.plumbing.config import Config, check_files, exit_on_mistake, read_arguments

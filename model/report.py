@@ -5,8 +5,8 @@ Letters: B inputs, T characters, N hidden words.
 
 import torch
 
-from data.hidden_words import begins_word, mean_over_words
 from data.masking import parse_masking
+from data.per_word import begins_word, mean_over_words
 from grpo.batch import make_batch
 from grpo.reward import judge_logits
 from model.losses import draw_fills

@@ -14,7 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from data.hidden_words import mean_over_words, number_words, spread
+from data.per_word import mean_over_words, number_words, spread
 
 IMPOSSIBLE = -1e9  # as -inf, but a difference of two is no NaN
 

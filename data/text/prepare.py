@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))  # as a script it finds data/, too
-from data.errors import Mistake, refuse  # noqa: E402
+from data.exceptions import Mistake, refuse  # noqa: E402
 
 BLANK = "_"  # stands for the mask token in every vocabulary, hence never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK

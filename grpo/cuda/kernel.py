@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from data.errors import Mistake
+from data.exceptions import Mistake
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 128  # to a block

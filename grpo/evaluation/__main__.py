@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from data.errors import refuse
-from data.hidden_words import mean_over_blanks
+from data.exceptions import refuse
+from data.per_word import mean_over_blanks
 from grpo.evaluation.evaluate import (
     COLUMNS,
     EVALUATION_SEED,

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data.hidden_words import mean_over_blanks, sum_over_words
-from data.lexicon import decode, hidden_spans, highlight, is_valid, lexicon
+from data.dataset import decode
+from data.lexicon import hidden_spans, highlight, is_valid, lexicon
 from data.masking import parse_masking
+from data.per_word import mean_over_blanks, sum_over_words
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first
 from grpo.evaluation.ngram import ngram, ngram_bits

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from data.hidden_words import number_words, sum_over_words
+from data.per_word import number_words, sum_over_words
 from grpo.sampling import integer_weights
 
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from data.errors import Mistake, refuse
+from data.exceptions import Mistake, refuse
 from data.masking import parse_masking
 from grpo.distributed import is_first, n_processes
 from grpo.plumbing.checkpoint import LATEST, ROOT, find, read, training_state
@@ -54,7 +54,7 @@ class Config:
     wandb_run_name: str = ""  # its run name; empty: wandb invents one
 
     # The inputs.
-    batch_size: int = 64  # masked inputs per micro-batch
+    batch_size: int = 40  # masked inputs per micro-batch
     gradient_accumulation_steps: int = 1  # micro-batches per step
     block_size: int = 64  # characters per input, T
     # Train on your own inputs: JSON {"prompts": ["th_ c_t", ...]}, _ for a blank, of any lengths.

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 
-from data.dataset import Dataset, Prompts
-from data.errors import Mistake, refuse
-from data.lexicon import decode
+from data.dataset import Dataset, Prompts, decode
+from data.exceptions import Mistake, refuse
 from data.text.prepare import prepare
 from grpo.distributed import is_first, largest_of_processes
 from grpo.latent_policy import Latent

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data.errors import Mistake
+from data.exceptions import Mistake
 from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.plumbing.checkpoint import LATEST, PREVIOUS, write
 

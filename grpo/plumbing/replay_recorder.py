@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.lexicon import decode
+from data.dataset import decode
 from grpo.logprobs import log_softmax
 from grpo.loss import log_ratio, policy_objective
 from grpo.plumbing.log import cut_back, read_metrics

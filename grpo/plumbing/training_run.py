@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from data.errors import Mistake
+from data.exceptions import Mistake
 from grpo.batch import draw_batch
 from grpo.cuda.kernel import choose
 from grpo.distributed import join

@@ -8,7 +8,7 @@ What the figures are: grpo/README.md.
 import json
 from pathlib import Path
 
-from data.errors import refuse
+from data.exceptions import refuse
 from grpo.evaluation.evaluate import COLUMNS, aligned
 from grpo.plumbing.config import Parser, exit_on_mistake
 from grpo.plumbing.log import CURVES, curves, read_metrics

@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import torch
 
-from data.dataset import encode
-from data.errors import refuse
-from data.hidden_words import mean_over_blanks, number_words
-from data.lexicon import decode, highlight
+from data.dataset import decode, encode
+from data.exceptions import refuse
+from data.lexicon import highlight
+from data.per_word import mean_over_blanks, number_words
 from data.text.prepare import BLANK
 from grpo.batch import make_batch
 from grpo.plumbing.checkpoint import LATEST, build, find, load_model, read

@@ -8,7 +8,7 @@ recorded (grpo/plumbing/replay_recorder.py), which this puts into it.
 import json
 from pathlib import Path
 
-from data.errors import refuse
+from data.exceptions import refuse
 from grpo.plumbing.checkpoint import write
 from grpo.plumbing.config import Parser, exit_on_mistake
 from grpo.plumbing.log import read_metrics

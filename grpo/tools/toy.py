@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from data.errors import refuse
-from data.lexicon import decode
+from data.dataset import decode
+from data.exceptions import refuse
 from grpo.batch import make_batch
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config, check, exit_on_mistake, read_arguments

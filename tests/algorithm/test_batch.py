@@ -8,7 +8,7 @@ from dataclasses import is_dataclass, replace
 import pytest
 import torch
 
-from data import hidden_words
+from data import per_word
 from data.dataset import Dataset
 from grpo.batch import Batch, Rollout, draw_batch, make_batch, micro_batches, minibatches
 from grpo.logprobs import Scores
@@ -148,7 +148,7 @@ def places_of_words(row):
 def test_a_run_of_blanks_is_a_word():
     mask = torch.tensor([[1, 1, 0, 1, 0, 0, 1], [0, 1, 0, 1, 1, 1, 0], [0] * 7]).bool()
     want = [[1, 1, 0, 2, 0, 0, 3], [0, 1, 0, 2, 2, 2, 0], [0] * 7]
-    assert hidden_words.number_words(mask).tolist() == want
+    assert per_word.number_words(mask).tolist() == want
 
 
 @pytest.mark.parametrize("make_words", [adjacent, scattered])
@@ -170,9 +170,9 @@ def test_words_are_counted_summed_and_averaged_as_in_loops(make_words):
         earlier += len(places)
 
     at = mask[:, None]  # (B,1,T)
-    assert torch.equal(hidden_words.begins_word(words), first)
-    assert [*zip(*(numbers.tolist() for numbers in hidden_words.lay_out_words(words)))] == laid_out
-    torch.testing.assert_close(hidden_words.sum_over_words(x, words), sums)
-    torch.testing.assert_close(hidden_words.mean_over_words(x, words), means)
-    torch.testing.assert_close(hidden_words.mean_over_blanks(x, mask), whole)  # without a blank 0
-    assert torch.equal(hidden_words.spread(x.mT[mask], mask), (x * at).mT)
+    assert torch.equal(per_word.begins_word(words), first)
+    assert [*zip(*(numbers.tolist() for numbers in per_word.lay_out_words(words)))] == laid_out
+    torch.testing.assert_close(per_word.sum_over_words(x, words), sums)
+    torch.testing.assert_close(per_word.mean_over_words(x, words), means)
+    torch.testing.assert_close(per_word.mean_over_blanks(x, mask), whole)  # without a blank 0
+    assert torch.equal(per_word.spread(x.mT[mask], mask), (x * at).mT)

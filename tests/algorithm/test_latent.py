@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.hidden_words import number_words
+from data.per_word import number_words
 from grpo.batch import make_batch
 from grpo.latent_policy import Latent
 from grpo.loss import grpo_loss

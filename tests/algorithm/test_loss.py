@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from data.hidden_words import number_words
+from data.per_word import number_words
 from grpo.logprobs import Scores
 from grpo.loss import grpo_loss, loss_weights
 from grpo.plumbing.config import Config

@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import BLANK, encode
 
-from data import lexicon
-from data.errors import Mistake
-from data.hidden_words import mean_over_blanks
+from data import dataset
+from data.exceptions import Mistake
+from data.per_word import mean_over_blanks
 from data.text.prepare import VOCABULARY
 from grpo.batch import make_batch
 from grpo.plumbing.config import parse_reward
@@ -17,7 +17,7 @@ from grpo.reward import Rewards, judge_logits, judge_reward, log_odds, own_rewar
 from grpo.sampling import Fills
 
 PAD = -1
-decode = partial(lexicon.decode, vocabulary=VOCABULARY)
+decode = partial(dataset.decode, vocabulary=VOCABULARY)
 
 
 def some_judge(tokens):

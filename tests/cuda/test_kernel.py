@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.errors import Mistake
+from data.exceptions import Mistake
 from grpo import logprobs, sampling
 from grpo.batch import make_batch
 from grpo.cuda import kernel

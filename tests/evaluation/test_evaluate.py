@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import BLANK, encode
 
-from data.lexicon import decode
+from data.dataset import decode
 from data.text.prepare import VOCABULARY
 from grpo.batch import make_batch
 from grpo.evaluation.evaluate import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import run
 
-from data.errors import Mistake
+from data.exceptions import Mistake
 from grpo.plumbing import load
 
 

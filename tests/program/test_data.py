@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from conftest import TEXT
 
-from data.dataset import PAD, Dataset, Prompts, encode
-from data.errors import Mistake
-from data.lexicon import decode, hidden_spans, highlight, is_valid, lexicon
+from data.dataset import PAD, Dataset, Prompts, decode, encode
+from data.exceptions import Mistake
+from data.lexicon import hidden_spans, highlight, is_valid, lexicon
 from data.masking import MASKINGS, make_mask, parse_masking
 from data.text import prepare as script
 from data.text.prepare import VOCABULARY, is_prose, is_validation, normalise, prepare

@@ -15,7 +15,7 @@ import pytest
 from conftest import TEXT
 
 from data.dataset import PAD, Dataset, Prompts
-from data.errors import Mistake
+from data.exceptions import Mistake
 from data.text.prepare import VOCABULARY, normalise, prepare
 
 CASES = int(os.environ.get("FUZZ", 300))

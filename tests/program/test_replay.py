@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import run
 
-from data.lexicon import decode
+from data.dataset import decode
 from grpo.plumbing import replay_recorder
 from grpo.plumbing.replay_recorder import unpack
 from grpo.tools import replay

@@ -7,7 +7,7 @@ import pytest
 from conftest import run
 
 import train_grpo
-from data.errors import Mistake
+from data.exceptions import Mistake
 from data.text.prepare import prepare
 from grpo.plumbing import checkpoint
 from grpo.plumbing import training_run as run_module
@@ -47,7 +47,10 @@ def test_the_defaults_are_the_default_experiment():
 def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags, capsys):
     """And the commands that a run names at its end are found from there."""
     own = {"prompts_file": "prompts.json", "dataset": "text", "reward": "judge,vowels.py:vowels"}
-    files = {"prompts.json": '{"prompts": ["a_"]}', "vowels.py": Path("data/vowels.py").read_text()}
+    files = {
+        "prompts.json": '{"prompts": ["a_"]}',
+        "vowels.py": Path("data/vowel_reward.py").read_text(),
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     prepare(tmp_path / "data" / "text", Path(flags["dataset"]).with_name("text.txt"))

@@ -29,7 +29,7 @@ def runs(flags, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(folder)
     if not trained:
         for name, changes in RUNS.items():
-            reward = {"out_dir": name, "reward": "judge:1,data/vowels.py:vowels:0.2"}
+            reward = {"out_dir": name, "reward": "judge:1,data/vowel_reward.py:vowels:0.2"}
             train_grpo.main(command_line(flags, **reward, **changes))
         trained.append(folder)
     return folder

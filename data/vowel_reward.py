@@ -1,6 +1,6 @@
 """A reward of one's own: write more vowels.
 
-    python train_grpo.py --reward=judge:1,data/vowels.py:vowels:2
+    python train_grpo.py --reward=judge:1,data/vowel_reward.py:vowels:2
 
 Letters: B masked inputs, G completions of each, T characters.
 """
