@@ -18,7 +18,8 @@ from grpo.distributed import total_over_processes
 from grpo.loss import grpo_loss, loss_weights
 from grpo.metrics import StepMetrics
 from grpo.optimizer import learning_rate
-from grpo.plumbing.config import exit_on_mistake, load_config
+from grpo.plumbing.command_line import exit_on_mistake
+from grpo.plumbing.config import load_config
 from grpo.plumbing.training_run import Run
 from grpo.reference import update_reference
 

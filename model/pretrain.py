@@ -19,7 +19,8 @@ from tqdm import tqdm
 from data.exceptions import Mistake, refuse
 from data.masking import parse_masking
 from grpo.plumbing.checkpoint import load_model, model_file, read, write
-from grpo.plumbing.config import Config, check_files, exit_on_mistake, read_arguments
+from grpo.plumbing.command_line import exit_on_mistake, read_arguments
+from grpo.plumbing.config import Config, check_files
 from grpo.plumbing.load import check_length, load_data, make_judge, make_policy, pick_device
 from grpo.plumbing.log import Signals, claim
 from model.losses import generator_loss, judge_loss

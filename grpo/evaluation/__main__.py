@@ -31,7 +31,8 @@ from grpo.evaluation.evaluate import (
 )
 from grpo.latent_policy import Latent
 from grpo.plumbing.checkpoint import LATEST, find, load_model, read, training_state
-from grpo.plumbing.config import Config, Parser, exit_on_mistake, from_saved
+from grpo.plumbing.command_line import Parser, exit_on_mistake
+from grpo.plumbing.config import Config, from_saved
 from grpo.plumbing.load import (
     load_data,
     load_models,

@@ -12,7 +12,8 @@ from data.text.prepare import prepare
 from grpo.distributed import is_first, largest_of_processes
 from grpo.latent_policy import Latent
 from grpo.plumbing.checkpoint import LATEST, ROOT, build, find, load_model
-from grpo.plumbing.config import Config, find_dataset, parse_reward, run_file
+from grpo.plumbing.command_line import run_file
+from grpo.plumbing.config import Config, find_dataset, parse_reward
 from grpo.product_policy import Product
 from grpo.reward import Rewards, judge_reward, own_reward, valid_words
 from grpo.sampling import Sampling, penalise_repetition

@@ -27,7 +27,7 @@ from grpo.plumbing.checkpoint import (
     restore_training,
     save_training,
 )
-from grpo.plumbing.config import print_cause
+from grpo.plumbing.command_line import print_cause
 from grpo.plumbing.load import (
     load_data,
     load_models,

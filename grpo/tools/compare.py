@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data.exceptions import refuse
 from grpo.evaluation.evaluate import COLUMNS, aligned
-from grpo.plumbing.config import Parser, exit_on_mistake
+from grpo.plumbing.command_line import Parser, exit_on_mistake
 from grpo.plumbing.log import CURVES, curves, read_metrics
 
 # If runs differ in one of these, their rewards cannot be compared: each gets its own scale.

@@ -30,7 +30,8 @@ from data.per_word import mean_over_blanks, number_words
 from data.text.prepare import BLANK
 from grpo.batch import make_batch
 from grpo.plumbing.checkpoint import LATEST, build, find, load_model, read
-from grpo.plumbing.config import Config, Parser, convert, exit_on_mistake, from_saved
+from grpo.plumbing.command_line import Parser, convert, exit_on_mistake
+from grpo.plumbing.config import Config, from_saved
 from grpo.plumbing.load import check_length, make_policy
 from grpo.reward import log_odds
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data.exceptions import refuse
 from grpo.plumbing.checkpoint import write
-from grpo.plumbing.config import Parser, exit_on_mistake
+from grpo.plumbing.command_line import Parser, exit_on_mistake
 from grpo.plumbing.log import read_metrics
 from grpo.plumbing.replay_recorder import FILE, FORMAT
 

@@ -19,7 +19,8 @@ from data.dataset import decode
 from data.exceptions import refuse
 from grpo.batch import make_batch
 from grpo.optimizer import Optimizer
-from grpo.plumbing.config import Config, check, exit_on_mistake, read_arguments
+from grpo.plumbing.command_line import exit_on_mistake, read_arguments
+from grpo.plumbing.config import Config, check
 from grpo.plumbing.load import make_policy
 from grpo.reference import update_reference
 from grpo.reward import Rewards

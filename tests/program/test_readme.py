@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from grpo.advantage import group_advantages
-from grpo.plumbing.config import Config, check, convert, read_arguments
+from grpo.plumbing.command_line import convert, read_arguments
+from grpo.plumbing.config import Config, check
 from grpo.tools import toy
 from model import pretrain
 
