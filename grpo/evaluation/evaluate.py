@@ -214,14 +214,14 @@ def table(policy, before, judge, rewards, held_out, config, after_row=lambda: No
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def peek(policy, before, held_out, step):
-    """Show two held-out texts, before and now, and the share of valid words in some more.
+    """Show three held-out texts, before and now, and the share of valid words in some more.
 
     They are those with the most blanks that stand in a word together, which can clash.
     """
     few = replace(held_out, batch=held_out.batch[:PEEK])
     batch = few.batch
     length = sum_over_words(batch.mask[:, None].float(), batch.words)[:, 0]  # (B,T) of its word
-    shown = length.sum(dim=1).argsort(descending=True, stable=True)[:2].tolist()
+    shown = length.sum(dim=1).argsort(descending=True, stable=True)[:3].tolist()
     texts = {"text": decode(batch.tokens, few.vocabulary)}
     valid = []
     for name, model in {"before": before, "now": policy}.items():

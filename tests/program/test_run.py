@@ -70,16 +70,16 @@ def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, capsys):
     assert re.search(r"^the steps took \d+ s, the table \d+ s$", shown, re.MULTILINE)
 
 
-def test_two_texts_are_shown_that_can_clash(flags, capsys):
+def test_three_texts_are_shown_that_can_clash(flags, capsys):
     """At step 0 the policy is the base model, and is not shown again."""
     run(flags, eval_interval=2, eval_inputs=64, hidden_words=1, masking="word")
     shown = capsys.readouterr().out.split("filled by")[0]
     zero, two, four = (part.splitlines() for part in shown.split("step ")[1:])
-    assert [line.split()[0] for line in zero] == ["0:", *["text", "before"] * 2]
+    assert [line.split()[0] for line in zero] == ["0:", *["text", "before"] * 3]
     for lines in (two, four):
-        assert [line.split()[0] for line in lines[1:]] == ["text", "before", "now"] * 2
+        assert [line.split()[0] for line in lines[1:]] == ["text", "before", "now"] * 3
     hidden = [len(re.search(r"\[(\w+)\]", line)[1]) for line in zero if "text" in line[:9]]
-    assert hidden == [6, 6]  # `number` is the text's longest word
+    assert hidden == [6, 6, 3]  # `number` is the longest word, and two of the inputs hide it
 
 
 def test_the_bar_fits_into_80_columns():
