@@ -27,16 +27,18 @@ from grpo.reference import update_reference
 def grpo_step(policy, reference, rewards, optimizer, batch, config):
     """Take one step of GRPO on B masked inputs. Returns what happened, and the step's metrics.
 
-    policy(batch)    a distribution over the fills of the inputs: `Product`, whose blanks are
-                     independent (grpo/product_policy.py), or `Latent`, which draws a z for each
-                     hidden word first (grpo/latent_policy.py)
-    reference(batch) another such, which the loss does not train
-    fills            `Fills`: completions (B,G,T), and what top_k, top_p, ... left to draw from
-    old, now         `Scores`: logp and ref_logp of each drawn letter, with z summed out given the
-                     earlier letters of its word (B,G,T); exact KL and entropy of each blank (B,T)
+    policy(batch)    a distribution over the fills of the inputs. In `Product` all blanks are
+                     independent (grpo/product_policy.py). `Latent` first draws a number z for each
+                     hidden word, like a recipe for its letters (grpo/latent_policy.py).
+    reference(batch) the same kind of distribution, from the frozen base model by default
+    fills            `Fills`: completions (B,G,T), and a mask of the characters that top_k, top_p,
+                     ... allowed, among which `score` renormalises
+    old, now         `Scores`: logp and ref_logp of each drawn letter (B,G,T), under `Latent` given
+                     the earlier letters of its word, averaged over z; and the exact KL and entropy
+                     of each blank (B,T)
     batch.mask       (B,T) bool, True at a blank
-    batch.words      (B,T) int, which hidden word, a run of blanks, it belongs to; 0: no blank
-    batch.uniforms   (B,G,T,2), the random numbers that draw each letter, and its word's z
+    batch.words      (B,T) int, the number of the hidden word (run of blanks) here; 0: no blank
+    batch.uniforms   (B,G,T,2) the random numbers that draw each letter, and its word's z
     """
     # 1. Sample. One forward pass per input serves all of its G completions, because all blanks are
     #    filled at once, so no fill changes the input of the network.
@@ -44,24 +46,28 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         q_old = policy(batch)
         q_ref = reference(batch)
         fills = q_old.sample(batch.uniforms)
-        old = q_old.score(fills, q_ref)  # q_ref is for the KL, and for its estimators k1 to k3
+        old = q_old.score(fills, q_ref)  # its KL is the one to q_ref
 
     # 2. Judge. By default a frozen classifier estimates log(p/q) of every hidden word: how much
-    #    likelier its spelling is in real text (p) than from the pretrained generator (q). That is
-    #    the reward of each of the word's letters. With credit=input it is summed over all words.
+    #    likelier its spelling is in real text (p) than from the base model (q). That is the
+    #    reward of each of the word's letters. With credit=input it is summed over all words.
     reward, for_the_log = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
 
-    # 3. Compare. By default: minus the mean reward of the same word in the other fills, undivided.
+    # 3. Compare. By default an advantage is the reward minus the mean reward of the same word in
+    #    the other G - 1 completions. With top_entropy_quantile=0.2 only the most uncertain fifth of
+    #    the blanks keeps its advantages, and the others get 0. By default all keep them.
     advantages = group_advantages(reward, batch.mask, config)  # (B,G,T)
     advantages = keep_uncertain(advantages, old.entropy, batch.mask, config.top_entropy_quantile)
 
-    # 4. Update. By default PPO's clip on each letter's ratio now/old, plus kl_beta times the KL.
+    # 4. Update. By default the loss is, with ρ = exp(now.logp - old.logp) of each letter,
+    #    Σ weights · (-min(ρ·A, clip(ρ, 0.8, 1.2)·A) + kl_beta · KL).
     metrics = StepMetrics(for_the_log, advantages, batch.mask)
     for epoch in range(config.num_iterations):
         for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
             blanks = total_over_processes(batch.mask[rows].sum()).clamp(min=1)
-            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) shares of the average
+            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) they make it a mean
             loss_of_update = 0.0
+            # At most batch_size inputs at a time, so that their activations fit into memory.
             for micro, weight in micro_batches(rows, weights, config.batch_size):
                 now = policy(batch[micro]).score(fills[micro], q_ref[micro])
                 loss, terms = grpo_loss(
@@ -85,9 +91,9 @@ def train(run):
         rollout, metrics = grpo_step(
             run.policy, run.reference, run.rewards, run.optimizer, batch, config
         )
-        # Nothing by default. With reference_mode=ema or periodic it moves towards the policy.
+        # By default the reference stays as it is. With reference_mode=ema or periodic it follows.
         update_reference(run.reference_network, run.policy_network, step + 1, config)
-        run.log_and_save(step, rollout, metrics)  # ends the run after Ctrl-C, or at a NaN
+        run.log_and_save(step, rollout, metrics)  # after Ctrl-C or a NaN it exits here, by raising
 
 
 def main(arguments):
