@@ -18,8 +18,11 @@ from pathlib import Path
 from threading import Lock
 
 import numpy as np
+import torch
 
 from grpo.evaluation import evaluate
+from grpo.logprobs import expectation, log_softmax
+from train_grpo import Run, load_config, train
 
 FILE = Path(__file__).with_name("figures.json")
 COLUMNS = {  # of one row of evaluation.json: title and digits
@@ -32,6 +35,7 @@ COLUMNS = {  # of one row of evaluation.json: title and digits
     "entropy": ("entropy", 2),
     "mean_kl": ("KL", 2),
 }
+WHOLE = ("none", "config/latent.py")  # of these all rows of the table are kept
 ROWS = [  # the flags beyond config/grpo_config.py
     "none",
     "config/latent.py",
@@ -83,19 +87,40 @@ def stored():
 
 
 def run(row, seed, folder):
-    """Make one run, and take from its files what the tables need: -> dict."""
+    """Make one run in a process of its own: -> what the tables need of it, a dict."""
     name = "".join(c if c.isalnum() else "-" for c in row) + f"-{seed}"
     out = Path(folder) / name
-    if not (out / "evaluation.json").exists():
-        flags = [] if row == "none" else shlex.split(row)
-        own = [f"--seed={seed}", f"--out_dir={out}", "--eval_interval=1000"]
-        command = [sys.executable, "train_grpo.py", "config/grpo_config.py", *flags, *own]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **quiet)
+    flags = [] if row == "none" else shlex.split(row)
+    own = [f"--seed={seed}", f"--out_dir={out}", "--eval_interval=1000"]
+    settings = ["config/grpo_config.py", *flags, *own]
+    program = ["train_grpo.py"] if row in WHOLE else [__file__, "after"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *program, *settings], check=True, env=environment, **quiet)
     table = json.loads((out / "evaluation.json").read_text())
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     table["after_sample"]["mean_kl"] = last["mean_kl"]
     return table
+
+
+@torch.no_grad()
+def measure_after(run):
+    """Compute the row *after, sampled* of a run's table as `evaluate.table` does, and no other."""
+    inputs = run.held_out
+    q = run.policy(inputs.batch)
+    figures = evaluate.measure(q.sample(inputs.batch.uniforms).completions, inputs)
+    logits = q.marginal().logits[inputs.batch.mask]  # (blanks,V)
+    log_p = log_softmax(logits, run.config.temperature)
+    figures["entropy"] = -expectation(log_p.exp(), log_p).mean().item()
+    return {"after_sample": figures}
+
+
+def train_and_measure(settings):
+    """Make a run without the other rows of its table, which would take a third of its time."""
+    with Run(load_config(settings)) as run:
+        train(run)
+        table = measure_after(run)
+    (Path(run.config.out_dir) / "evaluation.json").write_text(json.dumps(table))
 
 
 def run_all(args):
@@ -138,7 +163,7 @@ def print_tables():
     """Print every row of the default run and of the latent's, then `after_sample` of all."""
     figures = stored()
     titles = " | ".join(title for title, _ in COLUMNS.values())
-    for run_of in ("none", "config/latent.py"):
+    for run_of in WHOLE:
         if run_of in figures:
             tables = list(figures[run_of].values())
             print(f"\n| {run_of} | seeds | {titles} |\n|" + "---|" * (len(COLUMNS) + 2))
@@ -151,7 +176,9 @@ def print_tables():
             print(line(f"`{row}`", list(figures[row].values()), "after_sample"))
 
 
-if __name__ == "__main__":
+def main():
+    if sys.argv[1:2] == ["after"]:  # what `run` calls for each run
+        return train_and_measure(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["run", "table"])
     parser.add_argument("--only", default="", help="a row, or what rows have in their names")
@@ -160,3 +187,7 @@ if __name__ == "__main__":
     parser.add_argument("--folder", default="out-figures", help="where the runs are kept")
     arguments = parser.parse_args()
     run_all(arguments) if arguments.what == "run" else print_tables()
+
+
+if __name__ == "__main__":
+    main()
