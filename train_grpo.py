@@ -27,18 +27,20 @@ from grpo.reference import update_reference
 def grpo_step(policy, reference, rewards, optimizer, batch, config):
     """Take one step of GRPO on B masked inputs. Returns what happened, and the step's metrics.
 
-    policy(batch)    a distribution over the fills of the inputs. In `Product` all blanks are
-                     independent (grpo/product_policy.py). `Latent` first draws a number z for each
-                     hidden word, like a recipe for its letters (grpo/latent_policy.py).
+    policy(batch)    a distribution over the fills of the inputs. In `Product`, the default, all
+                     blanks are independent (grpo/product_policy.py). `Latent` draws an integer z
+                     for each hidden word first, and given z its letters are independent
+                     (grpo/latent_policy.py).
     reference(batch) the same kind of distribution, from the frozen base model by default
     fills            `Fills`: completions (B,G,T), and a mask of the characters that top_k, top_p,
-                     ... allowed, among which `score` renormalises
-    old, now         `Scores`: logp and ref_logp of each drawn letter (B,G,T), under `Latent` given
-                     the earlier letters of its word, averaged over z; and the exact KL and entropy
-                     of each blank (B,T)
+                     ... allow. `score` renormalises policy and reference over them.
+    old, now         `Scores`: logp, ref_logp (B,G,T) of each drawn letter, under `Latent` given
+                     the earlier letters of its word, with z summed out; and kl, entropy (B,T) of
+                     each blank, exact, under `Latent` those of z and the letters together
     batch.mask       (B,T) bool, True at a blank
     batch.words      (B,T) int, the number of the hidden word (run of blanks) here; 0: no blank
-    batch.uniforms   (B,G,T,2) the random numbers that draw each letter, and its word's z
+    batch.uniforms   (B,G,T,2) random numbers: [..., 0] draws a letter, and [..., 1], at a word's
+                     first blank, its z
     """
     # 1. Sample. One forward pass per input serves all of its G completions, because all blanks are
     #    filled at once, so no fill changes the input of the network.
@@ -50,7 +52,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
 
     # 2. Judge. By default a frozen classifier estimates log(p/q) of every hidden word: how much
     #    likelier its spelling is in real text (p) than from the base model (q). That is the
-    #    reward of each of the word's letters. With credit=input it is summed over all words.
+    #    reward of each of the word's letters. With credit=input they get the sum over all words.
     reward, for_the_log = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
 
     # 3. Compare. By default an advantage is the reward minus the mean reward of the same word in
@@ -65,7 +67,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     for epoch in range(config.num_iterations):
         for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
             blanks = total_over_processes(batch.mask[rows].sum()).clamp(min=1)
-            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) they make it a mean
+            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) of blanks in the mean
             loss_of_update = 0.0
             # At most batch_size inputs at a time, so that their activations fit into memory.
             for micro, weight in micro_batches(rows, weights, config.batch_size):
