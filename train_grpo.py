@@ -67,7 +67,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     for epoch in range(config.num_iterations):
         for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
             blanks = total_over_processes(batch.mask[rows].sum()).clamp(min=1)
-            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) of blanks in the mean
+            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) what each blank counts
             loss_of_update = 0.0
             # At most batch_size inputs at a time, so that their activations fit into memory.
             for micro, weight in micro_batches(rows, weights, config.batch_size):
@@ -95,7 +95,7 @@ def train(run):
         )
         # By default the reference stays as it is. With reference_mode=ema or periodic it follows.
         update_reference(run.reference_network, run.policy_network, step + 1, config)
-        run.log_and_save(step, rollout, metrics)  # after Ctrl-C or a NaN it exits here, by raising
+        run.log_and_save(step, rollout, metrics)  # raises, and so ends, after Ctrl-C or a NaN
 
 
 def main(arguments):

@@ -24,12 +24,12 @@ rcParams["font.size"] = 11
 
 
 def new_figure(width, height):
-    """In inches, of 100 pixels."""
+    """Make an empty figure. Sizes are in inches, of 100 pixels each."""
     return Figure(figsize=(width, height), dpi=100, layout="constrained")
 
 
 def tables():
-    """What is drawn of h_l_: by chance, after GRPO, and by whoever chooses a word first."""
+    """Draw how likely each word of h_l_ is: before GRPO, after it, and choosing a word first."""
     chosen = {"help": 0.5, "half": 0.5, "helf": 0, "halp": 0}
     titles = {
         "each blank by itself": toy.train()[0],
@@ -57,7 +57,7 @@ def tables():
 
 
 def frontier(folders):
-    """Valid words against different ones: the base models at five temperatures, and after GRPO."""
+    """Plot valid against different words, of base models at five temperatures and after GRPO."""
     figure = new_figure(8, 4.5)
     axes = figure.subplots()
     for (title, folder), colour in zip(folders.items(), ("#1f66b8", "#c96a00")):
@@ -88,7 +88,7 @@ LOSSLESS = {"lossless": True, "quality": 100, "method": 4}  # smaller here than 
 
 
 def learning(folder):
-    """Frames: three of the texts after each step, drawn with the same random numbers."""
+    """Draw a frame of three texts for each step, always with the same random numbers."""
     (header, *lines), _ = replay.load(folder)
     font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", 20)
     uniforms = np.random.default_rng(2).random(10_000)

@@ -7,7 +7,7 @@
 
 out_dir = "out-gmpo"
 objective = "gmpo"
-clip_eps = 0.4  # of log ρ: the ratio stays between exp(-0.4) = 0.67 and exp(0.4) = 1.49
+clip_eps = 0.4  # of log ρ: a push ends at the ratio exp(-0.4) = 0.67 or exp(0.4) = 1.49
 clip_eps_high = 0.4
 baseline = "mean"
 scale_rewards = "group"

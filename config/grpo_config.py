@@ -16,15 +16,16 @@ group_size = 16
 batch_size = 40  # several inputs per step, because much of the gradient's noise is theirs
 num_iterations = 2  # the judge is most of a step's time, and need not be asked again
 max_iters = 30
-learning_rate = 1e-3  # 100 times an LLM's, for a million parameters
+learning_rate = 1e-3  # far above an LLM's 1e-6 to 1e-5, because the model is so small
 warmup_iters = 5
 
 # The reward of a word is the judge's log p/q, with p the distribution of the text and q that of the
 # base model. With kl_beta = 1 the expected reward minus the KL is greatest where the policy is p.
-# So nothing may rescale the reward, and no mean may take a part of it away.
+# So nothing may rescale the reward, and a fill's baseline may not contain its own reward.
 judge_score = "log_odds"
 scale_rewards = "none"
 baseline = "leave_one_out"
-# Independent blanks cannot be p, and at 1 they stay undecided. Less makes them commit.
+# But no policy with independent blanks equals p. With kl_beta = 1 the blanks stay undecided, and
+# with less they commit to one word.
 kl_beta = 0.65
 credit = "run"  # a word need not answer for the other words of its input

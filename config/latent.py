@@ -1,5 +1,6 @@
 # Choose, then spell: a generator that draws a latent of 64 values for each hidden word, then its
-# letters. GRPO with the judge of its own draws gains agreement and keeps variety.
+# letters. The judge learned from this generator's own draws. GRPO makes the letters of
+# a word agree, and its fills stay varied.
 #     python train_grpo.py config/grpo_config.py config/latent.py
 
 out_dir = "out-latent"

@@ -16,7 +16,7 @@ from data.exceptions import Mistake, refuse
 from data.masking import make_mask
 from data.text.prepare import BLANK, normalise
 
-PAD = -1  # follows a prompt that is shorter than the others: no character
+PAD = -1  # fills the end of a prompt shorter than block_size; it is no character
 
 
 def decode(tokens, vocabulary):

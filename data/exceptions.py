@@ -1,4 +1,4 @@
-"""A user's mistake: one line on stderr, exit code 2, nothing written."""
+"""A user's mistake ends a program with one line on stderr and exit code 2."""
 
 
 class Mistake(Exception):

@@ -51,9 +51,9 @@ def spread(values, mask):
 
 
 def lay_out_words(words):
-    """Number each blank's word among all inputs', and its place in the word: (B,T) -> (M,) twice.
+    """Give each blank the number of its word and its place in that word: (B,T) -> (M,) twice.
 
-    Both count from 0, and the words are in the order of their first blanks.
+    Both count from 0. Words are numbered over all inputs, in the order of their first blanks.
     """
     blank = words > 0  # (B,T)
     per_input = words.amax(dim=1)  # (B,) how many words it has

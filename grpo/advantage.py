@@ -47,8 +47,9 @@ def group_advantages(reward, mask, config):
 def keep_uncertain(advantages, entropy, mask, top_entropy_quantile):
     """Let only the most uncertain blanks of the step learn from the reward: (B,G,T) -> (B,G,T).
 
-    "Beyond the 80/20 rule" (2506.01939) keeps that share of the blanks, those whose entropy (B,T)
-    was highest when they were drawn. Ties are kept. The others get an advantage of 0.
+    The share `top_entropy_quantile` of the blanks, those whose entropy (B,T) was highest when they
+    were drawn, keeps its advantages. Ties are kept. All other blanks get 0 ("Beyond the 80/20
+    rule", 2506.01939).
     """
     if top_entropy_quantile == 1:
         return advantages

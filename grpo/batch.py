@@ -39,7 +39,7 @@ class Rows:
 class Batch(Rows):
     """This holds texts with blanks, and the random numbers that will fill them."""
 
-    tokens: torch.Tensor  # (B,T) the text; what a user's own prompt hides is unknown
+    tokens: torch.Tensor  # (B,T) the text; at the blanks of a user's own prompt it means nothing
     masked: torch.Tensor  # (B,T) the text, with the mask token at its blanks
     mask: torch.Tensor  # (B,T) bool, True at a blank
     words: torch.Tensor  # (B,T) which hidden word a blank belongs to, 0 where there is none
@@ -93,8 +93,8 @@ def draw_batch(dataset, config, step, device):
 def minibatches(batch, epoch, config):
     """List the rows that each update of an epoch takes.
 
-    One update takes all of them, or shuffled parts of `minibatch_size` rows. The permutations of
-    all epochs come from one random generator, of which this takes the epoch's own.
+    One update takes all of them, or shuffled parts of `minibatch_size` rows. One random generator
+    shuffles the rows anew for each epoch, so we repeat the earlier shuffles to reach this one.
     """
     B = len(batch.mask)
     if not config.minibatch_size:

@@ -44,7 +44,7 @@ def largest_of_processes(number):
 
 
 def share(x):
-    """Keep, of a tensor with a row for every input of the step, the rows of this process."""
+    """Take this process's rows of a tensor that has a row for every input of the step."""
     return x.chunk(n_processes())[rank()]
 
 

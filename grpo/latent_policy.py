@@ -4,15 +4,16 @@
 
 Independent blanks cannot say "help or half", but a mixture of K such policies can: with one z the
 blanks say `help`, with another `half`. Each completion draws its own z for each word, and then its
-letters in parallel. z is forgotten at once, because scoring sums it out. By the chain rule the
-log-probability of a letter is what the policy gives it after the letters before it in its word:
+letters in parallel. We do not keep z, because scoring sums over all of its values. We score each
+letter given the letters before it in its word, and by the chain rule its log-probability is
 
     logp_t = L_t − L_{t−1},    L_t = log Σ_z π(z) Π_{s≤t} q_z,s(y_s)
 
-Their sum over a word is its exact log-probability, and with K = 1 this is the product. So every
-letter has a ratio and a clip of its own, as without a latent. KL and entropy are those of the pair
-(z, y): at each blank Σ_z π(z) KL(q_z‖r_z), and at a word's first blank KL(π‖π_ref) more. Their sum
-bounds the KL of the fills from above. All of this is plain PyTorch, differentiated by autograd.
+These add up to the exact log-probability of the word, and with K = 1 they are those of `Product`.
+So every letter has a ratio and a clip of its own, as without a latent. KL and entropy are those of
+the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖r_z), where r is the reference, and the first
+blank of a word adds KL(π‖π_ref). Their sum is an upper bound of the KL of the fills. All of this is
+plain PyTorch, differentiated by autograd.
 
 Temperature acts on letters and on the prior. Truncation and XTC act on letters alone. Relatives
 are translation with a shared latent (Shen et al. 2019, 1902.07816) and mixtures in discrete
@@ -43,7 +44,7 @@ class Latent:
         self.sampling = sampling
         self.mask = batch.mask  # (B,T)
         self.first = begins_word(batch.words)  # (B,T)
-        self.word, self.place = lay_out_words(batch.words)  # (M,) twice: its word, its letter in it
+        self.word, self.place = lay_out_words(batch.words)  # (M,) twice, see `lay_out_words`
 
     def log_q(self):
         """Compute log q_z(v) at each blank, untruncated: (M,K,V)."""
@@ -56,7 +57,7 @@ class Latent:
     def running(self, log_q, log_pi, y):
         """Compute L_t after each letter of each word: y (M,n) -> (N,L,n)."""
         each = log_q.take_along_dim(y[:, None], dim=2)  # (M,K,n) log q_z(y)
-        N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # 0, 1 without a blank
+        N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # 0 and 1 if nothing is blank
         letters = each.new_zeros(N, L, *each.shape[1:])  # (N,L,K,n) 0 beyond a word's end
         letters = letters.index_put((self.word, self.place), each)
         up_to = letters.cumsum(dim=1)  # (N,L,K,n)
@@ -79,7 +80,7 @@ class Latent:
         log_pi = log_softmax(self.prior[self.first], 1.0)  # (N,K)
         choosing = uniforms[..., 1].mT[self.first]  # (N,G)
         z = draw(integer_weights(log_pi, self.sampling.temperature), choosing)  # (N,G)
-        z = z.clamp(max=K - 1)[self.word]  # (M,G); NaN gives the last z, and below the mask token
+        z = z.clamp(max=K - 1)[self.word]  # (M,G) clamped, as NaN logits draw K, and V below
 
         spelling = uniforms[..., 0].mT[self.mask]  # (M,G)
         letters = self.letters[self.mask]  # (M,K,V)
@@ -91,7 +92,7 @@ class Latent:
         return Fills(completions, spread(kept, self.mask))
 
     def score(self, fills, reference):
-        """Score fills under this policy, differentiably, and beside a reference: -> `Scores`."""
+        """Score fills under this policy, differentiably, and under a reference: -> `Scores`."""
         log_q, log_pi = self.log_q(), self.log_pi()  # (M,K,V), (N,K)
         log_r, log_pi_ref = reference.log_q(), reference.log_pi()
         kept = fills.kept[self.mask]  # (M,K,V)
@@ -129,7 +130,7 @@ class Latent:
         return self.batch.masked.masked_scatter(self.mask, letters)
 
     def marginal(self):
-        """Say what each blank says by itself, Σ_z π(z) q_z: -> `Product`."""
+        """Give each blank its own distribution, summed over z, Σ_z π(z) q_z: -> `Product`."""
         joint = self.log_pi()[self.word][..., None] + self.log_q()  # (M,K,V)
         log_m = joint.logsumexp(dim=1)  # (M,V)
         logits = spread(self.sampling.temperature * log_m, self.mask)  # (B,T,V)

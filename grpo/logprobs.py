@@ -12,8 +12,8 @@ with logits s, temperature τ and kept set S:
     logp = log q(y)    KL = Σ_v p(v) (log p(v) − log p_ref(v))    H = −Σ_v p(v) log p(v)    in nats
 
 GRPO (2402.03300, equation 4) estimates this KL by one sample. Here it is the sum.
-The gradient stands here in full because it is the method, and because the fused kernel has to equal
-it. Autograd finds the same one (tests/algorithm/test_logprobs.py).
+The gradient is written out by hand, so that you can read what GRPO does to each logit, and because
+the fused kernel has to equal it. Autograd finds the same one (tests/algorithm/test_logprobs.py).
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,8 @@
 
     loss = Σ_{b,g,t} weight[b,t] · ( −objective[b,g,t] + β · KL[b,t] − entropy_coef · H[b,t] )
 
-The forms of `loss_type` differ in the weights alone. These (but for `bnpo`) count over the whole
-update, so the losses of its micro-batches, on any number of processes, add up to its loss exactly.
+The settings of `loss_type` differ only in the weights. Except in `bnpo`, these count blanks over
+the whole update, so the losses of its micro-batches and processes add up to its loss exactly.
 Everything here is plain PyTorch, and autograd differentiates it.
 
 Letters: B masked inputs, T characters, G completions of each. logp, old_logp, ref_logp, advantages
@@ -22,7 +22,7 @@ from grpo.distributed import n_processes
 def loss_weights(mask, blanks, config):
     """Weigh the blanks of one update: mask (B,T) of this process -> (B,T), 0 where no blank is.
 
-    `blanks` counts those of all processes.
+    `blanks` is the number of blanks in the update, on all processes.
 
     grpo      a mean over completions of the mean over their blanks (2402.03300, equation 3)
     dapo      a mean over all blanks of the update (2503.14476, equation 8: of the group)
@@ -52,9 +52,9 @@ def loss_weights(mask, blanks, config):
 def log_ratio(logp, old_logp, words, importance_sampling_level):
     """Compute log ρ = log π(y)/π_old(y), of each letter or of the whole completion: -> (B,G,T).
 
-    With `sequence` it is the mean over a completion's blanks, as in GSPO (2507.18071, equation 7).
-    Its gradient is that of each letter's own (GSPO-token, equations 13 and 14), which is the same
-    where a completion has one advantage.
+    With `sequence` its value is the mean over a completion's blanks, as in GSPO (2507.18071,
+    equation 7), but each letter gets the gradient of its own log π(y), as in GSPO-token (equations
+    13 and 14). If all letters of a completion have one advantage, both give the same update.
     """
     difference = logp - old_logp  # (B,G,T)
     if importance_sampling_level == "sequence":
@@ -69,7 +69,7 @@ def policy_objective(logp, old_logp, advantages, words, config):
 
     With ρ = 1, in the first update after a rollout, the gradient of each of these is A ∇log π(y).
     They differ in how they treat a letter that has moved since it was drawn. Where a bound acts,
-    all but cispo, which only limits the weight, give the letter no gradient.
+    the letter gets no gradient. Only cispo keeps the gradient there, and limits its weight.
     """
     A = advantages
     if config.importance_sampling_level == "none":  # REINFORCE: no ratio and no bound
@@ -80,8 +80,8 @@ def policy_objective(logp, old_logp, advantages, words, config):
 
     if config.objective == "clip":
         # min(ρA, clip(ρ, 1−ε, 1+ε_high)·A), PPO (1707.06347, equation 7) with DAPO's own upper
-        # bound (2503.14476, equation 8). clip_delta bounds the first ρ, too, which would grow
-        # without limit where A < 0 (two-sided clip, 2505.07291).
+        # bound (2503.14476, equation 8). Where A < 0, the first ρ could grow without limit, so
+        # clip_delta bounds that one, too (two-sided clip, 2505.07291).
         bounded = rho.clamp(max=config.clip_delta or math.inf)
         clipped = rho.clamp(1 - eps, 1 + eps_high)
         objective = torch.minimum(bounded * A, clipped * A)
@@ -162,5 +162,5 @@ def grpo_loss(now, old, advantages, words, weights, config):
     pg_loss = -total(objective)
     kl_penalty = config.kl_beta * total(kl)
     loss = pg_loss + kl_penalty - config.entropy_coef * total(now.entropy[:, None])
-    clipped = (stopped & (words > 0)[:, None]).sum()  # a visible character has a ρ in `sequence`
+    clipped = (stopped & (words > 0)[:, None]).sum()  # in `sequence` visible ones have a ρ, too
     return loss, Terms(loss, pg_loss, kl_penalty, clipped)

@@ -35,9 +35,9 @@ class StepMetrics:
 
     @torch.no_grad()
     def add(self, now, old, terms, blanks):
-        """Add those of one micro-batch: `Scores` now and when drawn, and the terms of the loss.
+        """Add the metrics of one micro-batch, from its `Scores` now and old and from its `Terms`.
 
-        `blanks` counts those of the whole update, on all processes.
+        `blanks` is the number of blanks in the whole update, on all processes.
         """
         draws = now.logp.shape[1] * blanks
         d = now.logp - old.logp  # (B,G,T)
@@ -69,8 +69,8 @@ class StepMetrics:
 def text_metrics(rollout, decode, lexicon, cut):
     """Return {metric: number} of the whole step. data/lexicon.py explains lexicon and cut.
 
-    `valid_words` is the share of the hidden words whose fill is a word of the lexicon. Unlike the
-    reward of that name it knows the text, so a fill that makes two words of one is wrong.
+    `valid_words` is the share of the hidden words whose fill is a word of the lexicon. It knows the
+    text. The reward of that name does not, so where a space is hidden, too, it wants one long word.
     """
     tokens = gather(rollout.batch.tokens)  # (B,T)
     mask = gather(rollout.batch.mask).cpu().numpy()  # (B,T)

@@ -29,7 +29,7 @@ class Product:
         return Fills(*draw_all(self.logits, *where, self.sampling))
 
     def score(self, fills, reference):
-        """Score fills under this policy, differentiably, and beside a reference: -> `Scores`.
+        """Score fills under this policy, differentiably, and under a reference: -> `Scores`.
 
         log q is that of the distribution which was sampled, so it has the same temperature and the
         same set S. KL and entropy are exact, over the whole vocabulary.

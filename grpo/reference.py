@@ -13,7 +13,7 @@ import torch
 
 
 def make_reference(base, mode, state=None):
-    """Take `base` itself if nothing will change it, else a copy, with a checkpoint's weights."""
+    """Return `base` if it will stay as it is, else a copy, with the weights `state` if given."""
     if mode == "static":
         return base
     reference = copy.deepcopy(base)

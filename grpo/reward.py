@@ -22,9 +22,9 @@ from data.exceptions import Mistake, refuse
 from data.lexicon import hidden_spans, is_valid
 from data.per_word import begins_word, mean_over_blanks, mean_over_words
 
-CPU_ROWS = 32  # judged at once on a CPU: as fast as 64; the activations of more leave its cache
+CPU_ROWS = 32  # judged at once on a CPU; 64 are as fast, but more do not fit into its cache
 CUDA_ROWS = 8192  # bounds the memory of activations
-SUREST = 8  # log-odds beyond that are none the better
+SUREST = 8  # nats; the score of a word is cut off at ±8
 
 
 @torch.no_grad()
@@ -78,9 +78,9 @@ def valid_words(lexicon, completions, batch, decode, cut=True):
     return torch.tensor(shares, device=mask.device).view(-1, G)
 
 
-@torch.enable_grad()  # as where the user tried it; the table is made without
+@torch.enable_grad()  # a user's function may differentiate; the table calls it under no_grad
 def own_reward(name, function, completions, batch, decode):
-    """Call a user's function: -> (B,G) or (B,G,T). Raises a Mistake, from its error."""
+    """Call a user's function: -> (B,G) or (B,G,T). If it fails, this raises a Mistake."""
     own = (completions.clone(), batch.masked.clone(), batch.mask.clone())  # it may write into them
     try:
         values = function(*own, decode)

@@ -3,8 +3,8 @@
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
 The policy of a blank is q = softmax(logits / temperature), restricted to a kept set S and
-renormalised. Draws come from q (to 2^-22 of the likeliest), and `grpo/logprobs.py` differentiates
-log q on the same S: nothing is sampled from one distribution and scored by another.
+renormalised. We draw from q, rounded to 2^-22 of its largest probability, and `grpo/logprobs.py`
+differentiates log q on the same S. So what we sample from is also what we score.
 
 All comparisons are made on whole numbers. A character's weight is its probability relative to the
 likeliest one, in units of 2^-21; sums of whole numbers do not depend on their order, so any
@@ -58,9 +58,10 @@ def integer_weights(logits, temperature):
 def keep(weights, sampling):
     """Decide which characters may be drawn, the set S of each blank: (...,V) -> (...,V) bool.
 
-    top_k keeps the k likeliest (0 keeps all). top_p keeps, of those, the fewest likeliest whose
-    share is at least top_p (1904.09751). min_p keeps what is at least min_p times as likely as the
-    likeliest (2407.01082). What ties with the last that is kept is kept, too.
+    top_k keeps the k likeliest (0 keeps all). From the likeliest of these downwards, top_p keeps
+    only as many as it takes to hold the share top_p (1904.09751). min_p keeps what is at least
+    min_p times as likely as the likeliest (2407.01082). What is as likely as the last one kept is
+    kept, too.
     """
     kept = weights > 0
     if 0 < sampling.top_k < weights.shape[-1]:
@@ -83,10 +84,10 @@ def keep(weights, sampling):
 def exclude_top_choices(weights, kept, uniforms, sampling):
     """Leave out the likeliest characters now and then (XTC, text-generation-webui's pull 6335).
 
-    With probability xtc_probability for each blank, the kept characters whose share is at least
-    xtc_threshold lose all but the least likely of them. weights and kept are (...,V), uniforms
-    (...,G), and the new set S is (...,V). All G completions share S, so the coin belongs to the
-    blank: it is a hash of all of its uniforms, which tells nothing about any one of several.
+    With probability xtc_probability, a blank loses all kept characters whose share is at least
+    xtc_threshold, except the least likely of these. weights and kept are (...,V), uniforms (...,G),
+    and the new set S is (...,V). All G completions share S, so we toss one coin for each blank. It
+    is a hash of the sum of the blank's uniforms, which tells nothing about any one of several.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash
@@ -137,9 +138,9 @@ def penalise_repetition(logits, masked, mask, penalty):
     """Make the characters that the visible text already has less likely: (B,T,...,V) -> the same.
 
     CTRL (1909.05858, section 4.1) divides their logits by the penalty, which makes a negative one
-    likelier. Here, as elsewhere, negative ones are multiplied. The logits are centred first, or a
-    shift of them all, which means nothing, would change their signs. On characters the penalty
-    does little, because most of the alphabet is visible in any input.
+    likelier. We multiply negative ones instead, as others do. We centre the logits first, because
+    adding a constant to all of them changes no probability, but would change signs. On characters
+    the penalty does little, because most of the alphabet is visible in any input.
     """
     V = logits.shape[-1]
     visible = masked.masked_fill(mask | (masked < 0), V - 1)  # (B,T) padding is negative

@@ -3,8 +3,8 @@
     python -m model.pretrain --out_dir=out-pretrain            # both: half an hour on a CPU core
     python -m model.pretrain --out_dir=out-pretrain --resume   # go on where it was stopped
 
-What they learn from is in `model/losses.py`: the generator to fill masked characters, the judge,
-which starts as a copy of it, to tell its draws from text. `model/report.py` says how well they do.
+The generator learns to fill masked characters. The judge starts as a copy of it, and learns to tell
+its draws from text. `model/losses.py` has both losses, and `model/report.py` says how well they do.
 """
 
 import math
@@ -41,7 +41,7 @@ class Settings:
     n_layer: int = 6  # layers of the generator
     judge_layers: int = 0  # layers of the judge; 0: as many
     start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
-    policy: str = ""  # a run's checkpoint: the judge learns its fills, too, as drawn
+    policy: str = ""  # a run's checkpoint; the judge learns from its draws, too
     n_embd: int = 128  # width, a multiple of 32
     n_latent: int = 1  # values of a latent (grpo/latent_policy.py); a start with one keeps it
     batch_size: int = 64  # inputs per step
@@ -115,7 +115,10 @@ def fit(name, model, loss_fn, steps, learning_rate, args):
 
 
 def make_models(args, vocabulary):
-    """Make a generator, random or from a file, and a judge, whose trunk is copied when trained."""
+    """Make a generator and a judge, each new or from a file.
+
+    `pretrain` gives a new judge the generator's trunk once that is trained.
+    """
     torch.manual_seed(args.seed)
     if args.start:
         generator = load_model(args.start, "generator", vocabulary)
@@ -162,7 +165,8 @@ def pretrain(args):
         return generator_loss(policy, train, args, (args.seed, 0, step))
 
     def loss_of_judge(step):
-        # At first hot draws: to a judge that has seen none, good ones may look like text for long.
+        # Begin with hot draws. Good ones can look like text for a long time to a judge that has
+        # seen none.
         hot = 0 if args.start_judge else max(0, 1 - 2 * step / args.judge_steps)
         source = sources[step % len(sources)]  # in turn
         return judge_loss(score, source, train, args, 1 + hot, (args.seed, 1, step))

@@ -1,4 +1,4 @@
-"""How good the generator and the judge are, on held-out text, by what is hidden.
+"""Measure the generator and the judge on held-out text, for four ways of hiding it.
 
 Letters: B inputs, T characters, N hidden words.
 """

@@ -26,7 +26,7 @@ from data.exceptions import Mistake, refuse  # noqa: E402
 BLANK = "_"  # stands for the mask token in every vocabulary, hence never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK
 MIN_CHARACTERS = 1000  # in each of the two files: less than that is no text to learn from
-SOURCES = {  # the documented folders; all of torch takes longer to parse than it says
+SOURCES = {  # the documented folders; parsing all of torch would take too long for what it adds
     "numpy": "_core lib linalg fft random polynomial ma matrixlib",
     "torch": "nn optim distributions utils autograd linalg fft special func cuda amp masked",
 }
@@ -36,8 +36,8 @@ PLAIN_WORD = re.compile(r"[\"'(*`]*[A-Za-z][a-z'-]*[\"').,:;*`?!]*")
 def documentation():
     """Yield every string of two lines or more: docstrings, and what torch's *_docs.py hand over.
 
-    They come in a fixed order, and raw, because what is left of a docstring's indentation depends
-    on the Python.
+    They come in a fixed order, and with their indentation as in the file, because how much of it
+    Python itself removes from a docstring depends on its version.
     """
     for package, folders in SOURCES.items():
         root = Path(find_spec(package).origin).parent
@@ -56,7 +56,7 @@ def documentation():
 
 
 def cut(text):
-    """Yield the paragraphs, in pieces of about 1000 characters: some texts have no empty line."""
+    """Yield paragraphs, cut at about 1000 characters, because some texts have no empty line."""
     for paragraph in re.split(r"\n\s*\n", text):
         yield from re.findall(r"(?s).{1,1000}(?:\s|$)|.{1000}", paragraph)
 
@@ -107,7 +107,7 @@ def prepare(out_dir, input_file=None):
             f" {MIN_CHARACTERS} are needed; give a longer text",
         )
         files[f"{split}.bin"] = bytes(map(VOCABULARY.index, content))
-    # Last: where it is, the others are whole.
+    # meta.json is written last, so where it exists the other two are whole.
     files["meta.json"] = json.dumps({"vocabulary": VOCABULARY}).encode()
 
     out_dir = Path(out_dir)

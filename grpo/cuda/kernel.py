@@ -31,7 +31,7 @@ OPERATIONS = {  # inputs -> outputs; f: float32, i: int64, b: bool, x: the logit
 
 
 def choose(config, device, vocab_size, n_latent=1):
-    """Return "cuda" if the kernel can run, which compiles it, or else "torch".
+    """Return "cuda" if the run can use the kernel, which is then compiled, or else "torch".
 
     Raises a Mistake if config.kernel asks for "cuda" and the kernel cannot run.
     """
@@ -80,7 +80,7 @@ def load(index, dtype, layout):
     form = f"<{NUMBERS[dtype]}, {lanes}, {columns}>"
     names = [(operation + form).encode() for operation in OPERATIONS]
     program = checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"kernel.cu", 0, [], []))
-    for name in names:  # "make this one of the template"
+    for name in names:  # ask for this instance of the template
         checked(nvrtc.nvrtcAddNameExpression(program, name))
     architecture = b"--gpu-architecture=sm_%d%d" % torch.cuda.get_device_capability(index)
     (error,) = nvrtc.nvrtcCompileProgram(program, 2, [architecture, b"--std=c++17"])

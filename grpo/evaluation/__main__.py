@@ -7,8 +7,8 @@
     python -m grpo.evaluation out --judges=A.pt,B.pt     # what these judges say of the fills
     python -m grpo.evaluation out --fresh_judge          # what a judge says that nobody optimised
 
-Models, text and prompts are data. A reward's FILE.py is code. That a checkpoint names it is no
-reason to run it, so it is named again.
+A checkpoint may name a FILE.py as its reward. That is code, and a checkpoint from elsewhere should
+not be able to run code, so you have to name the file again with --reward.
 """
 
 import json
@@ -83,7 +83,7 @@ class FinishedRun:
 
 
 def make_table(run, args):
-    """Compute the table. It is kept where it is of the run's own inputs and reward."""
+    """Compute the table, and save it if its inputs and reward are the run's own."""
     parts = (run.policy, run.before, run.judge, run.rewards, run.held_out, run.config)
     result, completions = table(*parts)
     used = (args.eval_seed, run.config.eval_inputs, run.config.reward)
@@ -121,7 +121,7 @@ def temperatures(run):
 
 @torch.no_grad()
 def judges(run, files):
-    """Show how likely the run's judge, and others, think it that words are text."""
+    """Show how likely the run's judge, and other judges, find it that a word is real text."""
     batch = run.held_out.batch
     fills = {
         "the text": batch.tokens[:, None],

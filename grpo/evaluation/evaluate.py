@@ -138,7 +138,7 @@ def measure(fills, inputs):
                 first.add(words[0])
     total, n_valid, n_exact, n_different = counts.tolist()
     total = max(total, 1)  # without a hidden word all is 0
-    right = fills == batch.tokens[:, None]  # (N,n,T) as it is wherever there is no blank
+    right = fills == batch.tokens[:, None]  # (N,n,T) True wherever there is no blank
     probability = ngram(inputs.text, len(inputs.vocabulary) - 1)
     figures = {
         "valid_words": n_valid / (total * n),
@@ -163,7 +163,7 @@ def completion_lines(fills, said, inputs):
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")  # shapes of their own are not worth compiling for
+@torch.compiler.set_stance("force_eager")  # to compile for the table's shapes would not pay
 def table(policy, before, judge, rewards, held_out, config, after_row=lambda: None):
     """Make all rows: -> what evaluation.json holds, and the lines of completions.jsonl.
 
@@ -216,7 +216,8 @@ def table(policy, before, judge, rewards, held_out, config, after_row=lambda: No
 def peek(policy, before, held_out, step):
     """Show three held-out texts, before and now, and the share of valid words in some more.
 
-    They are those with the most blanks that stand in a word together, which can clash.
+    These are the texts with the longest and the most hidden words, because blanks of one word can
+    clash.
     """
     few = replace(held_out, batch=held_out.batch[:PEEK])
     batch = few.batch
@@ -225,7 +226,7 @@ def peek(policy, before, held_out, step):
     texts = {"text": decode(batch.tokens, few.vocabulary)}
     valid = []
     for name, model in {"before": before, "now": policy}.items():
-        if name == "now" and step == 0:  # it is the same
+        if name == "now" and step == 0:  # the policy is still the base model
             continue
         fills = model(batch).sample(batch.uniforms).completions  # (N,16,T)
         valid.append(f"{name} {measure(fills, few)['valid_words']:.3f}")

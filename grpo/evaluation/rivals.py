@@ -1,4 +1,4 @@
-"""The rivals of one step: blank by blank, the judge's choice among fills, and a cheat.
+"""One-step filling competes with these: blank by blank, the judge's choice, and a cheat.
 
 Letters: N inputs, M of them that still have blanks, n fills of each, T characters, V vocabulary.
 """
@@ -16,8 +16,9 @@ from grpo.sampling import integer_weights
 def fill_blank_by_blank(policy, batch, seed, surest=False):
     """Fill one blank of each input in each forward pass, until none is left: -> (N,1,T).
 
-    Each pass sees what those before it filled. The blank is chosen at random and drawn; with
-    `surest` it is the one whose likeliest character is surest, and gets that one.
+    Each pass sees what the passes before it filled. It chooses a blank at random and draws its
+    character. With `surest` it takes the blank that is surest of its likeliest character instead,
+    and fills in that character.
     """
     filled = batch.masked.clone()  # (N,T)
     left = batch.mask.clone()  # (N,T)
@@ -43,10 +44,10 @@ def fill_blank_by_blank(policy, batch, seed, surest=False):
 
 
 def best_by_word(q, fills, scores):
-    """Take, of n fills of each word, the one that is likeliest in the text: -> (N,1,T).
+    """Choose the likeliest of n fills of each word, as the judge sees the text: -> (N,1,T).
 
-    The judge's score is log p/q, so log p = log q + score, with q the base model. The score alone
-    would take what q thinks rare. fills and scores are (N,n,T).
+    The judge's score is log p/q, so log p = log q + score, with p the text and q the base model.
+    The score alone would prefer what q thinks rare. fills and scores are (N,n,T).
     """
     log_q = sum_over_words(q.log_prob(fills), q.batch.words)  # (N,n,T)
     best = (log_q + scores).argmax(dim=1, keepdim=True)  # (N,1,T)

@@ -25,7 +25,7 @@ KINDS = {"generator": Generator, "judge": Judge}
 
 
 def find(path):
-    """Look for a file or folder where one stands, then beside the code: -> Path."""
+    """Look for a file or folder in the working directory, then beside the code: -> Path."""
     here = Path(path)
     return here if here.exists() else ROOT / here
 
@@ -65,7 +65,7 @@ def read(path, keys=MODEL_KEYS):
             damaged = archive.testzip()  # torch.load notices no flipped bit
         content = torch.load(path, map_location="cpu", weights_only=True)
         whole = not damaged and isinstance(content, dict) and {*keys} <= {*content}
-    except Exception:  # whatever a foreign file makes of zipfile and torch.load
+    except Exception:  # a foreign file may make zipfile or torch.load raise anything
         whole = False
     refuse(not whole, f"checkpoint {path} is damaged, or no checkpoint; {fix}")
     return content
@@ -115,7 +115,7 @@ def load_model(path, kind, vocabulary):
 def save_training(config, generator, reference, adamw, iteration, vocabulary):
     """Replace out_dir/checkpoint.pt, keep the one before it as checkpoint_prev.pt.
 
-    Inputs and draws are functions of (seed, iteration): the data position is `iteration`.
+    Inputs and draws are functions of (seed, iteration), so `iteration` also says where they go on.
     """
     content = model_file(generator, vocabulary)
     content["training"] = {

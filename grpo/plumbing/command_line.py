@@ -2,9 +2,9 @@
 
     python train_grpo.py config/latent.py --group_size=8         # left to right, the last one wins
 
-A config file is Python and is executed. What it assigns are settings, but for names that begin
-with _, which are its own. Which settings there are, a dataclass says: `Config` for a run, and
-`Settings` for `model/pretrain.py`.
+A config file is Python and is executed. Every name that it assigns is a setting, except names that
+begin with _, which it may use for itself. A dataclass lists the settings there are: `Config` for a
+run, and `Settings` for `model/pretrain.py`.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from grpo.plumbing.checkpoint import ROOT, find
 LARGEST = 2**31 - 1
 TINY = 1e-9  # for what must be more than 0
 
-# From, to. A whole number that is not listed is 1 or more, any other number 0 or more.
+# The least and the largest value of a setting. For a setting that is not listed, the least is 1 if
+# it is a whole number, and otherwise 0.
 RANGES = {
     "group_size": (2, LARGEST),
     "block_size": (5, LARGEST),  # the 5-gram model of the evaluation needs 5
@@ -79,7 +80,7 @@ def convert(settings, name, value, source):
 
 
 def run_file(path, what):
-    """Execute a user's Python file: -> {name: value}. Raises a Mistake, from its error."""
+    """Execute a user's Python file: -> {name: value}. If it fails, this raises a Mistake."""
     found = find(path)
     refuse(
         not found.is_file(),
@@ -142,7 +143,7 @@ def help_text(config, usage):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose mistakes are the user's like all others."""
+    """This is argparse, but it raises a Mistake for arguments that it cannot read."""
 
     def error(self, message):
         raise Mistake(f"{message}; --help lists what there is")

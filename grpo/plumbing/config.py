@@ -29,7 +29,7 @@ class Config:
     # What a judge says of a word: the log of text / base model, or how likely it is text.
     judge_score: Literal["log_odds", "probability"] = "log_odds"
     reference_checkpoint: str = ""  # the policy to stay close to; empty: the generator as it starts
-    # Does the reference follow the policy? ema: every step a little; periodic: now and then, whole.
+    # Does the reference follow the policy? ema: a little in every step; periodic: a copy at times.
     reference_mode: Literal["static", "ema", "periodic"] = "static"
     ema_alpha: float = 0.01  # ema: reference = (1 - ema_alpha) reference + ema_alpha policy
     reference_update_freq: int = 10  # periodic: steps between copies of the policy
@@ -58,9 +58,9 @@ class Config:
     top_k: int = 0  # draw from the k likeliest characters; 0: from all
     top_p: float = 1.0  # draw from the likeliest characters that hold this share; 1: from all
     min_p: float = 0.0  # draw from characters this likely, relative to the likeliest; 0: from all
-    xtc_threshold: float = 0.1  # XTC: of characters at least this likely keep the least likely
-    xtc_probability: float = 0.0  # alone, with this probability per blank; 0: off
-    # Divides the logits of characters that the visible text has; it does little on characters.
+    xtc_threshold: float = 0.1  # of those at least this likely, XTC keeps only the least likely
+    xtc_probability: float = 0.0  # XTC does so at each blank with this probability; 0: off
+    # Divides the logits of characters in the visible text, which are most of the alphabet; 1: off.
     repetition_penalty: float = 1.0
 
     # GRPO.
@@ -97,7 +97,7 @@ class Config:
     # The machine.
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one
     reference_device: str = "auto"  # where the frozen reference lives; auto: on device
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: what the machine multiplies
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 if it is fast here
     compile: Literal["auto", "true", "false"] = "auto"  # auto: on cuda
     gradient_checkpointing: bool = False  # less memory, more time, the same gradients
     kernel: Literal["auto", "cuda", "torch"] = "auto"  # fused for CUDA; auto: where it can run
@@ -107,8 +107,8 @@ class Config:
 def load_config(arguments=()):
     """Read config files and --key=value flags, applied left to right: -> `Config`.
 
-    A run that goes on takes its settings from its checkpoint; what is given again is applied, and
-    the changes are said. Raises a Mistake of one line for anything wrong.
+    A resumed run takes its settings from its checkpoint. Settings that are given again replace
+    those, and the changes are printed. Raises a Mistake of one line for anything wrong.
     """
     usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
     given = read_arguments(Config, arguments, usage)

@@ -38,9 +38,9 @@ def pick_device(name):
 
 
 def pick_dtype(name, device):
-    """Turn `auto` into bfloat16 where the device multiplies it, else into float32.
+    """Turn `auto` into bfloat16 if the device has instructions for it, else into float32.
 
-    On a CPU that multiplies it, bfloat16 takes about half the time.
+    On a CPU that has them, bfloat16 takes about half the time.
     """
     if name != "auto":
         return name
@@ -121,9 +121,9 @@ def check_length(block_size, *models):
 
 
 def on_device(model, device, config):
-    """Make a model a function of tokens, under autocast and torch.compile as the settings say.
+    """Wrap a model as a function of tokens, with autocast and torch.compile as the settings say.
 
-    Tokens may come from anywhere. What it returns lies on `device`.
+    The tokens may lie on any device. The result lies on `device`.
     """
     model.to(device)
     if config.compile == "true":
@@ -140,7 +140,7 @@ def on_device(model, device, config):
 
 
 def make_judge(model, device, config):
-    """Make a judge a function: tokens (N,T) -> log-odds (N,T), where the tokens are."""
+    """Wrap a judge as a function: tokens (N,T) -> log-odds (N,T), on the tokens' device."""
     run = on_device(model, device, config)
 
     def judge(tokens):
@@ -150,7 +150,7 @@ def make_judge(model, device, config):
 
 
 def make_policy(generator, device, config):
-    """Make a generator a policy, a function: `Batch` -> a distribution over its fills.
+    """Wrap a generator as a policy, a function: `Batch` -> a distribution over its fills.
 
     The network reads the masked inputs once, in pieces of batch_size.
     """
@@ -173,7 +173,7 @@ def make_policy(generator, device, config):
 
 
 def load_function(path, name):
-    """Load a user's own reward. Raises a Mistake, from its error, if there is none."""
+    """Load a user's own reward. If the file fails or lacks it, this raises a Mistake."""
     values = run_file(path, "reward file")
     if not callable(values.get(name)):
         line = f"reward file {path} has no function {name}; write"

@@ -72,7 +72,8 @@ class Clock:
 class Signals:
     """Ctrl-C, SIGTERM and a terminal that is closed ask for the step to be finished and saved.
 
-    A second signal ends the program at once, except under torchrun, which sends each again.
+    A second signal ends the program at once. Under torchrun it does not, because torchrun repeats
+    every signal by itself.
     """
 
     def __enter__(self):
@@ -139,7 +140,7 @@ def save_table(out_dir, result, completions):
 
 
 def cut_back(path, start):
-    """Leave a .jsonl the lines of iterations before `start`."""
+    """Cut a .jsonl back to the lines of the iterations before `start`."""
     kept = sum(line["iteration"] < start for line in read_metrics(path))
     os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
 

@@ -24,7 +24,7 @@ from grpo.plumbing.log import cut_back, read_metrics
 FILE = "replay.jsonl"
 FORMAT = 3
 INPUTS = 8  # held-out inputs that are watched: the first
-DRAWS = 200  # drawn characters: of a group too large for that the first completions are recorded
+DRAWS = 200  # at most so many letters of a group are recorded, those of its first completions
 
 
 def unpack(text, width):
@@ -76,7 +76,7 @@ def begin(before, held_out, config, start):
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def record(policy, held_out, config, step, rollout):
-    """Write what the policy says after the step, and that group of it which was pushed most.
+    """Write what the policy says after the step, and the group that the step pushed most.
 
     The ratio of a letter is that of the policy after all updates of the step, which is also what
     another update on the same draws would see. `bounded` says whether a bound of the objective,

@@ -56,8 +56,8 @@ SUSPECTS = {
 def as_numbers(metrics):
     """Turn {metric: scalar tensor} into {metric: number}, waiting for the device once.
 
-    Raises FloatingPointError, naming the tensor, where one is not finite. `Optimizer.step` has
-    skipped that update, unless it is `log_prob`, which is looked at after a finite one.
+    Raises FloatingPointError, naming the tensor, where one is not finite. `Optimizer.step` has then
+    skipped the update. If it is `log_prob`, the update was finite, and was made.
     """
     values = torch.stack(list(metrics.values())).tolist()
     numbers = dict(zip(metrics, values))
@@ -69,7 +69,7 @@ def as_numbers(metrics):
 
 
 class Run:
-    """Models, data, optimizer and files of a run, and what follows each of its steps.
+    """This holds the models, data, optimizer and files of a run, and logs and saves its steps.
 
     A user's mistakes are found while this is made, before the run writes anything. From Python:
 

@@ -1,12 +1,13 @@
-"""How long a step takes on this machine, and the two operations that a GPU has fused.
+"""Time a step on this machine, and the two operations that the CUDA kernel fuses.
 
     python -m grpo.tools.bench                        # minutes on 2 CPU cores
 
-Variants take turns in one process, after a round that does not count. Printed are medians of
-seven rounds: milliseconds, and, taken within each round, the ratio to the first variant.
+Variants take turns in one process, and the first round, which warms up, does not count. We print
+the median of seven rounds in milliseconds, and the median ratio to the first variant's time in the
+same round.
 
-step        `grpo_step` of the default experiment, but with 16 inputs and one update a rollout; and
-            the judge alone, reading the same completions; eager and compiled.
+step        `grpo_step` of the default experiment, but with 16 inputs and one update a rollout, and
+            the judge alone on the same completions; both eager and compiled.
 operations  `sample_completions`, and `logprobs` with its gradient: eager, compiled, and fused where
             the kernel runs; 64 inputs of 64 characters, all of them blanks.
 

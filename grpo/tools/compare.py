@@ -1,8 +1,8 @@
-"""Runs side by side: the settings that differ, their last figures, and their curves.
+"""Show runs side by side: the settings that differ, their last figures, and their curves.
 
     python -m grpo.tools.compare out-a out-b ...
 
-What the figures are: grpo/README.md.
+grpo/README.md says what the figures are.
 """
 
 import json

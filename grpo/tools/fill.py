@@ -1,4 +1,4 @@
-"""Texts with blanks, filled in one parallel step, before and after GRPO.
+"""Fill the blanks of texts in one parallel step, before and after GRPO.
 
     python -m grpo.tools.fill "this function returns a ____ of strings"     # with the run in out
     python -m grpo.tools.fill "th_ c_t" "_ d_g" --run=out-b --k=8 --temperature=0.7

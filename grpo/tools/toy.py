@@ -4,8 +4,8 @@
 
 A model that believes in `help` and `half` gives the first blank e or a, half and half, and the
 second p or f. The policy here is a table of logits, trained by train_grpo.py's own `grpo_step` and
-plain gradient descent. The first step draws each word in turn, as in README's sums, and from then
-on chance draws. What a line says of the table is exact all the same: there are only four words.
+plain gradient descent. The first step draws each word in turn, as in README's sums, and later steps
+draw at random. What a line says of the table is exact even so, because we sum over all four words.
 
 Letters: T characters, V vocabulary, G completions, K values of a latent, B = 1 input.
 """
@@ -33,7 +33,7 @@ COMPLETIONS = torch.tensor([[VOCABULARY.index(c) for c in word] for word in WORD
 MASK = torch.tensor([[False, True, False, True]])  # (1,T)
 IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])  # (4,blanks) uniforms
 T = 4
-APART = 1.0  # a value of the latent finds the letters of its own word e times as likely
+APART = 1.0  # a value of the latent adds this to the logits of its own word's letters
 SHOWN = (0, 1, 2, 5, 10, 20, 50, 100)  # steps
 LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 
