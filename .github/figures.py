@@ -1,10 +1,10 @@
-"""Runs what the tables of the READMEs show, and keeps the figures in .github/figures.json.
+"""Make the runs behind the READMEs' tables, and keep their figures in .github/figures.json.
 
-    PYTHONPATH=. python .github/figures.py run                 # hours; skips what is there
-    PYTHONPATH=. python .github/figures.py run --only=latent   # rows with this in their name
+    PYTHONPATH=. python .github/figures.py run                 # takes hours, skips finished runs
+    PYTHONPATH=. python .github/figures.py run --only=latent   # only rows whose name has "latent"
     PYTHONPATH=. python .github/figures.py table               # prints the rows in Markdown
 
-Each figure is the mean over seeds, ± half of the range.
+Each figure is the mean over the seeds, ± half of their range.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from grpo.logprobs import expectation, log_softmax
 from train_grpo import Run, load_config, train
 
 FILE = Path(__file__).with_name("figures.json")
-COLUMNS = {  # of one row of evaluation.json: title and digits
+COLUMNS = {  # {figure in a row of evaluation.json: (title, digits)}
     "valid_words": ("valid", 3),
     "exact_words": ("exact", 3),
     "distinct_words": ("distinct", 3),
@@ -35,8 +35,8 @@ COLUMNS = {  # of one row of evaluation.json: title and digits
     "entropy": ("entropy", 2),
     "mean_kl": ("KL", 2),
 }
-WHOLE = ("none", "config/latent.py")  # of these all rows of the table are kept
-ROWS = [  # the flags beyond config/grpo_config.py
+WHOLE = ("none", "config/latent.py")  # for these we keep the whole table, not one row
+ROWS = [  # what each row adds to config/grpo_config.py
     "none",
     "config/latent.py",
     "--kl_beta=0",
@@ -87,7 +87,7 @@ def stored():
 
 
 def run(row, seed, folder):
-    """Make one run in a process of its own: -> what the tables need of it, a dict."""
+    """Train in a process of its own: -> its evaluation.json as a dict, with the last step's KL."""
     name = "".join(c if c.isalnum() else "-" for c in row) + f"-{seed}"
     out = Path(folder) / name
     flags = [] if row == "none" else shlex.split(row)
@@ -105,7 +105,7 @@ def run(row, seed, folder):
 
 @torch.no_grad()
 def measure_after(run):
-    """Compute the row *after, sampled* of a run's table as `evaluate.table` does, and no other."""
+    """Compute only the row *after, sampled* of a run's table, just as `evaluate.table` does."""
     inputs = run.held_out
     q = run.policy(inputs.batch)
     figures = evaluate.measure(q.sample(inputs.batch.uniforms).completions, inputs)
@@ -116,7 +116,7 @@ def measure_after(run):
 
 
 def train_and_measure(settings):
-    """Make a run without the other rows of its table, which would take a third of its time."""
+    """Train, and compute one row of the table. All rows would take a third of the whole time."""
     with Run(load_config(settings)) as run:
         train(run)
         table = measure_after(run)
@@ -145,13 +145,13 @@ def run_all(args):
 
 
 def cell(values, digits):
-    """Write the mean over seeds, ± half of their range."""
+    """Format the mean of the values, one for each seed, ± half of their range."""
     mean = f"{np.mean(values):.{digits}f}"
     return mean if np.ptp(values) == 0 else f"{mean} ± {np.ptp(values) / 2:.{digits}f}"
 
 
 def line(title, tables, row):
-    """Write one row of the tables of all seeds as a line of Markdown."""
+    """Make a line of Markdown from one row of the table, averaged over the tables of all seeds."""
     cells = []
     for name, (_, digits) in COLUMNS.items():
         values = [table[row][name] for table in tables if name in table[row]]
@@ -160,7 +160,7 @@ def line(title, tables, row):
 
 
 def print_tables():
-    """Print every row of the default run and of the latent's, then `after_sample` of all."""
+    """Print the whole tables of the runs in WHOLE, then the row `after_sample` of all runs."""
     figures = stored()
     titles = " | ".join(title for title, _ in COLUMNS.values())
     for run_of in WHOLE:
@@ -177,7 +177,7 @@ def print_tables():
 
 
 def main():
-    if sys.argv[1:2] == ["after"]:  # what `run` calls for each run
+    if sys.argv[1:2] == ["after"]:  # this is a process that the function `run` started
         return train_and_measure(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["run", "table"])

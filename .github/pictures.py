@@ -1,8 +1,8 @@
-"""Draws the pictures of the READMEs, from the default run and that of config/latent.py.
+"""Draw the pictures of the READMEs, from the default run and the run of config/latent.py.
 
     PYTHONPATH=. python .github/pictures.py out out-latent
 
-Needs matplotlib and Pillow.
+This needs matplotlib and Pillow.
 """
 
 import json
@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from grpo.plumbing.replay_recorder import unpack
 from grpo.tools import replay, toy
 
-GREY = "#4a5058"  # on a white ground of their own, readable on dark pages too
+GREY = "#4a5058"  # readable on dark pages, too, because the pictures have a white background
 for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick."):
     rcParams[f"{name}color"] = GREY
 rcParams["font.size"] = 11
@@ -29,7 +29,7 @@ def new_figure(width, height):
 
 
 def tables():
-    """Draw how likely each word of h_l_ is: before GRPO, after it, and choosing a word first."""
+    """Draw how likely each word of h_l_ is before GRPO, after it, and if a word is chosen first."""
     chosen = {"help": 0.5, "half": 0.5, "helf": 0, "halp": 0}
     titles = {
         "each blank by itself": toy.train()[0],
@@ -38,7 +38,7 @@ def tables():
     }
     figure = new_figure(9, 3.2)
     for axes, (title, p) in zip(figure.subplots(1, 3), titles.items()):
-        grid = [[p["help"], p["helf"]], [p["halp"], p["half"]]]  # e, a; p, f
+        grid = [[p["help"], p["helf"]], [p["halp"], p["half"]]]  # rows e, a; columns p, f
         axes.imshow(grid, cmap="Blues", vmin=0, vmax=1.2)
         axes.set_xticks([0, 1], labels=["p", "f"])
         axes.set_yticks([0, 1], labels=["e", "a"])
@@ -57,7 +57,10 @@ def tables():
 
 
 def frontier(folders):
-    """Plot valid against different words, of base models at five temperatures and after GRPO."""
+    """Plot the share of valid words against the number of different ones, before and after GRPO.
+
+    `folders` is {title: a run's folder}. Before GRPO, we draw at five temperatures.
+    """
     figure = new_figure(8, 4.5)
     axes = figure.subplots()
     for (title, folder), colour in zip(folders.items(), ("#1f66b8", "#c96a00")):
@@ -83,12 +86,12 @@ def frontier(folders):
 
 
 GROUND, INK, BLUE = (21, 24, 27), (236, 239, 241), (31, 102, 184)
-CELL, LEFT = (12, 44), 16  # pixels
-LOSSLESS = {"lossless": True, "quality": 100, "method": 4}  # smaller here than what loses
+CELL, LEFT = (12, 44), 16  # pixels of a letter's cell, and of the left margin
+LOSSLESS = {"lossless": True, "quality": 100, "method": 4}  # smaller here than lossy files
 
 
 def learning(folder):
-    """Draw a frame of three texts for each step, always with the same random numbers."""
+    """Draw a frame for each step: three texts, filled with the same random numbers every time."""
     (header, *lines), _ = replay.load(folder)
     font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", 20)
     uniforms = np.random.default_rng(2).random(10_000)
@@ -123,6 +126,6 @@ if __name__ == "__main__":
     titles = {"each blank by itself": product, "choose, then spell": latent}
     frontier(titles).savefig(here / "frontier.png")
     first, *frames = learning(product)
-    each = [1500] + [120] * (len(frames) - 1) + [3000]  # milliseconds
+    each = [1500] + [120] * (len(frames) - 1) + [3000]  # milliseconds of each frame
     how = {"save_all": True, "append_images": frames, "duration": each, "loop": 0}
     first.save(here / "learning.webp", **how, **LOSSLESS)

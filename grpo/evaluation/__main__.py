@@ -1,11 +1,11 @@
-"""Is a finished run really better? This prints its table, and what else one may ask.
+"""Is a finished run really better? This prints its table, or the answer to another question.
 
-    python -m grpo.evaluation out                        # the table that the run has made
-    python -m grpo.evaluation out --again                # makes it anew
-    python -m grpo.evaluation out --eval_seed=1          # of other held-out inputs; not kept
-    python -m grpo.evaluation out --temperatures         # beside the base model's temperatures
-    python -m grpo.evaluation out --judges=A.pt,B.pt     # what these judges say of the fills
-    python -m grpo.evaluation out --fresh_judge          # what a judge says that nobody optimised
+    python -m grpo.evaluation out                        # prints the table that the run made
+    python -m grpo.evaluation out --again                # computes the table anew, and keeps it
+    python -m grpo.evaluation out --eval_seed=1          # takes other inputs, and keeps nothing
+    python -m grpo.evaluation out --temperatures         # compares it with lower temperatures
+    python -m grpo.evaluation out --judges=A.pt,B.pt     # asks these judges about the fills, too
+    python -m grpo.evaluation out --fresh_judge          # trains judges that no run optimised
 
 A checkpoint may name a FILE.py as its reward. That is code, and a checkpoint from elsewhere should
 not be able to run code, so you have to name the file again with --reward.
@@ -49,13 +49,13 @@ from model.pretrain import Settings, fit
 from model.report import auc, held_out_batch, word_scores
 
 CHOOSE = (1.0, 0.5, 0.25)  # temperatures of a latent's prior
-SPELL = (1.0, 0.5, 0.001)  # temperatures of the letters; the last one takes the likeliest
-FRESH_STEPS = 400  # that a judge is trained on the spot
-SHORT_THREE = 3  # which of `model.report.TESTS` has the words of the default experiment
+SPELL = (1.0, 0.5, 0.001)  # temperatures of the letters; the last is in effect argmax
+FRESH_STEPS = 400  # steps that --fresh_judge trains each judge for
+SHORT_THREE = 3  # `model.report.TESTS[3]` hides text as the default experiment does
 
 
 class FinishedRun:
-    """This loads what a run left, which is its settings, models and data."""
+    """This loads the settings, models and data of a finished run."""
 
     def __init__(self, args):
         path = Path(args.out_dir) / LATEST
@@ -67,7 +67,9 @@ class FinishedRun:
             f" --reward={self.own['reward']}, or leave it out: --reward=judge",
         )
         given = {name: value for name, value in vars(args).items() if value and name in self.own}
-        began = {"reference_checkpoint": "", "kernel": "torch"}  # the base model is as it began
+        # With no reference_checkpoint, `load_models` takes the generator before GRPO as base model.
+        # The kernel that the run used may not work on this device, so PyTorch does its work.
+        began = {"reference_checkpoint": "", "kernel": "torch"}
         self.config = from_saved(self.own | began | given, path)
         self.device = pick_device(self.config.device)
         config, device = self.config, self.device
@@ -93,7 +95,7 @@ def make_table(run, args):
 
 
 def tempered(q, choose, spell):
-    """Give the prior and the letters of a policy temperatures of their own."""
+    """Divide the logits of the prior by `choose` and of the letters by `spell`: -> a policy."""
     if isinstance(q, Product):
         return Product(q.logits / spell, q.batch, q.sampling)
     return Latent(q.prior / choose, q.letters / spell, q.batch, q.sampling)
@@ -101,7 +103,7 @@ def tempered(q, choose, spell):
 
 @torch.no_grad()
 def temperatures(run):
-    """Show the run beside the base model at other temperatures."""
+    """Return a table with a row for the run, and one for the base model at each temperature."""
     batch = run.held_out.batch
     base = run.before(batch)
     fills = {"after": run.policy(batch)}
@@ -121,7 +123,10 @@ def temperatures(run):
 
 @torch.no_grad()
 def judges(run, files):
-    """Show how likely the run's judge, and other judges, find it that a word is real text."""
+    """Return a table of P(real): how likely each judge finds it that a hidden word is real text.
+
+    It asks the run's own judge, and the judges in `files`.
+    """
     batch = run.held_out.batch
     fills = {
         "the text": batch.tokens[:, None],
@@ -142,8 +147,9 @@ def judges(run, files):
 def fresh_judge(run, scratch):
     """Train one judge on the base model's draws and one on the run's, and show the AUC of each.
 
-    Both begin from the shipped judge of independent blanks, and learn for FRESH_STEPS steps. A
-    judge's AUC says how well it tells words of the text from the draws that it learned from.
+    Both start as the shipped judge that learned from draws of independent blanks, and learn for
+    FRESH_STEPS steps. A judge's AUC says how well it tells words of held-out text from new draws of
+    the policy that it was trained on.
     """
     lines = []
     for when, policy in {"before": run.before, "after": run.policy}.items():
@@ -164,7 +170,7 @@ def fresh_judge(run, scratch):
 
 
 def stored(out_dir):
-    """Show the table that a run has made. Raises a Mistake where there is none."""
+    """Return the text of the table that a run has made. Raises a Mistake if there is none."""
     path = find(out_dir) / "evaluation.json"
     again = f"compute it: python -m grpo.evaluation {out_dir} --again"
     refuse(not path.exists(), f"{path} is missing, because the run has not ended; {again}")

@@ -1,10 +1,10 @@
 """Is it really better? By default a run optimises none of these figures except `judge`.
 
-Reward alone proves nothing, because it is what was optimised. A low temperature alone raises most
-figures. So the rows to beat are the *argmax* of the base model (the generator as the run began),
-its draws at lower temperatures, and the judge's choice among 16 of them, which is what the reward
-can do without any training. One row is a cheat: the most frequent word of each length, everywhere.
-grpo/README.md#the-table says what each row and column is.
+A higher reward alone proves nothing, because the run optimised it. And a lower temperature alone
+raises most figures. So a run has to beat what the base model (the generator before GRPO) can do
+without any training. We show its *argmax*, its draws at lower temperatures, and of 16 draws the one
+that the judge chooses for each word. One row is a cheat. It fills each hidden word with the most
+frequent word of its length. grpo/README.md#the-table says what each row and column is.
 
 Letters: N held-out inputs, n fills of each, T characters, V vocabulary.
 """
@@ -27,12 +27,12 @@ from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank, most_frequ
 from grpo.logprobs import expectation, log_softmax
 from grpo.reward import log_odds
 
-EVALUATION_SEED = 2**31  # no run's own seed: every run is evaluated on the same inputs
-SAMPLES = 16  # fills of an input where fills are sampled
-PEEK = 64  # inputs of a look in passing
-TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # at which the base model is drawn from
+EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
+SAMPLES = 16  # fills of each input in the sampled rows
+PEEK = 64  # inputs that `peek` looks at during a run
+TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # we draw from the base model at each of these
 
-ROWS = {  # what fills the blanks: its title in the table
+ROWS = {  # {what fills the blanks: the title of its row}
     "original": "original text",
     "before_sample": "before, sampled",
     "before_argmax": "before, argmax",
@@ -55,7 +55,7 @@ COLUMNS = {
     "different_valid_words": "words in 16",
     "forward_passes": "passes",
 }
-# What a run prints when it ends, within 80 characters.
+# A run prints these rows and columns when it ends, because they fit into 80 characters.
 SHORT_ROWS = [
     "original",
     "before_sample",
@@ -79,16 +79,16 @@ SHORT_COLUMNS = [
 
 @dataclass
 class HeldOut:
-    """Held-out inputs, and what fills of them are measured by."""
+    """This holds held-out inputs, and the text and lexicon by which we measure their fills."""
 
     batch: Batch  # of N inputs, with the random numbers for 16 fills of each
     vocabulary: str
-    text: str  # of the training split
+    text: str  # the whole training split
     lexicon: set
 
 
 def hold_out(config, train, val, device, seed=EVALUATION_SEED):
-    """Draw held-out inputs with the run's own masking, a function of the settings and the seed."""
+    """Draw held-out inputs with the run's own masking. They depend on settings and `seed` alone."""
     N, T = config.eval_inputs, config.block_size
     masking = parse_masking(config.masking)
     texts = val.batch(N, T, masking, config.mask_ratio, config.hidden_words, (seed, 0))
@@ -98,10 +98,10 @@ def hold_out(config, train, val, device, seed=EVALUATION_SEED):
 
 
 def opinions(judge, rewards, fills, batch):
-    """Judge fills (N,n,T): -> the judge's score of each word (N,n,T), {column: (N,n)} of each fill.
+    """Ask the judge and the rewards about fills (N,n,T): -> scores (N,n,T), {column: (N,n)}.
 
-    The column "judge" is the judge's mean P(real). Every other part of the reward has a column
-    "reward_NAME".
+    A blank's score is the judge's log p/q of its word. The column "judge" is the judge's P(real),
+    averaged over the blanks of a fill. Each other part of the reward has a column "reward_NAME".
     """
     scores = log_odds(judge, fills, batch.words)  # (N,n,T)
     said = {"judge": mean_over_blanks(scores.sigmoid(), batch.mask)}  # (N,n)
@@ -114,11 +114,13 @@ def opinions(judge, rewards, fills, batch):
 
 
 def measure(fills, inputs):
-    """Compute all figures of fills (N,n,T) of `HeldOut` inputs: -> {name: number}.
+    """Compute the figures of fills (N,n,T) of the inputs in a `HeldOut`: -> {name: number}.
 
-    Words are the hidden ones. valid_words and exact_words are shares of all fills. distinct_words
-    counts the different valid words among the first fills, divided by the different hidden words.
-    With several fills, different_valid_words counts those in the n fills of a word.
+    valid_words and exact_words are the shares of the filled words that are in the lexicon, and that
+    equal the hidden word. distinct_words is the number of different valid words among the first
+    fills of all inputs, divided by the number of different hidden words. With several fills,
+    different_valid_words is the number of different valid words among the n fills of a hidden word,
+    on average, and pass@n is the share of inputs that one of the n fills restores whole.
     """
     n = fills.shape[1]
     batch = inputs.batch
@@ -137,8 +139,8 @@ def measure(fills, inputs):
             if valid[0]:
                 first.add(words[0])
     total, n_valid, n_exact, n_different = counts.tolist()
-    total = max(total, 1)  # without a hidden word all is 0
-    right = fills == batch.tokens[:, None]  # (N,n,T) True wherever there is no blank
+    total = max(total, 1)  # avoids 0 / 0 if no whole word is hidden
+    right = fills == batch.tokens[:, None]  # (N,n,T) also True where there is no blank
     probability = ngram(inputs.text, len(inputs.vocabulary) - 1)
     figures = {
         "valid_words": n_valid / (total * n),
@@ -153,7 +155,7 @@ def measure(fills, inputs):
 
 
 def completion_lines(fills, said, inputs):
-    """List every fill (N,n,T) and what was said of it, {name: (N,n)}, as dicts."""
+    """Make a dict of each fill (N,n,T): its input, its text, and its numbers in `said` (N,n)."""
     masked = inputs.batch.masked[:, None].expand(fills.shape)  # (N,n,T)
     columns = {"input": decode(masked, inputs.vocabulary)}
     columns["completion"] = decode(fills, inputs.vocabulary)
@@ -163,12 +165,12 @@ def completion_lines(fills, said, inputs):
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")  # to compile for the table's shapes would not pay
+@torch.compiler.set_stance("force_eager")  # compiling for these shapes takes longer than it saves
 def table(policy, before, judge, rewards, held_out, config, after_row=lambda: None):
-    """Make all rows: -> what evaluation.json holds, and the lines of completions.jsonl.
+    """Compute all rows: -> the dict for evaluation.json, a list of dicts for completions.jsonl.
 
-    `policy` and `before`, the base model, map a batch to a distribution over its fills. `after_row`
-    is called after each row, and may end the program.
+    `policy` and the base model, `before`, map a batch to a distribution over its fills. We call
+    `after_row` after each row, and it may end the program.
     """
     batch = held_out.batch
     mask = batch.mask
@@ -193,7 +195,7 @@ def table(policy, before, judge, rewards, held_out, config, after_row=lambda: No
         add(f"{name}_argmax", q.at(1.0).best_guess()[:, None], 1)
         if name == "before":
             add("before_best_of_16", best_by_word(base.at(1.0), completions, scores), 1)
-    lines = completion_lines(completions, said, held_out)  # of after_sample
+    lines = completion_lines(completions, said, held_out)  # the fills of after_sample
     passes = mask.sum(dim=1).float().mean().item()
     for name in ("random", "confident"):
         blank_by_blank = fill_blank_by_blank(before, batch, config.seed, name == "confident")
@@ -214,14 +216,14 @@ def table(policy, before, judge, rewards, held_out, config, after_row=lambda: No
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def peek(policy, before, held_out, step):
-    """Show three held-out texts, before and now, and the share of valid words in some more.
+    """Return three held-out texts as filled before and now, with both shares of valid words.
 
-    These are the texts with the longest and the most hidden words, because blanks of one word can
-    clash.
+    We measure the shares on PEEK texts. We show the three with the most and the longest hidden
+    words, because the blanks of a long word are the likeliest to clash.
     """
     few = replace(held_out, batch=held_out.batch[:PEEK])
     batch = few.batch
-    length = sum_over_words(batch.mask[:, None].float(), batch.words)[:, 0]  # (B,T) of its word
+    length = sum_over_words(batch.mask[:, None].float(), batch.words)[:, 0]  # (B,T) word lengths
     shown = length.sum(dim=1).argsort(descending=True, stable=True)[:3].tolist()
     texts = {"text": decode(batch.tokens, few.vocabulary)}
     valid = []
@@ -239,13 +241,13 @@ def peek(policy, before, held_out, step):
 
 
 def aligned(rows):
-    """Turn rows of texts into lines, in columns."""
+    """Pad the cells of each column to one width, and join each row into a line of text."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def format_table(result, rows=tuple(ROWS), columns=tuple(COLUMNS)):
-    """Show what evaluation.json holds: these rows and columns, and the run's own rewards."""
+    """Format the dict of evaluation.json: these rows, these columns and the run's own rewards."""
     columns = [*columns, *(name for name in result["original"] if name.startswith("reward_"))]
     cells = [["filled by", *(COLUMNS.get(name, name.removeprefix("reward_")) for name in columns)]]
     for name in rows:

@@ -1,21 +1,21 @@
-"""How well does a fill read, by a 5-gram model of the text, which nobody optimises?"""
+"""A 5-gram model of the training text says how well a fill reads. No run optimises it."""
 
 import functools
 from collections import Counter
 
 import numpy as np
 
-ORDER = 5  # characters that it looks at
+ORDER = 5  # characters: the one that is predicted, and the four before it
 
 
 @functools.cache
 def ngram(text, vocab_size):
-    """Make the probability of a character after the four before it, smoothed (Witten & Bell 1991).
+    """Return a function of a string: P(c | h), with c its last character and h all before it.
 
     P(c | h) = (count(hc) + distinct(h) · P(c | h without its first character))
                / (count(h) + distinct(h))
-    distinct(h) counts the different characters seen after h. The recursion ends at 1/vocab_size,
-    below the empty h. Returns the function that maps the string hc to P(c | h).
+    This smoothing is by Witten & Bell (1991). distinct(h) is the number of different characters
+    that follow h in the text. If h is empty, 1/vocab_size takes the place of the P on the right.
     """
     count, followed = Counter(), Counter()
     windows = Counter(text[start : start + ORDER] for start in range(len(text)))
@@ -39,11 +39,11 @@ def ngram(text, vocab_size):
 
 
 def ngram_bits(probability, mask, texts):
-    """Average −log2 P over every position whose 5-gram touches a blank: -> bits per character.
+    """Average −log2 P over all 5-grams that contain a blank: -> bits per character.
 
-    mask (N,T), in numpy; texts, N·n of them: n fills of each input.
+    mask (N,T) is a numpy array. `texts` has N·n strings, the n fills of each input in turn.
     """
     windows = np.lib.stride_tricks.sliding_window_view(mask, ORDER, axis=1)
     touches = windows.any(axis=-1).repeat(len(texts) // len(mask), axis=0)  # (N·n,T-4)
-    at = np.argwhere(touches)  # row of fill, first character
+    at = np.argwhere(touches)  # index of the fill, start of the 5-gram
     return float(-np.log2([probability(texts[i][t : t + ORDER]) for i, t in at]).mean())

@@ -1,6 +1,6 @@
-"""One-step filling competes with these: blank by blank, the judge's choice, and a cheat.
+"""One-step filling has three rivals: filling blank by blank, the judge's choice, and a cheat.
 
-Letters: N inputs, M of them that still have blanks, n fills of each, T characters, V vocabulary.
+Letters: N inputs, M inputs that still have blanks, n fills of each, T characters, V vocabulary.
 """
 
 from collections import Counter
@@ -16,8 +16,8 @@ from grpo.sampling import integer_weights
 def fill_blank_by_blank(policy, batch, seed, surest=False):
     """Fill one blank of each input in each forward pass, until none is left: -> (N,1,T).
 
-    Each pass sees what the passes before it filled. It chooses a blank at random and draws its
-    character. With `surest` it takes the blank that is surest of its likeliest character instead,
+    Each pass sees what the passes before it filled in. It chooses a blank at random and draws its
+    character. With `surest` it chooses the blank whose likeliest character is the most probable,
     and fills in that character.
     """
     filled = batch.masked.clone()  # (N,T)
@@ -44,10 +44,11 @@ def fill_blank_by_blank(policy, batch, seed, surest=False):
 
 
 def best_by_word(q, fills, scores):
-    """Choose the likeliest of n fills of each word, as the judge sees the text: -> (N,1,T).
+    """Choose, of n fills of each word, the one that the judge finds likeliest as text: -> (N,1,T).
 
-    The judge's score is log p/q, so log p = log q + score, with p the text and q the base model.
-    The score alone would prefer what q thinks rare. fills and scores are (N,n,T).
+    The judge's score of a word is log p/q, where p is its probability in real text and q its
+    probability under the base model. So log p = log q + score. The score alone would prefer words
+    that the base model finds rare. fills and scores are (N,n,T).
     """
     log_q = sum_over_words(q.log_prob(fills), q.batch.words)  # (N,n,T)
     best = (log_q + scores).argmax(dim=1, keepdim=True)  # (N,1,T)
@@ -57,7 +58,8 @@ def best_by_word(q, fills, scores):
 def most_frequent_words(batch, text, vocabulary):
     """Fill every hidden word with the most frequent word of its length in the text: -> (N,1,T).
 
-    This is a cheat. All of its words are valid, and it looks at nothing.
+    This is a cheat. It never looks at the visible text, but where whole words are hidden, almost
+    all of its words are valid.
     """
     best = {}
     for word, _ in Counter(text.split()).most_common():
@@ -66,6 +68,6 @@ def most_frequent_words(batch, text, vocabulary):
     for row, words in enumerate(batch.words):
         for number in range(1, int(words.max()) + 1):
             at = (words == number).nonzero().squeeze(1)
-            letters = best.get(len(at), [1] * len(at))  # there may be no word of this length
+            letters = best.get(len(at), [1] * len(at))  # a, a, ... if no word has this length
             filled[row, at] = torch.tensor(letters, device=filled.device)
     return filled[:, None]

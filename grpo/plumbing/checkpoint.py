@@ -1,8 +1,8 @@
-"""Files of weights: written atomically, read strictly.
+"""This writes files of weights atomically, and reads them strictly.
 
-Every file is one dict. A model file has `kind`, `architecture`, `vocabulary`, `weights`; a training
-checkpoint is the generator's model file with `training` beside them, so wherever a generator may
-be named, a checkpoint may be named too.
+Every file holds one dict. A model's dict has the keys `kind`, `architecture`, `vocabulary` and
+`weights`. A training checkpoint is a generator's dict with one more key, `training`. So you can
+name a checkpoint wherever a generator is asked for.
 """
 
 import os
@@ -31,11 +31,11 @@ def find(path):
 
 
 def write(path, content):
-    """Replace `path` by `content`: bytes, or anything that torch.save takes.
+    """Write `content`, which is bytes or anything that torch.save takes, to the file `path`.
 
-    A reader finds the old file or the new one, whole, also after a power cut.
+    Whoever reads the file finds the whole old one or the whole new one, even after a power cut.
     """
-    if not is_first():  # of several processes one writes
+    if not is_first():  # only the first process writes
         return
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,9 +51,10 @@ def write(path, content):
 
 
 def read(path, keys=MODEL_KEYS):
-    """Read the dict that `write` wrote, on the CPU: tensors and plain data. A file runs no code.
+    """Read a dict of tensors and plain data that `write` wrote, with its tensors on the CPU.
 
-    Raises a Mistake for a file that is missing, or damaged, or no checkpoint with these keys.
+    A file cannot run any code here. Raises a Mistake if the file is missing, is damaged, or does
+    not hold a dict with these keys.
     """
     path = Path(path)
     fix = "make it again, or name another"
@@ -62,7 +63,7 @@ def read(path, keys=MODEL_KEYS):
     refuse(not path.is_file(), f"checkpoint {path} is missing; {fix}")
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch.load notices no flipped bit
+            damaged = archive.testzip()  # torch.load would not notice a flipped bit
         content = torch.load(path, map_location="cpu", weights_only=True)
         whole = not damaged and isinstance(content, dict) and {*keys} <= {*content}
     except Exception:  # a foreign file may make zipfile or torch.load raise anything
@@ -72,7 +73,7 @@ def read(path, keys=MODEL_KEYS):
 
 
 def model_file(model, vocabulary, dtype=torch.float32):
-    """Make what to write for a model; `dtype` is that of the weights in the file."""
+    """Make the dict that a model's file holds, with the weights as `dtype` on the CPU."""
     weights = {name: w.detach().to("cpu", dtype) for name, w in model.state_dict().items()}
     return {
         "kind": type(model).__name__.lower(),
@@ -83,10 +84,10 @@ def model_file(model, vocabulary, dtype=torch.float32):
 
 
 def build(content, kind, vocabulary, path):
-    """Build the model in `content`, in float32 and evaluation mode.
+    """Build the model whose dict is `content`, in float32 and evaluation mode.
 
-    Raises a Mistake, with both values, where kind, vocabulary, or a weight's name or shape is not
-    the expected one.
+    The caller expects this `kind` and `vocabulary`. If the dict has others, or if a weight has
+    another name or shape than the model's, this raises a Mistake that shows both.
     """
     if content.get("kind") != kind:
         raise Mistake(
@@ -101,21 +102,22 @@ def build(content, kind, vocabulary, path):
     try:
         model = KINDS[kind](TransformerConfig(**content["architecture"]))
         model.load_state_dict(content["weights"])
-    except (RuntimeError, TypeError) as error:  # it has both shapes
+    except (RuntimeError, TypeError) as error:  # its text names both shapes
         line = " ".join(str(error).split())
         raise Mistake(f"checkpoint {path} does not fit: {line} Make the file again") from None
     return model.eval()
 
 
 def load_model(path, kind, vocabulary):
-    """Find, read and build in one go: see `find`, `read` and `build`."""
+    """Load a model from its file with `find`, `read` and `build`."""
     return build(read(find(path)), kind, vocabulary, path)
 
 
 def save_training(config, generator, reference, adamw, iteration, vocabulary):
-    """Replace out_dir/checkpoint.pt, keep the one before it as checkpoint_prev.pt.
+    """Write out_dir/checkpoint.pt, and keep the checkpoint before it as checkpoint_prev.pt.
 
-    Inputs and draws are functions of (seed, iteration), so `iteration` also says where they go on.
+    `iteration` is the number of finished steps. A step's inputs and draws depend on the seed and
+    its number alone, so a resumed run needs nothing else to go on with them.
     """
     content = model_file(generator, vocabulary)
     content["training"] = {
@@ -124,7 +126,7 @@ def save_training(config, generator, reference, adamw, iteration, vocabulary):
         "iteration": iteration,
         "config": asdict(config),
         "processes": n_processes(),
-        "rng": torch.get_rng_state(),  # nothing here draws from it; a reward may
+        "rng": torch.get_rng_state(),  # only a user's own reward draws from it
     }
     latest = Path(config.out_dir) / LATEST
     if latest.exists():
@@ -133,7 +135,7 @@ def save_training(config, generator, reference, adamw, iteration, vocabulary):
 
 
 def training_state(content, path):
-    """Take what `save_training` saved beside the generator's weights."""
+    """Return what `save_training` saved as `training`. Raises a Mistake if that is not there."""
     state = content.get("training", {})
     refuse(
         not {*TRAINING_KEYS} <= {*state},
@@ -143,9 +145,9 @@ def training_state(content, path):
 
 
 def restore_training(state, adamw, path):
-    """Put back AdamW's moments, and the random generator.
+    """Restore AdamW's moments and the state of PyTorch's random generator.
 
-    Raises a Mistake, with both shapes, for moments that are not those of the weights.
+    Raises a Mistake, which names both shapes, if a moment has another shape than its weight.
     """
     adamw.load_state_dict(adamw.state_dict() | {"state": state["optimizer"]["state"]})
     for weight, moments in adamw.state.items():

@@ -1,10 +1,10 @@
-"""How every command reads config files and --key=value flags, and reports a user's mistake.
+"""This reads a command's config files and flags, and reports a user's mistake in one line.
 
     python train_grpo.py config/latent.py --group_size=8         # left to right, the last one wins
 
-A config file is Python and is executed. Every name that it assigns is a setting, except names that
-begin with _, which it may use for itself. A dataclass lists the settings there are: `Config` for a
-run, and `Settings` for `model/pretrain.py`.
+A config file is Python, and we execute it. Every name that it assigns is a setting, except names
+that begin with _, which it may use for itself. A dataclass lists all settings: `Config` those of a
+run, and `Settings` those of `model/pretrain.py`.
 """
 
 import argparse
@@ -24,20 +24,20 @@ from data.exceptions import Mistake, refuse
 from grpo.plumbing.checkpoint import ROOT, find
 
 LARGEST = 2**31 - 1
-TINY = 1e-9  # for what must be more than 0
+TINY = 1e-9  # "more than 0" means at least this, "less than 1" at most 1 minus this
 
-# The least and the largest value of a setting. For a setting that is not listed, the least is 1 if
-# it is a whole number, and otherwise 0.
+# The least and the largest value of a setting. A whole number that is not listed here has to be at
+# least 1, and any other number at least 0.
 RANGES = {
     "group_size": (2, LARGEST),
-    "block_size": (5, LARGEST),  # the 5-gram model of the evaluation needs 5
+    "block_size": (5, LARGEST),  # the evaluation's 5-gram model needs 5 characters
     "temperature": (1e-3, 100),
     "repetition_penalty": (1, 100),
     "n_embd": (32, LARGEST),
 }
 for name in "top_k minibatch_size warmup_iters lr_decay_iters seed".split():
     RANGES[name] = (0, LARGEST)
-for name in "generator_steps judge_steps judge_layers".split():  # of model/pretrain.py
+for name in "generator_steps judge_steps judge_layers".split():  # settings of model/pretrain.py
     RANGES[name] = (0, LARGEST)
 for name in "mask_ratio min_p xtc_probability clip_eps".split():
     RANGES[name] = (0, 1)
@@ -50,10 +50,10 @@ for name in "beta1 beta2".split():
 
 
 def convert(settings, name, value, source):
-    """Turn text from a flag, or a Python value from a file, into what a setting holds.
+    """Convert the text of a flag, or a value from a config file, to the type of its setting.
 
-    `settings` is the dataclass. Raises a Mistake, which names `source`, for what the setting does
-    not take.
+    `settings` is the dataclass. Raises a Mistake, which names `source`, if there is no such setting
+    or if it does not take this value.
     """
     kinds = settings.__annotations__  # {name: type}
     fix = "--help lists them; a config file's own names begin with _"
@@ -61,15 +61,15 @@ def convert(settings, name, value, source):
         fix = f"did you mean {near!r}?"
     refuse(name not in kinds, f"{source}: there is no setting {name!r}; {fix}")
     kind = kinds[name]
-    choices = get_args(kind)  # of a Literal
+    choices = get_args(kind)  # the values of a Literal, or ()
     low, high = RANGES.get(name, (int(kind is int), LARGEST))
     text = str(value)
-    with contextlib.suppress(ValueError):  # of text that is no number
+    with contextlib.suppress(ValueError):  # for text that is not a number
         if kind is str and isinstance(value, str):
-            return os.path.expanduser(value)  # no shell expands the ~ of --out_dir=~/runs
+            return os.path.expanduser(value)  # the shell leaves ~ in --out_dir=~/runs
         if kind is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
-        if text.lower() in choices:  # compile = True in a file
+        if text.lower() in choices:  # a file may say compile = True
             return text.lower()
         if kind in (int, float) and low <= kind(text) <= high:
             return kind(text)
@@ -86,7 +86,7 @@ def run_file(path, what):
         not found.is_file(),
         f"{what} {path} does not exist; name a file, and write a setting as --key=value",
     )
-    sys.path.append(str(found.parent))  # it may import what lies beside it
+    sys.path.append(str(found.parent))  # so that it can import files that lie beside it
     try:
         return runpy.run_path(found)
     except (Exception, SystemExit) as error:  # whatever it raises is the user's mistake
@@ -105,7 +105,7 @@ def read_file(path):
 
 
 def read_flag(settings, argument):
-    """Read one --key=value: -> {name: value}. A bare --key turns a setting of true or false on."""
+    """Read one flag, --key=value: -> {key: value}. For a bool, --key alone means --key=true."""
     name, equals, value = argument.removeprefix("--").partition("=")
     bare = not equals and name in settings.__annotations__
     if bare and settings.__annotations__[name] is bool:
@@ -118,7 +118,8 @@ def read_flag(settings, argument):
 def read_arguments(settings, arguments, usage):
     """Apply config files and flags, left to right: -> {name: value} of what they set.
 
-    `settings` is the dataclass. -h or --help prints it, with the values in force, and ends.
+    `settings` is the dataclass. If -h or --help is among the arguments, this prints the dataclass
+    with the values that the other arguments gave it, and ends the program.
     """
     wants_help = {"-h", "--help"} & {*arguments}
     given = {}
@@ -136,7 +137,7 @@ def read_arguments(settings, arguments, usage):
 
 
 def help_text(config, usage):
-    """Show the class as it stands in its file, with the values in force."""
+    """Return `usage` and the source of the dataclass, with the values of `config` put into it."""
     setting = r"(?m)^(    (\w+): .*? = ).+?(?=  #|$)"
     source = inspect.getsource(type(config))
     return f"{usage}\n\n" + re.sub(setting, lambda it: it[1] + repr(getattr(config, it[2])), source)
@@ -150,7 +151,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def print_cause(error):
-    """Show what a user's own file raised, without the frames that led into it."""
+    """Print the traceback of an error in a user's own file, from that file's first frame on."""
     cause = error.__cause__
     if not cause:
         return
@@ -165,14 +166,14 @@ def print_cause(error):
 def exit_on_mistake(program):
     """Turn a user's mistake into one line on stderr and exit code 2.
 
-    An error in the user's own file shows its traceback before that.
+    If the mistake is an error in a file of the user's own, its traceback comes before that line.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a notebook has put others there
+        if isinstance(stream, io.TextIOWrapper):  # a notebook's streams are of other types
             stream.reconfigure(errors="replace")  # the terminal may not be UTF-8
     try:
         yield
-    except KeyboardInterrupt:  # while a program starts
+    except KeyboardInterrupt:  # Ctrl-C, wherever `Signals` does not handle it
         sys.exit(128 + signal.SIGINT)
     except Mistake as error:
         print_cause(error)

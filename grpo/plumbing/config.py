@@ -1,7 +1,7 @@
-"""The settings of a run: one flat dataclass, whose defaults are the default experiment.
+"""One flat dataclass has all settings of a run, and its defaults are the default experiment.
 
-`load_config` reads them (grpo/plumbing/command_line.py), and `check` finds those that do not go
-together, or that name files which cannot serve.
+`load_config` reads the settings from config files and flags. `check` refuses settings that
+contradict each other, and settings that name a missing file.
 """
 
 import math
@@ -26,18 +26,20 @@ class Config:
     judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model
     # judge, valid_words, JUDGE.pt, FILE.py:FUNCTION, or a weighted sum: judge:1.0,my.py:f:0.5
     reward: str = "judge"
-    # What a judge says of a word: the log of text / base model, or how likely it is text.
+    # A judge's score of a word. log_odds: how much likelier it is in real text than from the base
+    # model, as a log; probability: how likely it is to be real text.
     judge_score: Literal["log_odds", "probability"] = "log_odds"
-    reference_checkpoint: str = ""  # the policy to stay close to; empty: the generator as it starts
-    # Does the reference follow the policy? ema: a little in every step; periodic: a copy at times.
+    reference_checkpoint: str = ""  # the policy to stay close to; empty: generator_checkpoint
+    # static: the reference never changes. ema: it moves towards the policy a little in every step.
+    # periodic: every reference_update_freq steps it becomes a copy of the policy.
     reference_mode: Literal["static", "ema", "periodic"] = "static"
     ema_alpha: float = 0.01  # ema: reference = (1 - ema_alpha) reference + ema_alpha policy
-    reference_update_freq: int = 10  # periodic: steps between copies of the policy
+    reference_update_freq: int = 10  # periodic: steps between two copies
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
     save_interval: int = 10  # steps between checkpoints; one is also written at the end
     eval_interval: int = 10  # steps between looks at a few held-out inputs
     eval_inputs: int = 256  # held-out inputs of the final table
-    replay: bool = True  # after each step a line of replay.jsonl, for `python -m grpo.tools.replay`
+    replay: bool = True  # record replay.jsonl, which `python -m grpo.tools.replay` shows
     wandb_log: bool = False  # log to Weights & Biases too
     wandb_project: str = "fill-in-grpo"  # its project
     wandb_run_name: str = ""  # its run name; empty: wandb invents one
@@ -46,7 +48,8 @@ class Config:
     batch_size: int = 40  # masked inputs per micro-batch
     gradient_accumulation_steps: int = 1  # micro-batches per step
     block_size: int = 64  # characters per input, T
-    # Train on your own inputs: JSON {"prompts": ["th_ c_t", ...]}, _ for a blank, of any lengths.
+    # Train on your own inputs, each at most block_size long: a JSON file that holds
+    # {"prompts": ["th_ c_t", ...]}, with _ for a blank.
     prompts_file: str = ""
     masking: str = "short"  # random, span, word, short, sticky, or a mix: random:0.5,word:0.5
     mask_ratio: float = 0.15  # share of hidden characters (random, span, sticky)
@@ -56,59 +59,60 @@ class Config:
     group_size: int = 16  # completions per input, G: each is compared with the others
     temperature: float = 1.0  # softmax temperature of the policy
     top_k: int = 0  # draw from the k likeliest characters; 0: from all
-    top_p: float = 1.0  # draw from the likeliest characters that hold this share; 1: from all
-    min_p: float = 0.0  # draw from characters this likely, relative to the likeliest; 0: from all
-    xtc_threshold: float = 0.1  # of those at least this likely, XTC keeps only the least likely
-    xtc_probability: float = 0.0  # XTC does so at each blank with this probability; 0: off
-    # Divides the logits of characters in the visible text, which are most of the alphabet; 1: off.
+    top_p: float = 1.0  # draw from the likeliest that together have this probability; 1: from all
+    min_p: float = 0.0  # drop characters with less than this share of the top probability; 0: none
+    xtc_threshold: float = 0.1  # of characters this likely or more, XTC keeps only the least likely
+    xtc_probability: float = 0.0  # chance that XTC does this at a blank; 0: off
+    # Above 1, characters of the visible text become less likely. Most of the alphabet is visible.
     repetition_penalty: float = 1.0
 
     # GRPO.
     kl_beta: float = 0.65  # weight of KL(policy || reference)
     kl_estimator: Literal["exact", "k1", "k2", "k3"] = "exact"
     entropy_coef: float = 0.0  # weight of the entropy bonus
-    top_entropy_quantile: float = 1.0  # share of blanks, the most uncertain, that learn; 1: all
+    top_entropy_quantile: float = 1.0  # share of blanks that rewards teach, the least sure; 1: all
     loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are averaged
     baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
     scale_rewards: Literal["group", "batch", "none"] = "none"  # what advantages are divided by
     credit: Literal["input", "run"] = "run"  # a blank answers for all words, or for its own
-    # What each letter wants to maximise; `clip` is PPO's. The others need a ratio for each letter.
+    # What each letter wants to maximise. All but PPO's `clip` need importance_sampling_level=token.
     objective: Literal["clip", "cispo", "sapo", "gmpo", "dppo"] = "clip"
     sapo_tau: float = 1.0  # sapo: how sharply the ratio is bounded; larger is sharper
     sapo_tau_negative: float = 1.05  # the same where the advantage is negative
-    importance_sampling_level: Literal["token", "sequence", "none"] = "token"  # of the ratio
+    # How many importance ratios: one for each letter, one for each completion (sequence), or none.
+    importance_sampling_level: Literal["token", "sequence", "none"] = "token"
     clip_eps: float = 0.2  # the ratio is clipped below at 1 - clip_eps
     clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high
-    clip_delta: float = 0.0  # bounds the ratio where the advantage is negative; 0: nothing does
-    num_iterations: int = 2  # times that a rollout is used; without a ratio 1
-    minibatch_size: int = 0  # inputs per update, shuffled; 0: all of the step's
+    clip_delta: float = 0.0  # largest ratio where the advantage is negative; 0: no bound
+    num_iterations: int = 2  # times that each rollout is used; without a ratio it must be 1
+    minibatch_size: int = 0  # inputs per update, shuffled; 0: all inputs of the step
 
     # The optimizer.
     max_iters: int = 30  # steps
     learning_rate: float = 1e-3  # peak learning rate of AdamW
     min_lr: float = 0.0  # learning rate at the end of the cosine
-    warmup_iters: int = 5  # steps of linear warm-up; in a shorter run all
+    warmup_iters: int = 5  # steps of linear warm-up; a shorter run only warms up
     lr_decay_iters: int = 0  # steps until min_lr; 0: max_iters
-    weight_decay: float = 0.0  # AdamW's, on matrices
-    beta1: float = 0.9  # AdamW's
-    beta2: float = 0.99  # AdamW's
-    grad_clip: float = 1.0  # largest norm of the gradient; 0: any
+    weight_decay: float = 0.0  # AdamW's weight decay, only on matrices
+    beta1: float = 0.9  # AdamW's decay of the mean gradient
+    beta2: float = 0.99  # AdamW's decay of the mean squared gradient
+    grad_clip: float = 1.0  # largest norm of the gradient; 0: no limit
 
     # The machine.
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one
-    reference_device: str = "auto"  # where the frozen reference lives; auto: on device
+    reference_device: str = "auto"  # where the reference lives; auto: on `device`
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 if it is fast here
-    compile: Literal["auto", "true", "false"] = "auto"  # auto: on cuda
+    compile: Literal["auto", "true", "false"] = "auto"  # auto: true on cuda
     gradient_checkpointing: bool = False  # less memory, more time, the same gradients
-    kernel: Literal["auto", "cuda", "torch"] = "auto"  # fused for CUDA; auto: where it can run
-    seed: int = 1  # of inputs and draws
+    kernel: Literal["auto", "cuda", "torch"] = "auto"  # cuda: the fused kernel; auto: if it can run
+    seed: int = 1  # seed of the inputs and the draws
 
 
 def load_config(arguments=()):
     """Read config files and --key=value flags, applied left to right: -> `Config`.
 
-    A resumed run takes its settings from its checkpoint. Settings that are given again replace
-    those, and the changes are printed. Raises a Mistake of one line for anything wrong.
+    A resumed run takes its settings from its checkpoint. Settings that you give again replace
+    those, and this prints the changes. Raises a Mistake if anything is wrong with the settings.
     """
     usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
     given = read_arguments(Config, arguments, usage)
@@ -121,11 +125,14 @@ def load_config(arguments=()):
 
 
 def resume(out, given):
-    """Take the settings of the run in `out`, and what is given again: -> `Config`."""
+    """Take the settings of the run in `out`, changed as `given` {name: value} says: -> `Config`.
+
+    Raises a Mistake if the run has no steps left, or if its reward is a FILE.py not given again.
+    """
     path = Path(out) / LATEST
     state = training_state(read(path), path)
     old = from_saved(state["config"], str(path))
-    here = {"init_from": "resume", "out_dir": out}  # the folder that is read is the one to write
+    here = {"init_from": "resume", "out_dir": out}  # go on in the folder that we read from
     new = replace(old, **given | here)
     refuse(
         ".py:" in old.reward and "reward" not in given,
@@ -148,12 +155,12 @@ def resume(out, given):
 
 
 def from_saved(saved, path):
-    """Check the settings that the checkpoint `path` holds: -> `Config`."""
+    """Check the settings {name: value} that the checkpoint `path` holds: -> `Config`."""
     return Config(**{name: convert(Config, name, value, path) for name, value in saved.items()})
 
 
 def check(config):
-    """Raise a Mistake for settings that do not go together, or files that cannot serve."""
+    """Raise a Mistake if settings contradict each other, or name a file that we cannot use."""
     refuse(not config.out_dir, "out_dir is empty; write for example out_dir=out")
     several = config.minibatch_size and n_processes() > 1
     refuse(several, "minibatch_size shuffles the inputs of one process; set minibatch_size=0")
@@ -202,7 +209,7 @@ def parse_reward(text):
 
 
 def find_dataset(name):
-    """Look for a folder under data/, or for one of this very name: -> Path."""
+    """Look for a dataset's folder, first as data/`name`, then as `name` itself: -> Path."""
     for folder in (Path("data") / name, Path(name)):
         file = find(folder / "meta.json")
         if file.exists():
@@ -221,16 +228,17 @@ def named_files(config):
     ):
         named.append((name, getattr(config, name)))
     for part in parse_reward(config.reward):
-        path, _, name = part.rpartition(":")  # my.py:f, judge.pt, or the name judge
+        path, _, name = part.rpartition(":")  # a part is my.py:f, judge.pt, or a name like judge
         if "." in part:
             named.append(("reward", path or name))
     return named
 
 
 def check_files(named, moved=""):
-    """Raise a Mistake for a file that is missing, or that lies in a folder which is moved aside.
+    """Raise a Mistake for a file that is missing, or that lies in the folder `moved`.
 
-    Only the dataset may be missing, because the default text is made.
+    `moved` is a new run's out_dir. If an earlier run is in there, the new run moves that folder
+    aside, with all its files. A dataset may be missing, because `load_data` makes the default text.
     """
     for name, path in named:
         found = find(path)

@@ -1,4 +1,4 @@
-"""The loaders: from settings to a device, data, models, policies and rewards."""
+"""This turns settings into a device, data, models, policies and rewards."""
 
 import os
 from functools import partial
@@ -20,10 +20,10 @@ from grpo.sampling import Sampling, penalise_repetition
 
 
 def pick_device(name):
-    """Turn `auto`, or the name of any device that is there, into a torch.device.
+    """Turn `auto`, or a device's name, into a torch.device.
 
-    Under torchrun every process has a GPU of its own. Raises a Mistake for a device that is not on
-    this machine.
+    Under torchrun, `auto` and `cuda` give each process a GPU of its own. Raises a Mistake for a
+    device that is not on this machine.
     """
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     if name == "cuda" or (name == "auto" and gpus):
@@ -40,7 +40,7 @@ def pick_device(name):
 def pick_dtype(name, device):
     """Turn `auto` into bfloat16 if the device has instructions for it, else into float32.
 
-    On a CPU that has them, bfloat16 takes about half the time.
+    On a CPU with such instructions, bfloat16 about halves the time of a step.
     """
     if name != "auto":
         return name
@@ -52,16 +52,20 @@ def pick_dtype(name, device):
 
 
 def can_compile():
-    """Try whether torch.compile works: on a CPU it needs a C++ compiler and its headers."""
+    """Try out whether torch.compile works. For a CPU it needs a C++ compiler with headers."""
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(64))
-    except Exception:  # whatever is missing, or broken
+    except Exception:  # its type depends on what is missing or broken
         return False
     return True
 
 
 def pick_compile(name, device):
-    """Turn `auto` into true on CUDA. A CPU takes a minute for it, too long for a short run."""
+    """Turn `auto` into "true" on CUDA if torch.compile works there, and otherwise into "false".
+
+    On a CPU, compiling takes a minute, which is too long for a short run. Raises a Mistake if the
+    user asks for "true" and torch.compile does not work.
+    """
     wanted = name == "true" or (name == "auto" and device.type == "cuda")
     works = wanted and can_compile()
     refuse(name == "true" and not works, "compile=true needs a C++ compiler; set compile=false")
@@ -69,9 +73,10 @@ def pick_compile(name, device):
 
 
 def load_data(dataset, block_size, prompts_file=""):
-    """Load train and val of data/`dataset`. With a prompts_file, train gives batches of those.
+    """Load both splits of a dataset: -> train, val. A prompts_file replaces the inputs of train.
 
-    The default text is made where it is missing. Raises a Mistake for data that cannot serve.
+    If the default text is missing, the first process makes it. Raises a Mistake for data that is
+    missing, damaged or too short.
     """
     folder = find_dataset(dataset)
     missing = dataset == Config.dataset and not (folder / "meta.json").exists()
@@ -90,8 +95,10 @@ def load_data(dataset, block_size, prompts_file=""):
 def load_models(config, vocabulary, saved=None):
     """Load the generator, the reference (the base model) and the judge, all on the CPU.
 
-    `saved` is the checkpoint to go on from. Raises a Mistake for a file that is missing, damaged,
-    of another kind or vocabulary, and for a model that is shorter than block_size.
+    `saved` is the content of the checkpoint that a resumed run goes on from. Raises a Mistake for a
+    file that is missing, damaged, or of another kind or vocabulary. It also raises one for a model
+    that was made for shorter texts, and for a reference whose latent has another number of values
+    than the generator's.
     """
     base = config.reference_checkpoint or config.generator_checkpoint
     reference = load_model(base, "generator", vocabulary).requires_grad_(False)
@@ -110,7 +117,7 @@ def load_models(config, vocabulary, saved=None):
 
 
 def check_length(block_size, *models):
-    """Raise a Mistake for models that were made for shorter texts."""
+    """Raise a Mistake for a model that was made for texts shorter than block_size."""
     for model in models:
         longest = model.trunk.config.block_size
         refuse(
@@ -121,9 +128,9 @@ def check_length(block_size, *models):
 
 
 def on_device(model, device, config):
-    """Wrap a model as a function of tokens, with autocast and torch.compile as the settings say.
+    """Move a model to `device`, and wrap it as a function of tokens that lie on any device.
 
-    The tokens may lie on any device. The result lies on `device`.
+    It autocasts and is compiled if the settings say so. Its result lies on `device`.
     """
     model.to(device)
     if config.compile == "true":
@@ -150,9 +157,9 @@ def make_judge(model, device, config):
 
 
 def make_policy(generator, device, config):
-    """Wrap a generator as a policy, a function: `Batch` -> a distribution over its fills.
+    """Wrap a generator as a policy, a function that maps a `Batch` to a distribution over fills.
 
-    The network reads the masked inputs once, in pieces of batch_size.
+    One call runs the network once on each masked input, batch_size inputs at a time.
     """
     network = on_device(generator, device, config)
     distribution = Latent if generator.n_latent > 1 else Product  # a third policy goes here
@@ -163,7 +170,7 @@ def make_policy(generator, device, config):
     def policy(batch):
         recompute = config.gradient_checkpointing and torch.is_grad_enabled()
         parts = batch.masked.split(config.batch_size)
-        outputs = [network(part, recompute=recompute) for part in parts]  # a tuple of each part
+        outputs = [network(part, recompute=recompute) for part in parts]  # a tuple for each part
         tensors = [torch.cat(pieces).to(batch.masked.device) for pieces in zip(*outputs)]
         if penalty != 1:
             tensors[-1] = penalise_repetition(tensors[-1], batch.masked, batch.mask, penalty)
@@ -173,7 +180,7 @@ def make_policy(generator, device, config):
 
 
 def load_function(path, name):
-    """Load a user's own reward. If the file fails or lacks it, this raises a Mistake."""
+    """Load a user's own reward function. Raises a Mistake if the file fails or does not have it."""
     values = run_file(path, "reward file")
     if not callable(values.get(name)):
         line = f"reward file {path} has no function {name}; write"
@@ -183,10 +190,10 @@ def load_function(path, name):
 
 
 def load_rewards(config, judge, vocabulary, lexicon, device):
-    """Make the setting `reward` ready to use; `judge` maps tokens to logits."""
+    """Make the `Rewards` that the setting `reward` describes. `judge` maps tokens to logits."""
     parts = {}
     for name, weight in parse_reward(config.reward).items():
-        path, _, short = name.rpartition(":")  # in metrics: my.py:f is f, model/judge_b.pt judge_b
+        path, _, short = name.rpartition(":")  # the name in metrics, f for my.py:f
         if name == "judge":
             function = partial(judge_reward, judge, config.judge_score)
         elif name == "valid_words":

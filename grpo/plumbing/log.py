@@ -1,4 +1,4 @@
-"""This keeps a run's metrics.jsonl, progress bar and wandb, its clock, and watches for signals."""
+"""This logs a run to metrics.jsonl, a progress bar and wandb, times it and watches for signals."""
 
 import contextlib
 import json
@@ -25,7 +25,10 @@ except ImportError:  # Windows has no such lock
 
 
 class Clock:
-    """Times the calls of a step in milliseconds. On CUDA it records events, and waits in `read`."""
+    """This times the calls of a step, in milliseconds.
+
+    On CUDA it records events, so nothing waits for the device until `read` does.
+    """
 
     def __init__(self, device):
         self.cuda = device.type == "cuda"
@@ -43,7 +46,7 @@ class Clock:
         return event
 
     def timed(self, name, call):
-        """Make a function that does what `call` does, and whose time counts as NAME_ms."""
+        """Wrap `call` in a function that does the same, and adds its time to the figure NAME_ms."""
 
         def timed_call(*arguments):
             begin = self.now()
@@ -54,7 +57,10 @@ class Clock:
         return timed_call
 
     def read(self):
-        """Return {"policy_ms": ..., "step_ms": all since `start`, "rest_ms": what is left}."""
+        """Return {"policy_ms": ..., "step_ms": ..., "rest_ms": ...}.
+
+        step_ms is the time since `start`, and rest_ms is the part of it that no timed call took.
+        """
         end = self.now()
         if self.cuda:
             torch.cuda.synchronize()
@@ -70,17 +76,17 @@ class Clock:
 
 
 class Signals:
-    """Ctrl-C, SIGTERM and a terminal that is closed ask for the step to be finished and saved.
+    """This lets a program finish its step and save after Ctrl-C, SIGTERM or a closed terminal.
 
-    A second signal ends the program at once. Under torchrun it does not, because torchrun repeats
-    every signal by itself.
+    A second signal ends the program at once. Under torchrun it does not, because torchrun may send
+    a signal a second time by itself.
     """
 
     def __enter__(self):
         self.received = 0
         self.before = {}
         for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-            if signal.getsignal(number) != signal.SIG_IGN:  # by nohup
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup tells us to ignore SIGHUP
                 self.before.setdefault(number, signal.signal(number, self.receive))
         return self
 
@@ -93,9 +99,12 @@ class Signals:
                 os.write(2, b"\nfinishing what is at hand; again: stop now\n")
 
     def requested(self):
-        """Return the signal, or 0. All processes get one answer: none waits for one that left."""
+        """Return the signal that arrived, or 0.
+
+        All processes get the same answer, because if only one ended, the others would wait for it.
+        """
         stop = largest_of_processes(self.received)
-        self.received = stop or self.received  # one that came meanwhile is for the next call
+        self.received = stop or self.received  # a signal that just arrived is for the next call
         return stop
 
     def __exit__(self, *_):
@@ -104,7 +113,7 @@ class Signals:
 
 
 def read_metrics(path):
-    """Read the lines of a .jsonl: a list of dicts. One that a kill cut short is left out."""
+    """Read a .jsonl file: -> a list of dicts. This leaves out a last line that a kill cut short."""
     lines = Path(path).read_text().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -115,9 +124,10 @@ WIDTH = 40  # characters of a curve
 
 
 def curves(metrics, apart=()):
-    """Draw the CURVES of {run: its metrics}, each a row of bars between its first and last number.
+    """Draw the CURVES of each run as text: the first value, a row of bars, and the last value.
 
-    The runs share one scale for each curve. In a curve that `apart` names, each run has its own.
+    `metrics` is {run: the lines of its metrics.jsonl}. All runs share one scale in a curve, except
+    in the curves that `apart` names, where every run has a scale of its own.
     """
     lines = []
     width = max(map(len, metrics))
@@ -140,16 +150,17 @@ def save_table(out_dir, result, completions):
 
 
 def cut_back(path, start):
-    """Cut a .jsonl back to the lines of the iterations before `start`."""
+    """Cut off the lines of a .jsonl from iteration `start` on."""
     kept = sum(line["iteration"] < start for line in read_metrics(path))
     os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
 
 
 def claim(folder, start, name="metrics.jsonl"):
-    """Open this file of the folder, cut back to step `start`, and keep other runs out.
+    """Open the file `name` in a run's folder for appending, and keep other runs out: -> the file.
 
-    The file is locked while it is open. A new run moves the folder of an earlier one aside, whole.
-    Raises a Mistake if another run is in there, or the folder cannot be written.
+    The file is locked while it is open. A resumed run first cuts it back to step `start`. But with
+    `start` 0 the run is new, and first moves the whole folder of an earlier run aside. Raises a
+    Mistake if another run is using the folder, or if we cannot write there.
     """
     path = folder / name
     try:
@@ -172,7 +183,7 @@ def claim(folder, start, name="metrics.jsonl"):
     return file
 
 
-WANDB = {"silent": True, "init_timeout": 30, "finish_timeout": 30}  # seconds that a run waits
+WANDB = {"silent": True, "init_timeout": 30, "finish_timeout": 30}  # timeouts in seconds
 
 
 def start_wandb(config):
@@ -184,24 +195,24 @@ def start_wandb(config):
         dir=config.out_dir,
         config=asdict(config),
         settings=WANDB,
-        resume="auto",  # goes on with the run that a kill cut short here
+        resume="auto",  # if a kill ended a run here, wandb goes on with it
     )
     tqdm.write(f"wandb: {run.url or run.dir}")
     return run
 
 
-# A line of 80 columns holds this, and all that it shows.
+# The progress bar fits into 80 columns, with everything that it shows.
 BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 SHOWN = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl"}
 
 
 class Log:
-    """This writes config.json, metrics.jsonl, the progress bar and wandb while a run goes."""
+    """This writes config.json and metrics.jsonl, moves the progress bar, and logs to wandb."""
 
     def __init__(self, config, start):
-        """Open the files. Raises a Mistake, with nothing written, if out_dir is another run's."""
+        """Open the files. If another run uses out_dir, raise a Mistake before writing anything."""
         out = Path(config.out_dir)
-        self.first = is_first()  # of several processes one is heard
+        self.first = is_first()  # only the first process writes and prints
         self.file = claim(out, start) if self.first else open(os.devnull, "a")
         write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
         total = config.max_iters
@@ -212,16 +223,16 @@ class Log:
         self.wandb = self.unless_it_fails(start_wandb, config) if wanted else None
 
     def unless_it_fails(self, call, *arguments):
-        """Call wandb. Whatever fails there ends that log with one warning, and not the run."""
+        """Call wandb. If it fails, the run prints one warning and goes on without wandb."""
         try:
             return call(*arguments)
-        except Exception as error:  # network, login, a process of its own
+        except Exception as error:  # in the network, the login, or wandb's own process
             self.wandb = None
             line = f"{type(error).__name__}: {error}".splitlines()[0]
             self.say(f"wandb_log=true is given up, the run goes on without: {line}")
 
     def to_wandb(self, send):
-        """Call send(its run), if there is one."""
+        """Call `send` with wandb's run, if this run logs to wandb."""
         if self.wandb:
             self.unless_it_fails(send, self.wandb)
 
@@ -230,7 +241,7 @@ class Log:
             tqdm.write(text)
 
     def metrics(self, step, numbers):
-        """Write a line of metrics.jsonl."""
+        """Write a step's line of metrics.jsonl, and show its numbers in the bar and in wandb."""
         self.file.write(json.dumps({"iteration": step, **numbers}, allow_nan=False) + "\n")
         self.file.flush()
         shown = {name: f"{numbers[metric]:.3f}" for name, metric in SHOWN.items()}
@@ -239,6 +250,6 @@ class Log:
 
     def close(self, failed):
         self.bar.close()
-        with contextlib.suppress(OSError):  # of a full disk, which ended the run
+        with contextlib.suppress(OSError):  # a full disk may have ended the run
             self.file.close()
         self.to_wandb(lambda run: run.finish(exit_code=int(failed)))

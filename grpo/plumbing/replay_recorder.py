@@ -1,11 +1,11 @@
 """This writes replay.jsonl, for grpo/tools/replay.py: a header, then a line for each step.
 
-A line says how sure the policy is of every letter of a few held-out inputs after the step. It also
-holds the group of completions that the step pushed most, with the numbers of each drawn letter:
-those from before the updates, and its ratio after them. A line has some 9 kB in the default
-experiment.
+A line says how likely each character is at each blank of a few held-out inputs, after the step. It
+also holds the group of completions that the step pushed most. For every letter drawn there it has
+the reward, the advantage and the log-probability from before the updates, and the importance ratio
+after them. In the default experiment a line takes about 9 kB.
 
-Letters: N held-out inputs, n blanks of one text or of all, G completions, T characters, V
+Letters: N held-out inputs, n blanks of one text or of all texts, G completions, T characters, V
 vocabulary.
 """
 
@@ -23,19 +23,22 @@ from grpo.plumbing.log import cut_back, read_metrics
 
 FILE = "replay.jsonl"
 FORMAT = 3
-INPUTS = 8  # held-out inputs that are watched: the first
-DRAWS = 200  # at most so many letters of a group are recorded, those of its first completions
+INPUTS = 8  # we watch this many held-out inputs, the first ones
+DRAWS = 200  # of a group we record the first completions, up to this many letters
 
 
 def unpack(text, width):
-    """Read what `view` packed: a text -> an array of whole numbers to 255, in rows of `width`."""
+    """Unpack what `view` packed: text -> numbers from 0 to 255, an array in rows of `width`."""
     return np.frombuffer(base64.b64decode(text), "u1").reshape(-1, width)
 
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def view(policy, batch, vocabulary):
-    """Take the best guess and each character's probability (n,V), 255 for 1, at all blanks."""
+    """Return the policy's best guess, and each character's probability, at all blanks of a batch.
+
+    The probabilities (n,V) are packed into a text, with one byte for each, which is 255 for 1.
+    """
     q = policy(batch)
     guess = q.best_guess()[batch.mask]  # (n,)
     of_blanks = q.marginal().logits[batch.mask]  # (n,V)
@@ -53,7 +56,7 @@ def append(config, line):
 
 
 def begin(before, held_out, config, start):
-    """Write the header, with the base model's view. A resumed run keeps the one it has."""
+    """Write the header, with what the base model says. A resumed run keeps the header it has."""
     vocabulary = held_out.vocabulary
     few = held_out.batch[:INPUTS]
     header = {
@@ -68,7 +71,7 @@ def begin(before, held_out, config, start):
     old = read_metrics(path) if start and path.exists() else []
     if old and old[0]["masked"] == header["masked"]:
         cut_back(path, start)
-    else:  # a new run, or one that goes on with other inputs
+    else:  # a new run, or a resumed one with other held-out inputs
         path.unlink(missing_ok=True)
         append(config, header)
 
@@ -78,13 +81,13 @@ def begin(before, held_out, config, start):
 def record(policy, held_out, config, step, rollout):
     """Write what the policy says after the step, and the group that the step pushed most.
 
-    The ratio of a letter is that of the policy after all updates of the step, which is also what
-    another update on the same draws would see. `bounded` says whether a bound of the objective,
-    such as the clip, would act on it there.
+    That group has the largest sum of |advantages|. We compute each letter's ratio with the policy
+    after all updates of the step. One more update on the same draws would see this ratio, and
+    `bounded` says whether a bound of the objective, such as the clip, would then act on it.
     """
     at_blanks = rollout.advantages * rollout.batch.mask[:, None]  # (B,G,T)
     most = at_blanks.abs().sum(dim=(1, 2)).argmax()
-    group = rollout[most[None]]  # the same with B = 1
+    group = rollout[most[None]]  # the rollout of that input alone, B = 1
     words, mask = group.batch.words, group.batch.mask[0]  # (1,T), (T,)
     q = policy(group.batch)
     logp = q.score(group.fills, q).logp  # (1,G,T)

@@ -1,4 +1,4 @@
-"""A `Run` makes all that the steps need, logs and saves after each of them, and ends the run."""
+"""A `Run` makes everything that the steps need, logs them, saves, and prints a table at the end."""
 
 import math
 import shlex
@@ -41,8 +41,8 @@ from grpo.plumbing.load import (
 from grpo.plumbing.log import Clock, Log, Signals, curves, read_metrics, save_table
 from grpo.reference import make_reference
 
-# The first of these metrics that is not finite tells what went wrong: each is made from those
-# before it.
+# NaN spreads from a metric only to those below it, so the first one that is not finite tells what
+# went wrong.
 SUSPECTS = {
     "entropy": "the generator's logits",
     "log_prob": "the generator's logits after the update",
@@ -54,10 +54,11 @@ SUSPECTS = {
 
 
 def as_numbers(metrics):
-    """Turn {metric: scalar tensor} into {metric: number}, waiting for the device once.
+    """Turn {metric: scalar tensor} into {metric: number}, and wait for the device only once.
 
-    Raises FloatingPointError, naming the tensor, where one is not finite. `Optimizer.step` has then
-    skipped the update. If it is `log_prob`, the update was finite, and was made.
+    Raises FloatingPointError, which says what went wrong, if one of the SUSPECTS is not finite. By
+    then `Optimizer.step` has skipped the bad update. Only `log_prob` is different: its update was
+    finite and was made, but the new weights give logits that are not finite.
     """
     values = torch.stack(list(metrics.values())).tolist()
     numbers = dict(zip(metrics, values))
@@ -71,13 +72,13 @@ def as_numbers(metrics):
 class Run:
     """This holds the models, data, optimizer and files of a run, and logs and saves its steps.
 
-    A user's mistakes are found while this is made, before the run writes anything. From Python:
+    It finds a user's mistakes while it is made, before it writes anything. Use it from Python:
 
         from train_grpo import Run, load_config, train
 
         with Run(load_config(["config/quick.py", "--out_dir=out-mine"])) as run:
             train(run)
-            run.finish()  # the table
+            run.finish()  # prints the table
     """
 
     def __init__(self, config):
@@ -99,12 +100,12 @@ class Run:
         vocabulary = self.data.vocabulary
         self.device = device
 
-        # The networks, and the policies and functions that call them.
+        # Make the networks, and the policies and functions that call them.
         self.policy_network, base, judge = load_models(config, vocabulary, saved)
         fused = choose(config, device, len(vocabulary), self.policy_network.n_latent)
         self.config = config = replace(config, kernel=fused)
         self.reference_network = make_reference(base, config.reference_mode, state.get("reference"))
-        before = base  # the generator as the run began
+        before = base  # the generator from before the first step
         if config.reference_checkpoint:
             before = load_model(config.generator_checkpoint, "generator", vocabulary)
         self.clock = Clock(device)
@@ -118,20 +119,20 @@ class Run:
         self.rewards = load_rewards(config, self.judge, vocabulary, self.held_out.lexicon, device)
         few = self.held_out.batch[:2]
         fills = few.tokens[:, None].repeat(1, 3, 1)  # (2,3,T)
-        with torch.compiler.set_stance("force_eager"):  # a mistake in the user's own is found now
+        with torch.compiler.set_stance("force_eager"):  # a user's faulty reward fails now
             evaluate.opinions(self.judge, self.rewards, fills, few)
         self.optimizer = Optimizer(self.policy_network, config)
-        # Inputs and draws have seeds of their own; this is for whatever else may draw.
+        # Inputs and draws have seeds of their own. This seed is for a user's reward that draws.
         torch.manual_seed(config.seed)
         if state:
             restore_training(state, self.optimizer.adamw, config.out_dir)
 
-        self.again = shlex.quote(config.out_dir)  # on a command line
-        if ".py:" in config.reward:  # no checkpoint may ask for code
+        self.again = shlex.quote(config.out_dir)  # how to name this run on a command line
+        if ".py:" in config.reward:  # a checkpoint may not make us run code, only the user may
             self.again += f" --reward={shlex.quote(config.reward)}"
         self.start = self.step = self.saved = state.get("iteration", 0)
         self.signals = Signals()
-        self.log = Log(config, self.start)  # from here on files are written
+        self.log = Log(config, self.start)  # from here on we write files
         self.records = config.replay and self.log.first
 
     def __enter__(self):
@@ -143,20 +144,20 @@ class Run:
         return self
 
     def look(self, step):
-        """Show a few held-out inputs as text, before and now."""
+        """Print how the base model and the policy fill a few held-out texts."""
         shown = evaluate.peek(self.policy, self.before, self.held_out, step)
         self.log.say(shown)
 
     def draw_batch(self, step):
-        """Draw the masked inputs of a step. Its time begins here."""
+        """Start the clock of a step, and draw its masked inputs: -> `Batch`."""
         self.step = step
         self.clock.start()
         return self.clock.timed("data", draw_batch)(self.data, self.config, step, self.device)
 
     def log_and_save(self, step, rollout, metrics):
-        """Write the step's line of metrics.jsonl; save and show now and then; end after Ctrl-C.
+        """Write the step's line of metrics.jsonl. Every few steps, save and show some fills.
 
-        Raises FloatingPointError where a metric is not finite.
+        After Ctrl-C, save and end the program. Raises FloatingPointError if a metric is not finite.
         """
         config = self.config
         done = step + 1
@@ -190,13 +191,13 @@ class Run:
     @torch.no_grad()
     @torch.compiler.set_stance("force_eager")
     def check_weights(self):
-        """Raise FloatingPointError where the update left weights whose logits are not finite."""
+        """Raise FloatingPointError if the updated weights give logits that are not finite."""
         few = self.held_out.batch[:2]
         log_prob = self.policy(few).log_prob(few.tokens[:, None]).sum()
         as_numbers({"log_prob": log_prob})
 
     def finish(self):
-        """Make the table, and answer what a reader asks next: how did it go, and what now?"""
+        """Make the table. Print it, the curves of the run, and commands to try next."""
         out = self.config.out_dir
         self.log.bar.close()
         trained = time.monotonic()
@@ -225,7 +226,7 @@ class Run:
         self.log.to_wandb(lambda run: run.summary.update(result))
 
     def __exit__(self, kind, error, _):
-        """Where a run ends early, say in one last line why, what is saved and how to go on."""
+        """If the run ends early, print one last line: why, what is saved, and how to go on."""
         self.signals.__exit__()
         self.log.close(failed=kind is not None)
         if not error:

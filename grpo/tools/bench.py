@@ -1,15 +1,17 @@
 """Time a step on this machine, and the two operations that the CUDA kernel fuses.
 
-    python -m grpo.tools.bench                        # minutes on 2 CPU cores
+    python -m grpo.tools.bench                        # takes minutes on 2 CPU cores
 
 Variants take turns in one process, and the first round, which warms up, does not count. We print
 the median of seven rounds in milliseconds, and the median ratio to the first variant's time in the
 same round.
 
-step        `grpo_step` of the default experiment, but with 16 inputs and one update a rollout, and
-            the judge alone on the same completions; both eager and compiled.
-operations  `sample_completions`, and `logprobs` with its gradient: eager, compiled, and fused where
-            the kernel runs; 64 inputs of 64 characters, all of them blanks.
+step        times `grpo_step` in the default experiment, but with 16 inputs and one update for each
+            rollout. It also times the judge alone on the same completions. Both are measured eager
+            and compiled.
+operations  times `sample_completions`, and `logprobs` with its gradient, on 64 inputs of 64
+            characters, all of them blanks. Both are measured eager, compiled, and, where the kernel
+            runs, fused.
 
 Letters: B inputs, T characters, G completions of each input, V characters of vocabulary.
 """
@@ -31,12 +33,12 @@ from grpo.sampling import Sampling, sample_completions
 from train_grpo import grpo_step
 
 ROUNDS = 7
-STEP = {"batch_size": 16, "num_iterations": 1, "learning_rate": 0}  # all rounds do the same
-B, T, V = 64, 64, 28  # of the operations
+STEP = {"batch_size": 16, "num_iterations": 1, "learning_rate": 0}  # at rate 0 all rounds are alike
+B, T, V = 64, 64, 28  # the sizes in `operations`
 
 
 def race(title, variants, device):
-    """Print a line for each of the `variants`, {name: call}."""
+    """Time the `variants`, {name: call}, in turns, and print a line for each of them."""
     clock = Clock(device)
     times = {name: [] for name in variants}
     for _ in range(1 + ROUNDS):
@@ -47,12 +49,12 @@ def race(title, variants, device):
     print(title)
     first, *_ = times.values()
     for name, ms in times.items():
-        ratio = np.median(np.divide(ms, first)[1:])  # the first round warms up, compiles
+        ratio = np.median(np.divide(ms, first)[1:])  # the first round warms up and compiles
         print(f"  {name:22s}{np.median(ms[1:]):10.2f} ms{ratio:8.2f}")
 
 
 def prepare(config, device):
-    """Make two calls: a step, and its judge alone."""
+    """Make two functions to time: a step, and the judge alone on the same completions."""
     config.dtype = load.pick_dtype(config.dtype, device)
     data, _ = load.load_data(config.dataset, config.block_size)
     config.kernel = kernel.choose(config, device, len(data.vocabulary))
@@ -77,7 +79,7 @@ def step(G, device):
 
 
 def gradient(compute, logits, *others):
-    """Differentiate the sum of all that the loss is made of, by the logits."""
+    """Sum all log-probabilities, KLs and entropies, and return the sum's gradient by the logits."""
     logp, _, kl, entropy = compute(logits, *others)
     return torch.autograd.grad(logp.sum() + kl.sum() + entropy.sum(), logits)
 

@@ -13,12 +13,13 @@ from grpo.evaluation.evaluate import COLUMNS, aligned
 from grpo.plumbing.command_line import Parser, exit_on_mistake
 from grpo.plumbing.log import CURVES, curves, read_metrics
 
-# If runs differ in one of these, their rewards cannot be compared: each gets its own scale.
+# If runs differ in one of these, you cannot compare their rewards. Then each run's curve of the
+# reward gets its own scale.
 SCALES = {"reward", "judge_score", "judge_checkpoint"}
 
 
 def load(folder):
-    """Read a run's settings, its metrics (a dict a line) and its table, empty where it has none."""
+    """Read a run's settings, its metrics (a dict for each step) and its table ({} if none)."""
     path = Path(folder)
     files = path / "config.json", path / "metrics.jsonl"
     metrics = read_metrics(files[1]) if all(file.exists() for file in files) else []
@@ -36,13 +37,13 @@ def cell(value):
 
 
 def named(columns, wanted):
-    """List which of the `wanted` figures there are, and all parts of the reward."""
+    """List the names in `columns` that are `wanted`, and those of all parts of the reward."""
     names = dict.fromkeys(name for column in columns for name in column)
     return [name for name in names if name in wanted or name.startswith("reward_")]
 
 
 def difference(settings):
-    """List the settings that are not the same in all runs."""
+    """List the settings, other than out_dir, that are not the same in all runs."""
     values = {name: {str(run.get(name)) for run in settings} for name in settings[0]}
     return [name for name in values if name != "out_dir" and len(values[name]) > 1]
 

@@ -1,6 +1,6 @@
 """Fill the blanks of texts in one parallel step, before and after GRPO.
 
-    python -m grpo.tools.fill "this function returns a ____ of strings"     # with the run in out
+    python -m grpo.tools.fill "this function returns a ____ of strings"     # uses the run in out
     python -m grpo.tools.fill "th_ c_t" "_ d_g" --run=out-b --k=8 --temperature=0.7
 
 In a program of your own:
@@ -11,9 +11,9 @@ In a program of your own:
     for one in fill(generator, vocabulary, "this function returns a ____ of strings"):
         print(one.text, one.log_prob)
 
-Each different completion stands once, the likeliest first, with the exact probability of drawing it
-and the judge's mean P(real). What was filled in is in colour on a terminal, elsewhere in
-[brackets].
+This prints each different completion once, the likeliest first, with the exact probability of
+drawing it and the judge's P(real), averaged over its blanks. The filled-in letters are coloured on
+a terminal, and stand in [brackets] elsewhere.
 
 Letters: k draws, of which n are different, T characters.
 """
@@ -38,17 +38,17 @@ from grpo.reward import log_odds
 
 class Completion(NamedTuple):
     text: str
-    log_prob: float  # nats, of drawing it, exact
+    log_prob: float  # nats, the exact log-probability of drawing this text
 
 
 def locate(path):
-    """Find a generator's file, which a run's folder has: -> Path."""
+    """Find a generator's file, which in a run's folder is the checkpoint: -> Path."""
     file = find(path)
     return file / LATEST if file.is_dir() else file
 
 
 def load(path):
-    """Load the generator of a run's folder, or of a file: -> generator, vocabulary."""
+    """Load a generator from a run's folder or from a file: -> generator, vocabulary."""
     file = locate(path)
     content = read(file)
     vocabulary = content["vocabulary"]
@@ -57,7 +57,7 @@ def load(path):
 
 @torch.no_grad()
 def fill(generator, vocabulary, text, k=5, temperature=1.0, seed=1):
-    """Draw k completions: -> the n different ones, the likeliest first, as `Completion`s."""
+    """Fill the blanks of a text k times: -> the n different `Completion`s, the likeliest first."""
     masked = encode(text, vocabulary, generator.trunk.config.block_size, "text")[None]  # (1,T)
     mask_id = vocabulary.index(BLANK)
     batch = make_batch(masked, masked == mask_id, mask_id, k, (seed,))
@@ -71,11 +71,11 @@ def fill(generator, vocabulary, text, k=5, temperature=1.0, seed=1):
 
 
 def show(completions, judge, vocabulary, mask):
-    """Print a line for each completion of one text."""
+    """Print each completion of one text on a line, with its probability and the judge's P(real)."""
     tokens = [[vocabulary.index(c) for c in one.text] for one in completions]  # (n,T)
     blanks = torch.tensor([mask])  # (1,T)
     scores = log_odds(judge, torch.tensor([tokens]), number_words(blanks))  # (1,n,T)
-    scores = mean_over_blanks(scores.sigmoid(), blanks)[0].tolist()  # n of them
+    scores = mean_over_blanks(scores.sigmoid(), blanks)[0].tolist()  # n numbers
     print("  probability  judge")
     for one, score in zip(completions, scores):
         shown = highlight(one.text, mask)
@@ -109,7 +109,7 @@ def main(arguments=None):
         training = read(file).get("training")
         config = Config()
         models = {}
-        if training:  # it is a run's: show also what that began with
+        if training:  # this is a run's checkpoint, so also show the generator it began with
             config = from_saved(training["config"], file)
             path = config.generator_checkpoint
             models[f"before  {path}"] = load_model(path, "generator", vocabulary)

@@ -1,8 +1,9 @@
 """Watch it learn: `python -m grpo.tools.replay out` writes out/replay.html, for any browser.
 
-The page shows how the run fills held-out texts, step by step, and which of the letters that a step
-drew became likelier or less likely. replay.html draws all of it from the lines that the run
-recorded (grpo/plumbing/replay_recorder.py), which this puts into it.
+The page shows step by step how the run fills held-out texts, and which of the letters drawn in a
+step became likelier or less likely. The template beside this file, replay.html, draws all of it.
+This command puts the lines that the run recorded (grpo/plumbing/replay_recorder.py) into it, with
+the run's metrics and settings.
 """
 
 import json
@@ -19,7 +20,7 @@ CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy")
 
 
 def load(folder):
-    """Read the lines of replay.jsonl and of metrics.jsonl. A Mistake where there is no replay."""
+    """Read the lines of replay.jsonl and metrics.jsonl. Raises a Mistake if there is no replay."""
     path = Path(folder) / FILE
     lines = read_metrics(path) if path.exists() else []
     fix = "name the out_dir of a run, made without --replay=false"
@@ -30,7 +31,7 @@ def load(folder):
 
 
 def page(folder):
-    """Make the page: the text of replay.html, with all that it shows put into it."""
+    """Return the page as HTML: the template with the lines, curves and settings of a run in it."""
     lines, metrics = load(folder)
     figures = {line["iteration"]: line for line in metrics}
     shown = {
@@ -41,7 +42,7 @@ def page(folder):
         },
         "config": json.loads((Path(folder) / "config.json").read_text()),
     }
-    content = json.dumps(shown).replace("<", "\\u003c")  # no text ends the script
+    content = json.dumps(shown).replace("<", "\\u003c")  # no text can close the <script>
     return PAGE.read_text().replace("DATA", content, 1)
 
 

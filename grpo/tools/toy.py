@@ -1,11 +1,12 @@
-"""The smallest case, README's `h_l_`: a laboratory with two blanks that takes a second.
+"""Train the smallest case, README's `h_l_` with its two blanks, in a few seconds.
 
     python -m grpo.tools.toy [config.py ...] [--key=value ...] [--help]
 
-A model that believes in `help` and `half` gives the first blank e or a, half and half, and the
-second p or f. The policy here is a table of logits, trained by train_grpo.py's own `grpo_step` and
-plain gradient descent. The first step draws each word in turn, as in README's sums, and later steps
-draw at random. What a line says of the table is exact even so, because we sum over all four words.
+A model that finds `help` and `half` equally likely fills the first blank with e or a, and the
+second with p or f, each with probability one half. Here the policy is a table of logits, and not a
+network. train_grpo.py's own `grpo_step` trains it, with plain gradient descent. The first step
+draws each of the four words in turn, as in README's sums, and later steps draw at random. But what
+we print about the table is exact after every step, because we sum over all four words.
 
 Letters: T characters, V vocabulary, G completions, K values of a latent, B = 1 input.
 """
@@ -34,24 +35,24 @@ MASK = torch.tensor([[False, True, False, True]])  # (1,T)
 IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])  # (4,blanks) uniforms
 T = 4
 APART = 1.0  # a value of the latent adds this to the logits of its own word's letters
-SHOWN = (0, 1, 2, 5, 10, 20, 50, 100)  # steps
+SHOWN = (0, 1, 2, 5, 10, 20, 50, 100)  # the steps that we print
 LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 
 
 @dataclass
 class Settings(Config):
-    """Every setting of train_grpo.py that is not about models, data, files or the machine, and:"""
+    """The toy takes these settings, and those of train_grpo.py that are about the method."""
 
     n_latent: int = 1  # values of a latent, each of which leans to a word of its own; 1: no latent
     group_size: int = 4  # completions, G
-    num_iterations: int = 1  # times that a rollout is used
+    num_iterations: int = 1  # times that each rollout is used
     kl_beta: float = 0.4  # weight of KL(policy || reference)
-    learning_rate: float = 4.0  # of plain gradient descent, the same in all steps
-    grad_clip: float = 0.0  # largest norm of the gradient; 0: any
+    learning_rate: float = 4.0  # step size of plain gradient descent, always the same
+    grad_clip: float = 0.0  # largest norm of the gradient; 0: no limit
     max_iters: int = 100  # steps
 
 
-Settings.__annotations__ |= Config.__annotations__  # those that read_arguments takes
+Settings.__annotations__ |= Config.__annotations__  # read_arguments looks here
 OTHERS = """dataset generator_checkpoint judge_checkpoint reward judge_score reference_checkpoint
 init_from save_interval eval_interval eval_inputs replay wandb_log wandb_project wandb_run_name
 batch_size gradient_accumulation_steps block_size prompts_file masking mask_ratio hidden_words
@@ -60,14 +61,14 @@ reference_device dtype compile gradient_checkpointing kernel"""
 
 
 class Table(torch.nn.Module):
-    """A generator without a network: the same logits whatever the input."""
+    """This is a generator without a network, whose logits are the same for every input."""
 
     def __init__(self, n_latent=1):
         super().__init__()
         self.n_latent = n_latent
         logits = torch.full((1, T, n_latent, len(VOCABULARY)), IMPOSSIBLE, dtype=torch.float64)
-        logits[:, range(T), :, COMPLETIONS] = 0  # e or a, p or f
-        if n_latent > 1:  # begun alike, its values would get equal gradients for ever
+        logits[:, range(T), :, COMPLETIONS] = 0  # e is as likely as a, and p as f
+        if n_latent > 1:  # if all z began alike, their gradients would stay alike
             for z in range(n_latent):
                 logits[:, range(T), z, COMPLETIONS[z]] = APART
             self.prior = torch.nn.Parameter(logits.new_zeros(1, T, n_latent))  # (1,T,K)
@@ -78,23 +79,24 @@ class Table(torch.nn.Module):
 
 
 def reward(completions, batch, decode):
-    """Look the words up in WORDS: (1,G)."""
+    """Look up the reward of each completed word in WORDS: (1,G,T) -> (1,G)."""
     return torch.tensor([[WORDS[word] for word in decode(completions)]], dtype=torch.float64)
 
 
 def draw_batch(step, config):
-    """Hide the blanks of h_l_, and draw the random numbers of a step."""
+    """Make the only input, h_l_, and draw the random numbers of a step: -> `Batch`."""
     seed = (config.seed, step)
     batch = make_batch(COMPLETIONS[:1], MASK, VOCABULARY.index("_"), config.group_size, seed)
     if step == 0:
         batch.uniforms[:, :, MASK[0], 0] = IN_TURN[torch.arange(config.group_size) % 4]
-    return replace(batch, words=MASK.long())  # one word, whose blanks are not adjacent
+    return replace(batch, words=MASK.long())  # one word; `number_words` would make two of h_l_
 
 
 def look(q, q_ref, **figures):
-    """Enumerate the four words: -> {word: its probability}, what follows from that, and `figures`.
+    """Compute the exact figures of the distribution `q`, and add `figures`: -> {name: number}.
 
-    KL and entropy are those of the words, in nats.
+    These are the probabilities of the four words, the expected reward, the KL to `q_ref`, and the
+    entropy. KL and entropy are those of the whole word, in nats.
     """
     log_p, log_p_ref = (each.log_prob(COMPLETIONS[None])[0].sum(dim=1) for each in (q, q_ref))
     p = log_p.exp()  # (4,)
@@ -106,10 +108,12 @@ def look(q, q_ref, **figures):
 
 
 def train(**settings):
-    """Train a table: -> {name: number} before all steps, and after each of them.
+    """Train a table: -> a list of {name: number}, before the first step and after each step.
 
-    The four words, `reward`, `kl` and `entropy` are the table's, exactly. The others are about the
-    step that led there: `ratio` is the largest in any update, `grad` the norm of the gradient.
+    The probabilities of the four words, `reward`, `kl` and `entropy` are the table's exact figures.
+    The other numbers tell of the step that led there. They are its `loss`, the largest `ratio` of a
+    letter in any update, the share of letters that were `clipped`, and the norm of the gradient,
+    `grad`.
     """
     config = Settings(**settings)
     table, base = Table(config.n_latent), Table(config.n_latent)
@@ -126,7 +130,7 @@ def train(**settings):
     rows = [look(policy(batch), reference(batch))]
     for step in range(config.max_iters):
         batch = draw_batch(step, config)
-        seen = []  # the policy as it drew, and in each update
+        seen = []  # the policy that drew, and the policy of each update
         rollout, metrics = grpo_step(watched, reference, rewards, optimizer, batch, config)
         update_reference(base, table, step + 1, config)
         log_ratios = [q.score(rollout.fills, q).logp - rollout.old.logp for q in seen]
@@ -147,12 +151,12 @@ def main(arguments):
             refuse(name in given, f"{name} means nothing to the toy; leave it out")
         refuse(given.get("n_latent", 1) > len(WORDS), f"n_latent takes int from 1 to {len(WORDS)}")
         check(Settings(**given))
-    torch.set_num_threads(1)  # a second one would only wait
+    torch.set_num_threads(1)  # a second thread would only wait
     rows = train(**given)
     print(LINE.format("step", *rows[-1]))
     for step, row in enumerate(rows):
         if step in SHOWN or row is rows[-1]:
-            numbers = (f"{x:z.3f}" for x in row.values())  # z: no -0.000
+            numbers = (f"{x:z.3f}" for x in row.values())  # z turns -0.000 into 0.000
             print(LINE.format(step, *numbers, *"----"))
 
 
