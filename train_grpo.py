@@ -1,4 +1,4 @@
-"""Single-step fill-in GRPO: teach a model that fills all blanks at once to make them agree.
+"""Single-step fill-in GRPO. A model fills all blanks at once, and learns to make them agree.
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
@@ -25,22 +25,25 @@ from grpo.reference import update_reference
 
 
 def grpo_step(policy, reference, rewards, optimizer, batch, config):
-    """Take one step of GRPO on B masked inputs. Returns what happened, and the step's metrics.
+    """Take one step of GRPO on B masked inputs. Returns its `Rollout` and its metrics.
 
     policy(batch)    a distribution over the fills of the inputs. In `Product`, the default, all
-                     blanks are independent (grpo/product_policy.py). `Latent` draws an integer z
-                     for each hidden word first, and given z its letters are independent
-                     (grpo/latent_policy.py).
+                     blanks are independent (grpo/product_policy.py). `Latent` first draws an
+                     integer z for each hidden word, and given z the letters of the word are
+                     independent (grpo/latent_policy.py).
     reference(batch) the same kind of distribution, from the frozen base model by default
     fills            `Fills`: completions (B,G,T), and a mask of the characters that top_k, top_p,
-                     ... allow. `score` renormalises policy and reference over them.
-    old, now         `Scores`: logp, ref_logp (B,G,T) of each drawn letter, under `Latent` given
-                     the earlier letters of its word, with z summed out; and kl, entropy (B,T) of
-                     each blank, exact, under `Latent` those of z and the letters together
+                     ... allow. logp and ref_logp are renormalised over these characters.
+    old, now         `Scores` of the fills when they were drawn, and in the current update. logp and
+                     ref_logp (B,G,T) are the log-probabilities of each letter under the policy and
+                     the reference. kl and entropy (B,T) are exact sums for each blank. Under
+                     `Latent`, logp is that of a letter given the earlier letters of its word,
+                     summed over z, and kl and entropy are those of z and the letters together.
     batch.mask       (B,T) bool, True at a blank
-    batch.words      (B,T) int, the number of the hidden word (run of blanks) here; 0: no blank
-    batch.uniforms   (B,G,T,2) random numbers: [..., 0] draws a letter, and [..., 1], at a word's
-                     first blank, its z
+    batch.words      (B,T) int: a blank has the number of its hidden word (run of blanks) in the
+                     input, counted from 1. The visible text has 0.
+    batch.uniforms   (B,G,T,2) random numbers. [..., 0] draws the letter of a blank, and [..., 1]
+                     at the first blank of a word draws the z of that word.
     """
     # 1. Sample. One forward pass per input serves all of its G completions, because all blanks are
     #    filled at once, so no fill changes the input of the network.
@@ -48,11 +51,11 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         q_old = policy(batch)
         q_ref = reference(batch)
         fills = q_old.sample(batch.uniforms)
-        old = q_old.score(fills, q_ref)  # its KL is the one to q_ref
+        old = q_old.score(fills, q_ref)  # its ref_logp and kl compare with q_ref
 
     # 2. Judge. By default a frozen classifier estimates log(p/q) of every hidden word: how much
     #    likelier its spelling is in real text (p) than from the base model (q). That is the
-    #    reward of each of the word's letters. With credit=input they get the sum over all words.
+    #    reward of each letter of the word. With credit=input a letter gets the sum over all words.
     reward, for_the_log = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
 
     # 3. Compare. By default an advantage is the reward minus the mean reward of the same word in
@@ -61,15 +64,15 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     advantages = group_advantages(reward, batch.mask, config)  # (B,G,T)
     advantages = keep_uncertain(advantages, old.entropy, batch.mask, config.top_entropy_quantile)
 
-    # 4. Update. By default the loss is, with ρ = exp(now.logp - old.logp) of each letter,
-    #    Σ weights · (-min(ρ·A, clip(ρ, 0.8, 1.2)·A) + kl_beta · KL).
+    # 4. Update. A letter has the ratio ρ = exp(now.logp - old.logp) and the advantage A. By
+    #    default the loss is Σ weights · (-min(ρ·A, clip(ρ, 0.8, 1.2)·A) + kl_beta · KL).
     metrics = StepMetrics(for_the_log, advantages, batch.mask)
     for epoch in range(config.num_iterations):
         for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
             blanks = total_over_processes(batch.mask[rows].sum()).clamp(min=1)
-            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) what each blank counts
+            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) one for each blank
             loss_of_update = 0.0
-            # At most batch_size inputs at a time, so that their activations fit into memory.
+            # Take at most batch_size inputs at a time, so that their activations fit into memory.
             for micro, weight in micro_batches(rows, weights, config.batch_size):
                 now = policy(batch[micro]).score(fills[micro], q_ref[micro])
                 loss, terms = grpo_loss(
@@ -78,14 +81,15 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                 loss.backward()  # the gradients of micro-batches add up, as their losses do
                 loss_of_update += loss.detach()
                 metrics.add(now, old[micro], terms, blanks)
-            # Sums over processes, clips, takes AdamW's step if all is finite, zeroes the gradient.
+            # This adds up the gradients of all processes, clips them, takes AdamW's step if they
+            # are finite, and clears them.
             grad_norm = optimizer.step(loss_of_update)
             metrics.updated(grad_norm)
     return Rollout(batch, fills, old, reward, advantages), metrics.result()
 
 
 def train(run):
-    """Repeat the step. `run` holds what it needs: models, data, optimizer and files."""
+    """Take all steps of `run`, which holds the models, the data, the optimizer and the files."""
     config = run.config
     for step in range(run.start, config.max_iters):
         run.optimizer.set_learning_rate(learning_rate(step, config))
@@ -93,16 +97,17 @@ def train(run):
         rollout, metrics = grpo_step(
             run.policy, run.reference, run.rewards, run.optimizer, batch, config
         )
-        # By default the reference stays as it is. With reference_mode=ema or periodic it follows.
+        # By default the reference stays as it is. With reference_mode=ema or periodic it follows
+        # the policy.
         update_reference(run.reference_network, run.policy_network, step + 1, config)
-        run.log_and_save(step, rollout, metrics)  # raises, and so ends, after Ctrl-C or a NaN
+        run.log_and_save(step, rollout, metrics)  # ends the run after Ctrl-C or a NaN
 
 
 def main(arguments):
-    with exit_on_mistake("train_grpo.py"):  # a user's mistake is one line, and exit code 2
-        with Run(load_config(arguments)) as run:  # Ctrl-C lets the step finish
+    with exit_on_mistake("train_grpo.py"):  # prints a user's mistake in one line, exits with 2
+        with Run(load_config(arguments)) as run:  # Ctrl-C ends the run after the current step
             train(run)
-            run.finish()  # the table of held-out inputs, before and after: is it really better?
+            run.finish()  # prints how well it fills held-out inputs, before and after
 
 
 if __name__ == "__main__":

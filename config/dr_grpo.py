@@ -1,5 +1,5 @@
-# Dr. GRPO (2503.20783) divides neither by the group's standard deviation nor by a completion's own
-# length.
+# Dr. GRPO (2503.20783) does not divide advantages by a standard deviation. It divides the loss of a
+# completion by a constant, and not by the completion's own length.
 #     python train_grpo.py config/grpo_config.py config/dr_grpo.py
 
 out_dir = "out-dr-grpo"

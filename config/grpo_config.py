@@ -1,6 +1,7 @@
-# The default experiment: one parallel step learns to hide its seams. Whole words are hidden, where
-# blanks clash worst. They are short, so that a small model can learn to agree on them in minutes.
-# (These are the program's defaults, too. What is worth turning stands here with its reason.)
+# The default experiment: a model that fills all blanks in one parallel step learns to make them
+# agree. We hide whole words, because their blanks clash worst. The words are short, so that a small
+# model can learn this in minutes. (The program has the same defaults. This file lists the settings
+# that are worth changing, with reasons.)
 #     python train_grpo.py config/grpo_config.py
 
 out_dir = "out"
@@ -8,13 +9,13 @@ masking = "short"
 hidden_words = 3
 eval_inputs = 256
 
-# We draw and evaluate from the model as it is, without help from a temperature or truncation.
+# We train and evaluate the model as it is, without help from a temperature or truncation.
 temperature = 1.0
 top_p = 1.0
 
 group_size = 16
-batch_size = 40  # several inputs per step, because much of the gradient's noise is theirs
-num_iterations = 2  # the judge is most of a step's time, and need not be asked again
+batch_size = 40  # many, because much of the gradient's noise comes from which inputs we draw
+num_iterations = 2  # judging takes most of the time, and a second update needs no judge
 max_iters = 30
 learning_rate = 1e-3  # far above an LLM's 1e-6 to 1e-5, because the model is so small
 warmup_iters = 5
@@ -25,7 +26,7 @@ warmup_iters = 5
 judge_score = "log_odds"
 scale_rewards = "none"
 baseline = "leave_one_out"
-# But no policy with independent blanks equals p. With kl_beta = 1 the blanks stay undecided, and
-# with less they commit to one word.
+# But no policy with independent blanks equals p. With kl_beta = 1 the blanks stay undecided. With a
+# smaller kl_beta they commit to one word.
 kl_beta = 0.65
-credit = "run"  # a word need not answer for the other words of its input
+credit = "run"  # a letter gets the reward of its own word, and not of the others in its input

@@ -1,5 +1,5 @@
-# This takes the whole path in under half a minute, with every file that a run writes and every line
-# that it prints. It is too short to learn much.
+# This is a whole run in under half a minute. It writes every file and prints every line that a
+# longer run does, but it is too short to learn much.
 #     python train_grpo.py config/grpo_config.py config/quick.py
 
 out_dir = "out-quick"

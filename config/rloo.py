@@ -1,6 +1,6 @@
-# RLOO (2402.14740) is REINFORCE with the mean of the others as its baseline. This is the unbiased
-# policy gradient, as the theorem writes it. (The paper has the KL in the reward. Here it stays in
-# the loss.)
+# RLOO (2402.14740) is REINFORCE. Its baseline is the mean reward of the other completions of the
+# group. This gives the policy gradient of the theorem, without a bias. (The paper puts the KL into
+# the reward. Here it stays in the loss.)
 #     python train_grpo.py config/grpo_config.py config/rloo.py
 
 out_dir = "out-rloo"
@@ -9,4 +9,4 @@ baseline = "leave_one_out"
 scale_rewards = "none"
 importance_sampling_level = "none"
 num_iterations = 1
-credit = "input"  # credit=run would be a bias
+credit = "input"  # credit=run would add a bias

@@ -1,7 +1,8 @@
-"""Batches of masked inputs.
+"""Read a prepared text, and draw batches of inputs with blanks from it.
 
-The batch of step i is a function of (seed, i) alone. So a run that goes on needs no state of the
-data, and processes agree on the whole step's inputs before each takes its share.
+A batch is a function of its seed alone, which contains the number of the step. So a resumed run
+draws what it would have drawn without the stop, and several processes draw the same inputs before
+each takes its share.
 
 Letters: B inputs, T characters.
 """
@@ -27,11 +28,12 @@ def decode(tokens, vocabulary):
 
 
 def encode(text, vocabulary, longest, name):
-    """Turn a text with blanks into tokens (T,), with T <= longest. It is normalised first.
+    """Normalise a text with blanks, and turn it into tokens (T,), with T <= longest.
 
-    Raises a Mistake, which calls the text `name`, with the rule that it breaks.
+    Raises a Mistake, which calls the text `name`, if it is too long or has no blank.
     """
-    # `normalise` strips spaces; an x at each end keeps those of the piece.
+    # `normalise` strips spaces at both ends. To keep those of a piece, we put an x at each end and
+    # cut it off afterwards.
     pieces = [normalise(f"x{piece}x")[1:-1] for piece in text.split(BLANK)]
     text = BLANK.join(pieces).strip()
     refuse(
@@ -46,10 +48,10 @@ def encode(text, vocabulary, longest, name):
 
 
 class Dataset:
-    """One split of a prepared text. A character's token is its place in `vocabulary`."""
+    """This is the train or val part of a prepared text. A token is a place in `vocabulary`."""
 
     def __init__(self, folder, split, block_size):
-        """Read a split. Raises a Mistake if it is missing, damaged or shorter than block_size."""
+        """Read a part. Raises a Mistake if it is missing, damaged or shorter than block_size."""
         meta = Path(folder) / "meta.json"
         file = meta.with_name(f"{split}.bin")
         make = f"make it with: python data/text/prepare.py --input=FILE --out_dir={folder}"
@@ -70,13 +72,14 @@ class Dataset:
         self.mask_id = len(self.vocabulary) - 1
 
     def decode(self, row):
-        """Turn (T,) tokens into a str; a blank reads `_`."""
+        """Turn tokens (T,) into a string, with `_` for a blank."""
         return "".join(self.vocabulary[t] for t in row)
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
-        """Draw windows of the text, and what is hidden: -> tokens (B,T), mask (B,T) bool.
+        """Draw windows of the text, and decide what to hide: -> tokens (B,T), mask (B,T) bool.
 
-        `seed` is a tuple of whole numbers, `mask_ratio` and `words` are one number or (B,).
+        `masking` is {name: weight}, and `seed` is a tuple of whole numbers. `mask_ratio` and
+        `words` are one number for all inputs, or (B,).
         """
         rng = np.random.default_rng(seed)
         starts = rng.integers(len(self.tokens) - block_size + 1, size=size)  # (B,)
@@ -87,10 +90,10 @@ class Dataset:
 
 
 class Prompts(Dataset):
-    """The same text, but batches are drawn from the user's own inputs.
+    """This holds the same text, but draws its batches from the user's own inputs.
 
-    They are JSON, {"prompts": ["th_ c_t", ...]}, `_` for a blank; those shorter than block_size
-    end in PAD. What the blanks hid is unknown: the tokens have the letter `a` there.
+    The inputs are JSON, {"prompts": ["th_ c_t", ...]}, with `_` for a blank. Those shorter than
+    block_size end in PAD. Nobody knows what a blank hides, so its token is that of the letter `a`.
     """
 
     def __init__(self, folder, split, path, block_size):
@@ -110,7 +113,7 @@ class Prompts(Dataset):
             self.prompts[i, : len(tokens)] = tokens
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
-        """Draw prompts, which bring their own masks: -> as `Dataset.batch`."""
+        """Draw prompts, which have their own blanks: -> tokens (B,T), mask (B,T) bool."""
         rng = np.random.default_rng(seed)
         chosen = torch.from_numpy(rng.integers(len(self.prompts), size=size))  # (B,)
         rows = self.prompts[chosen]  # (B,T)

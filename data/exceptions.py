@@ -4,12 +4,12 @@
 class Mistake(Exception):
     """Says in one line what is wrong, which values are allowed and how to fix it.
 
-    Only this becomes one line. Every other error keeps its traceback, because whoever changes the
-    code needs it.
+    Only a Mistake is printed as one line. Every other error keeps its traceback, because whoever
+    changes the code needs it.
     """
 
 
 def refuse(wrong, line):
-    """Raise a Mistake with this line if something is wrong."""
+    """Raise a Mistake with this line if `wrong` is true."""
     if wrong:
         raise Mistake(line)

@@ -17,8 +17,8 @@ def lexicon(text):
 def hidden_spans(text, mask, cut=True):
     """List (start, end) of each word of `text` that holds a blank.
 
-    With `cut` the text is a window, whose first and last word may be parts of words, so these are
-    left out.
+    With `cut` the text is a window, and its edges may cut through words. So we leave out a word
+    that touches an edge.
     """
     spans = []
     for match in WORD.finditer(text):
@@ -30,8 +30,8 @@ def hidden_spans(text, mask, cut=True):
 
 
 def is_valid(fill, start, end, words):
-    """Tell whether the fill of the hidden word at start:end is one word of the lexicon."""
-    word = WORD.match(fill, start)  # the pattern looks at what stands before start, too
+    """Tell whether the text `fill` has, exactly at start:end, one word of the lexicon `words`."""
+    word = WORD.match(fill, start)  # WORD also looks at the character before start
     return word is not None and word.end() == end and word[0] in words
 
 

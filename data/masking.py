@@ -5,11 +5,12 @@
     the ca____rred on the mat  span     one run of characters
     the ___ ______ on the mat  word     whole words, between two spaces
     the ___ purred on ___ mat  short    whole words of two to four letters
-    the cat __r_ed __ the mat  sticky   likelier beside a hidden character
+    the cat __r_ed __ the mat  sticky   runs of four characters on average
 
-Each way is a function of an input's characters, an array (T,) of strings of one letter, and returns
-a mask (T,) bool. `rng` is a numpy Generator and owns the randomness. A way of your own is one such
-function and one line in MASKINGS.
+Each way is a function. It gets the characters of an input, an array (T,) of one-letter strings, the
+settings mask_ratio and hidden_words as `ratio` and `words`, and a numpy Generator `rng`, the source
+of all randomness. It returns a mask (T,) bool. To add a way of your own, write such a function and
+add a line to MASKINGS.
 
 Letters: B inputs, T characters of each.
 """
@@ -22,7 +23,7 @@ from data.exceptions import Mistake
 
 
 def whole_words(characters):
-    """List (start, end) of each word with a space on both sides, so that no window cuts it."""
+    """List (start, end) of each word between two spaces, which is sure to be whole."""
     spaces = np.flatnonzero(characters == " ")
     return [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1]
 
@@ -42,7 +43,7 @@ def span_mask(characters, ratio, words, rng):
 
 
 def word_mask(characters, ratio, words, rng, shortest=1, longest=np.inf):
-    """Hide `words` whole words of these lengths, fewer if there are fewer."""
+    """Hide `words` whole words of `shortest` to `longest` letters, or all if there are fewer."""
     mask = np.zeros(len(characters), dtype=bool)
     candidates = [(a, b) for a, b in whole_words(characters) if shortest <= b - a <= longest]
     for start, end in rng.permutation(candidates)[:words]:
@@ -51,12 +52,12 @@ def word_mask(characters, ratio, words, rng, shortest=1, longest=np.inf):
 
 
 def sticky_mask(characters, ratio, words, rng):
-    """Hide runs of mean length 4: a two-state Markov chain.
+    """Hide runs of 4 characters on average, by a Markov chain with the states hidden and visible.
 
-    Its long-run share of hidden characters is `ratio`, up to 0.8.
+    In the long run it hides the share `ratio` of the characters, but at most 0.8.
     """
     stay = 1 - 1 / 4  # P(hidden | the one before is hidden)
-    enter = ratio / ((1 - ratio) * 4) if ratio < 0.8 else 1.0  # P(hidden | it is visible)
+    enter = ratio / ((1 - ratio) * 4) if ratio < 0.8 else 1.0  # P(hidden | the one before is not)
     u = rng.random(len(characters))
     hidden = rng.random() < ratio
     mask = []
@@ -70,7 +71,8 @@ MASKINGS = {
     "random": random_mask,
     "span": span_mask,
     "word": word_mask,
-    # Enough letters to clash, and few enough ways to agree that a policy finds them in minutes.
+    # Such words have enough letters to clash, and so few spellings that a policy learns in minutes
+    # to make the letters agree.
     "short": partial(word_mask, shortest=2, longest=4),
     "sticky": sticky_mask,
 }
@@ -95,9 +97,10 @@ def parse_masking(text):
 
 
 def make_mask(characters, masking, ratio, words, rng):
-    """Mask a batch: characters (B,T), `masking` a dict of weights -> mask (B,T) bool.
+    """Choose what to hide in each input: characters (B,T) -> mask (B,T) bool.
 
-    `ratio` and `words` are one number, or (B,). Every row has at least one blank.
+    `masking` is {name: weight}, and each input draws its way of hiding by these weights. `ratio`
+    and `words` are one number for all inputs, or (B,). Every input has at least one blank.
     """
     B, T = characters.shape
     names = rng.choice(list(masking), p=list(masking.values()), size=B)

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 
 
 def number_words(mask):
-    """Take each run of adjacent blanks for a word: mask (B,T) bool -> words (B,T) int64."""
+    """Number each run of adjacent blanks as one word: mask (B,T) bool -> words (B,T) int64."""
     follows = F.pad(mask, (1, 0))[:, :-1]  # (B,T) is there a blank just before?
     return (mask & ~follows).cumsum(dim=1) * mask
 
 
 def begins_word(words):
-    """Tell whether a position is the first blank of its word: (B,T) -> (B,T) bool."""
+    """Tell which positions are the first blank of a word: (B,T) -> (B,T) bool."""
     seen = F.pad(words, (1, 0))[:, :-1].cummax(dim=1).values  # (B,T) the largest number so far
     return words > seen
 
@@ -34,7 +34,7 @@ def sum_over_words(x, words):
 
 def mean_over_words(x, words):
     """Give each blank the mean of x over its word, and 0 to the rest: (B,G,T) -> (B,G,T)."""
-    letters = same_word(words).sum(dim=1).clamp(min=1)  # (B,T) in the word of each blank
+    letters = same_word(words).sum(dim=1).clamp(min=1)  # (B,T) the length of each blank's word
     return sum_over_words(x, words) / letters[:, None]
 
 
@@ -56,10 +56,10 @@ def lay_out_words(words):
     Both count from 0. Words are numbered over all inputs, in the order of their first blanks.
     """
     blank = words > 0  # (B,T)
-    per_input = words.amax(dim=1)  # (B,) how many words it has
-    earlier = per_input.cumsum(dim=0) - per_input  # (B,) words of the inputs before it
+    per_input = words.amax(dim=1)  # (B,) how many words each input has
+    earlier = per_input.cumsum(dim=0) - per_input  # (B,) how many words the inputs before it have
     word = (words - 1 + earlier[:, None])[blank]  # (M,)
     place = (
         same_word(words).tril(diagonal=-1).sum(dim=-1)[blank]
-    )  # (M,) its word's blanks before it
+    )  # (M,) how many blanks of its word come before it
     return word, place

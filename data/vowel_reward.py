@@ -1,4 +1,4 @@
-"""A reward of one's own: write more vowels.
+"""An example of a reward of your own. It pays for vowels.
 
     python train_grpo.py --reward=judge:1,data/vowel_reward.py:vowels:2
 

@@ -8,22 +8,23 @@ import torch
 from grpo.distributed import gather
 
 EPSILON = 1e-4  # added to the standard deviation
-INDISTINCT = 1e-6  # rewards that span less than this are equal but for rounding
+INDISTINCT = 1e-6  # rewards that span no more than this differ by rounding alone
 
 
 def group_advantages(reward, mask, config):
     """Compare each reward with its group, A = (r − baseline) / scale: (B,G,T) -> (B,G,T).
 
-    mask (B,T) says where the blanks are, which a scale over the whole step has to know.
+    mask (B,T) says where the blanks are. Only scale_rewards=batch reads it.
 
-    baseline        mean           of the group, as in GRPO (2402.03300, section 4.1.2)
-                    leave_one_out  mean of the others, RLOO (2402.14740): G/(G−1) times that A
+    baseline        mean           the mean of the group, as in GRPO (2402.03300, section 4.1.2)
+                    leave_one_out  the mean of the other rewards of the group, as in RLOO
+                                   (2402.14740). It makes A larger by the factor G/(G−1).
     scale_rewards   group          the group's population standard deviation + 1e-4, as in GRPO
-                    batch          that of all rewards of the step (2508.08221)
-                    none           1, Dr. GRPO (2503.20783)
+                    batch          the same over all blanks of the step (2508.08221)
+                    none           1, as in Dr. GRPO (2503.20783)
 
-    A group whose rewards are all equal to within 1e-6 gets exactly 0: a standard deviation of
-    rounding noise must not be scaled up to advantages of size one.
+    If all rewards of a group lie within 1e-6, they differ by rounding alone, so its advantages are
+    exactly 0. Dividing by a tiny standard deviation would only magnify the rounding.
     """
     G = reward.shape[1]
     centred = reward - reward.mean(dim=1, keepdim=True)
@@ -40,16 +41,16 @@ def group_advantages(reward, mask, config):
         centred = centred / (variance.sqrt() + EPSILON)
 
     span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)
-    equal = span <= INDISTINCT  # NaN <= x is False: a NaN stays, and is found
+    equal = span <= INDISTINCT  # NaN <= x is False, so a NaN stays, and ends the run
     return centred.masked_fill(equal, 0)
 
 
 def keep_uncertain(advantages, entropy, mask, top_entropy_quantile):
     """Let only the most uncertain blanks of the step learn from the reward: (B,G,T) -> (B,G,T).
 
-    The share `top_entropy_quantile` of the blanks, those whose entropy (B,T) was highest when they
-    were drawn, keeps its advantages. Ties are kept. All other blanks get 0 ("Beyond the 80/20
-    rule", 2506.01939).
+    We rank the blanks by their entropy (B,T) at the time of the draw. The most uncertain share of
+    them, `top_entropy_quantile`, keeps its advantages, and so does a blank that ties with the last
+    of these. All other blanks get 0 ("Beyond the 80/20 rule", 2506.01939).
     """
     if top_entropy_quantile == 1:
         return advantages

@@ -18,7 +18,7 @@ from grpo.distributed import n_processes, share
 
 
 class Rows:
-    """A record of tensors with one row for each input. `record[rows]` takes rows of them all."""
+    """Holds tensors with one row for each input. `record[rows]` takes those rows of each tensor."""
 
     def __getitem__(self, rows):
         return self.map(lambda x: x[rows])
@@ -39,32 +39,32 @@ class Rows:
 class Batch(Rows):
     """This holds texts with blanks, and the random numbers that will fill them."""
 
-    tokens: torch.Tensor  # (B,T) the text; at the blanks of a user's own prompt it means nothing
+    tokens: torch.Tensor  # (B,T) the original text; the blanks of a user's own prompt read `a`
     masked: torch.Tensor  # (B,T) the text, with the mask token at its blanks
     mask: torch.Tensor  # (B,T) bool, True at a blank
-    words: torch.Tensor  # (B,T) which hidden word a blank belongs to, 0 where there is none
-    uniforms: torch.Tensor  # (B,G,T,2) in [0,1): one draws a letter, the other its word's latent
-    seed: tuple  # what all of this is a function of
+    words: torch.Tensor  # (B,T) a blank has the number of its hidden word, from 1; 0 elsewhere
+    uniforms: torch.Tensor  # (B,G,T,2) in [0,1): [..., 0] draws letters, [..., 1] latents
+    seed: tuple  # the batch is drawn from this seed
 
 
 @dataclass(frozen=True)
 class Rollout(Rows):
-    """This keeps what a step drew and what became of it, for the log and the replay."""
+    """This keeps the fills of a step, their scores and rewards, for the log and the replay."""
 
     batch: Batch
     fills: Rows  # `Fills`
-    old: Rows  # `Scores`, under the policy that drew them
+    old: Rows  # `Scores` of the fills, under the policy that drew them
     reward: torch.Tensor  # (B,G,T)
     advantages: torch.Tensor  # (B,G,T)
 
 
 def draw_uniforms(shape, seed):
-    """Draw float32 numbers in [0,1), the same on every device."""
+    """Draw float32 numbers in [0,1) on the CPU, so that a seed gives the same ones everywhere."""
     return torch.from_numpy(np.random.default_rng(seed).random(shape, dtype=np.float32))
 
 
 def make_batch(tokens, mask, mask_id, G, seed):
-    """Hide the blanks of tokens (B,T) and draw the numbers for G fills of each, on the CPU."""
+    """Hide tokens (B,T) where mask (B,T) is True, and draw the random numbers for G fills each."""
     shape = (len(mask), G, mask.shape[1])
     letters = draw_uniforms(shape, (*seed, 1))  # (B,G,T)
     latents = draw_uniforms(shape, (*seed, 3))  # (B,G,T)
@@ -79,7 +79,7 @@ def make_batch(tokens, mask, mask_id, G, seed):
 
 
 def draw_batch(dataset, config, step, device):
-    """Draw the inputs of a step, and keep the share of this process."""
+    """Draw all inputs of a step: -> this process's share of them, a `Batch` on `device`."""
     size = config.batch_size * config.gradient_accumulation_steps * n_processes()
     masking = parse_masking(config.masking)
     seed = (config.seed, step)
@@ -93,8 +93,9 @@ def draw_batch(dataset, config, step, device):
 def minibatches(batch, epoch, config):
     """List the rows that each update of an epoch takes.
 
-    One update takes all of them, or shuffled parts of `minibatch_size` rows. One random generator
-    shuffles the rows anew for each epoch, so we repeat the earlier shuffles to reach this one.
+    By default there is one update, and it takes all rows. With `minibatch_size` we shuffle the rows
+    and give each update that many. One random generator makes the shuffles of all epochs, so we
+    repeat the earlier ones to reach this epoch's.
     """
     B = len(batch.mask)
     if not config.minibatch_size:
@@ -106,5 +107,5 @@ def minibatches(batch, epoch, config):
 
 
 def micro_batches(rows, weights, size):
-    """Cut an update into micro-batches of `size` inputs, which fit into memory."""
+    """Cut an update into micro-batches of at most `size` inputs: -> pairs of rows and weights."""
     return zip(rows.split(size), weights.split(size))

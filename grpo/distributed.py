@@ -1,10 +1,11 @@
 """Several processes work on one step: `torchrun --nproc_per_node=N train_grpo.py ...`.
 
-N processes of A micro-batches each take the step that one process takes with N·A of them. Every
-process draws the whole step's inputs and random numbers from the seed and keeps its share. The
-weights of the loss count over the whole step, so gradients are added up and not averaged. Rewards
-are gathered, so that a baseline or a scale over the step sees all of them. The first process logs
-and saves. Without torchrun, nothing here does anything.
+N processes with A micro-batches each take the same step as one process with N·A micro-batches.
+Every process draws the whole step's inputs and random numbers from the seed and keeps its share.
+The weights of the loss are normalised over the whole step, so we add up the gradients of the
+processes and do not average them. Whatever is computed over the whole step, such as a metric or
+scale_rewards=batch, first gathers the tensors of all processes. Only the first process logs and
+saves. Without torchrun there is a single process, and these functions change nothing.
 """
 
 import atexit
@@ -15,12 +16,12 @@ import torch.distributed as dist
 
 
 def n_processes():
-    """Count the processes that torchrun started: 1 without it."""
+    """Return how many processes torchrun started, or 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def rank():
-    """Tell which of the processes this is, from 0."""
+    """Return the number of this process, counted from 0."""
     return int(os.environ.get("RANK", 0))
 
 
@@ -29,14 +30,14 @@ def is_first():
 
 
 def join(device):
-    """Meet the other processes."""
+    """Connect this process with the others. Without torchrun there is nothing to connect."""
     if n_processes() > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(dist.destroy_process_group)
 
 
 def largest_of_processes(number):
-    """Agree on the largest of the numbers that the processes call this with."""
+    """Return the largest number that any process passes. All of them have to call this."""
     numbers = [number] * n_processes()
     if len(numbers) > 1:
         dist.all_gather_object(numbers, number)
@@ -49,7 +50,7 @@ def share(x):
 
 
 def gather(x):
-    """Undo `share`: the rows of all processes, in their order."""
+    """Undo `share`: join the rows of all processes, in the order of the processes."""
     if n_processes() == 1:
         return x
     parts = [torch.empty_like(x) for _ in range(n_processes())]
@@ -58,7 +59,7 @@ def gather(x):
 
 
 def total_over_processes(x):
-    """Sum a tensor over all processes. The tensor itself stays as it is."""
+    """Return the sum of x over all processes, and leave x as it is."""
     if n_processes() == 1:
         return x
     total = x.clone()

@@ -2,25 +2,26 @@
 
     q(y) = Π_words Σ_z π(z) Π_{t in word} q_z,t(y_t)
 
-Independent blanks cannot say "help or half", but a mixture of K such policies can: with one z the
-blanks say `help`, with another `half`. Each completion draws its own z for each word, and then its
-letters in parallel. We do not keep z, because scoring sums over all of its values. We score each
-letter given the letters before it in its word, and by the chain rule its log-probability is
+Independent blanks cannot say "help or half", but a mixture of K such distributions can: with one z
+the blanks say `help`, with another `half`. Each completion draws a z for each word, and then the
+letters of the word in parallel. We do not keep z, because scoring sums over all of its values. We
+score each letter given the letters before it in its word. By the chain rule its log-probability is
 
     logp_t = L_t − L_{t−1},    L_t = log Σ_z π(z) Π_{s≤t} q_z,s(y_s)
 
-These add up to the exact log-probability of the word, and with K = 1 they are those of `Product`.
-So every letter has a ratio and a clip of its own, as without a latent. KL and entropy are those of
-the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖r_z), where r is the reference, and the first
-blank of a word adds KL(π‖π_ref). Their sum is an upper bound of the KL of the fills. All of this is
-plain PyTorch, differentiated by autograd.
+The logp_t of a word add up to its exact log-probability, and with K = 1 they equal those of
+`Product`. So every letter has a ratio and a clip of its own, as without a latent. KL and entropy
+are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖r_z), where r is the reference,
+and the first blank of a word adds KL(π‖π_ref). The sum over all blanks is an upper bound of the KL
+of the fills. All of this is plain PyTorch, and autograd differentiates it.
 
-Temperature acts on letters and on the prior. Truncation and XTC act on letters alone. Relatives
-are translation with a shared latent (Shen et al. 2019, 1902.07816) and mixtures in discrete
-diffusion (Di4C, 2410.08709).
+Temperature acts on the letters and on the prior π. Truncation and XTC act on the letters alone.
+Others have used a shared latent for translation (Shen et al. 2019, 1902.07816) and mixtures for
+discrete diffusion (Di4C, 2410.08709).
 
-Letters: B inputs, T characters, G completions of each, n completions, K values of z, V vocabulary,
-M blanks and N hidden words of all inputs, of at most L letters.
+Letters: B inputs, T characters, G completions of each input in a step, n completions of each in a
+function that takes any number, K values of z, V vocabulary. All inputs together have M blanks and N
+hidden words, and the longest word has L letters.
 """
 
 from dataclasses import replace
@@ -35,7 +36,7 @@ from grpo.sampling import Fills, allowed, draw, integer_weights
 
 
 class Latent:
-    """A distribution over the fills of B inputs, with the same methods as `Product`."""
+    """This is a distribution over the fills of B inputs. It has the same methods as `Product`."""
 
     def __init__(self, prior, letters, batch, sampling):
         self.prior = prior  # (B,T,K) logits of π, the same at each blank of a word
@@ -55,9 +56,9 @@ class Latent:
         return log_softmax(self.prior[self.first], self.sampling.temperature)
 
     def running(self, log_q, log_pi, y):
-        """Compute L_t after each letter of each word: y (M,n) -> (N,L,n)."""
+        """Compute L_t, the log-probability of a word's first t letters: y (M,n) -> (N,L,n)."""
         each = log_q.take_along_dim(y[:, None], dim=2)  # (M,K,n) log q_z(y)
-        N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # 0 and 1 if nothing is blank
+        N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # without blanks N = 0, L = 1
         letters = each.new_zeros(N, L, *each.shape[1:])  # (N,L,K,n) 0 beyond a word's end
         letters = letters.index_put((self.word, self.place), each)
         up_to = letters.cumsum(dim=1)  # (N,L,K,n)
@@ -66,8 +67,8 @@ class Latent:
     def chain(self, log_q, log_pi, y):
         """Compute logp_t = L_t − L_{t−1}: y (M,n) -> (B,n,T).
 
-        A z that cannot write a letter gives −inf to its sum. The z that drew the letters keeps
-        every L_t finite.
+        Truncation may leave a z unable to write a letter. Its term in the sum over z is then 0.
+        The sum stays positive and L_t finite, because the z that drew the letters can write them.
         """
         L = self.running(log_q, log_pi, y)  # (N,L,n)
         before = F.pad(L, (0, 0, 1, 0))[:, :-1]  # (N,L,n) 0 before a word's first letter
@@ -80,7 +81,7 @@ class Latent:
         log_pi = log_softmax(self.prior[self.first], 1.0)  # (N,K)
         choosing = uniforms[..., 1].mT[self.first]  # (N,G)
         z = draw(integer_weights(log_pi, self.sampling.temperature), choosing)  # (N,G)
-        z = z.clamp(max=K - 1)[self.word]  # (M,G) clamped, as NaN logits draw K, and V below
+        z = z.clamp(max=K - 1)[self.word]  # (M,G) clamped, because NaN logits draw z = K
 
         spelling = uniforms[..., 0].mT[self.mask]  # (M,G)
         letters = self.letters[self.mask]  # (M,K,V)
@@ -92,7 +93,7 @@ class Latent:
         return Fills(completions, spread(kept, self.mask))
 
     def score(self, fills, reference):
-        """Score fills under this policy, differentiably, and under a reference: -> `Scores`."""
+        """Score fills under this policy, with a gradient, and under a reference: -> `Scores`."""
         log_q, log_pi = self.log_q(), self.log_pi()  # (M,K,V), (N,K)
         log_r, log_pi_ref = reference.log_q(), reference.log_pi()
         kept = fills.kept[self.mask]  # (M,K,V)
@@ -100,7 +101,10 @@ class Latent:
         first = self.first[self.mask][:, None]  # (M,1)
 
         def of_pairs(letters, priors):
-            """Average over z and v; at a first blank the prior's part is added: -> (B,T)."""
+            """Average letters (M,K,V) over z and v: -> (B,T).
+
+            The first blank of a word adds the average of priors (N,K) over z.
+            """
             given_z = expectation(log_q.exp(), letters).squeeze(-1)  # (M,K)
             each = given_z + first * priors[self.word]  # (M,K)
             both = expectation(log_pi.exp()[self.word], each)  # (M,1)
@@ -130,17 +134,17 @@ class Latent:
         return self.batch.masked.masked_scatter(self.mask, letters)
 
     def marginal(self):
-        """Give each blank its own distribution, summed over z, Σ_z π(z) q_z: -> `Product`."""
+        """Give each blank its own distribution Σ_z π(z) q_z, without a latent: -> `Product`."""
         joint = self.log_pi()[self.word][..., None] + self.log_q()  # (M,K,V)
         log_m = joint.logsumexp(dim=1)  # (M,V)
         logits = spread(self.sampling.temperature * log_m, self.mask)  # (B,T,V)
         return Product(logits, self.batch, self.sampling)
 
     def at(self, temperature):
-        """Take the same logits at another temperature."""
+        """Return this policy at another temperature."""
         sampling = replace(self.sampling, temperature=temperature)
         return Latent(self.prior, self.letters, self.batch, sampling)
 
     def __getitem__(self, rows):
-        """Take some of the inputs."""
+        """Return the policy of some of the inputs."""
         return Latent(self.prior[rows], self.letters[rows], self.batch[rows], self.sampling)

@@ -2,8 +2,8 @@
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
-The policy of an input is a product over its blanks, so nothing is estimated. For one blank
-with logits s, temperature τ and kept set S:
+The blanks of an input are independent, so we can compute KL and entropy exactly, blank by blank.
+For one blank with logits s, temperature τ and kept set S:
 
     p = softmax(s / τ)                     over the whole vocabulary
     p_ref                                  the same from the reference's logits
@@ -11,9 +11,9 @@ with logits s, temperature τ and kept set S:
 
     logp = log q(y)    KL = Σ_v p(v) (log p(v) − log p_ref(v))    H = −Σ_v p(v) log p(v)    in nats
 
-GRPO (2402.03300, equation 4) estimates this KL by one sample. Here it is the sum.
-The gradient is written out by hand, so that you can read what GRPO does to each logit, and because
-the fused kernel has to equal it. Autograd finds the same one (tests/algorithm/test_logprobs.py).
+GRPO (2402.03300, equation 4) estimates this KL from the drawn letter. We sum over all characters.
+We wrote the gradient out by hand, so that you can read what GRPO does to each logit, and because
+the fused kernel has to equal it. tests/algorithm/test_logprobs.py compares it with autograd's.
 """
 
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ from grpo.batch import Rows
 
 @dataclass(frozen=True)
 class Scores(Rows):
-    """This is what a policy says of fills, in nats. It is 0 wherever there is no blank."""
+    """This holds a policy's scores of fills, in nats. All are 0 where there is no blank."""
 
     logp: torch.Tensor  # (B,G,T) log q(y)
-    ref_logp: torch.Tensor  # (B,G,T) log p_ref(y), p_ref renormalised on S: for k1 to k3
+    ref_logp: torch.Tensor  # (B,G,T) log p_ref(y), renormalised on S; k1, k2, k3 need it
     kl: torch.Tensor  # (B,T)
     entropy: torch.Tensor  # (B,T)
 
@@ -40,12 +40,12 @@ def log_softmax(logits, temperature):
 
 
 def restrict(log_probs, kept):
-    """Renormalise on the kept set, -inf outside it: (...,V), (...,V) bool -> log q (...,V)."""
+    """Renormalise log_probs (...,V) on the set kept (...,V) bool. Outside it they become -inf."""
     return torch.log_softmax(log_probs.masked_fill(~kept, float("-inf")), dim=-1)
 
 
 def times(p, values):
-    """Multiply p(v) by values(v), (...,V). Where p is 0 this is 0, whatever the value."""
+    """Multiply p(v) by values(v), (...,V). Where p is 0 the result is 0, also if values is inf."""
     return torch.where(p == 0, 0, p * values)
 
 
@@ -55,7 +55,7 @@ def expectation(p, values):
 
 
 def draws_by_position(completions, mask):
-    """Turn completions (B,G,T) into the draws of each position (B,T,G), 0 where no blank is."""
+    """Turn completions (B,G,T) into the draws of each blank (B,T,G), with 0 at visible text."""
     return torch.where(mask[:, None], completions, 0).transpose(1, 2)
 
 
@@ -66,7 +66,7 @@ def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
     """
     log_p = log_softmax(logits, temperature)  # (B,T,V)
     log_p_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
-    log_q = restrict(log_p, kept)  # (B,T,V) what was drawn from
+    log_q = restrict(log_p, kept)  # (B,T,V) the draws came from q
     log_q_ref = restrict(log_p_ref, kept)  # (B,T,V)
 
     y = draws_by_position(completions, mask)  # (B,T,G)
@@ -82,7 +82,10 @@ def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
 
 
 def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, temperature):
-    """Turn gradients of logp (B,G,T), kl and entropy (B,T) into that of the logits (B,T,V).
+    """Turn the gradients of logp (B,G,T), kl and entropy (B,T) into that of logits (B,T,V).
+
+    This is ds for one blank. g_x is the gradient of the loss with respect to x, and j counts the G
+    draws:
 
     ds[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])
                     + g_kl p[v] (log p[v] − log p_ref[v] − KL)
@@ -123,4 +126,4 @@ class LogProbsFunction(torch.autograd.Function):
         return d, None, None, None, None, None
 
 
-compute_logprobs = LogProbsFunction.apply  # runs everywhere
+compute_logprobs = LogProbsFunction.apply  # runs on any device

@@ -2,9 +2,9 @@
 
     loss = Σ_{b,g,t} weight[b,t] · ( −objective[b,g,t] + β · KL[b,t] − entropy_coef · H[b,t] )
 
-The settings of `loss_type` differ only in the weights. Except in `bnpo`, these count blanks over
-the whole update, so the losses of its micro-batches and processes add up to its loss exactly.
-Everything here is plain PyTorch, and autograd differentiates it.
+The settings of `loss_type` differ only in the weights. Except with `bnpo`, the loss of an update
+does not depend on how it is cut into micro-batches, because the weights are normalised over the
+whole update. Everything here is plain PyTorch, and autograd differentiates it.
 
 Letters: B masked inputs, T characters, G completions of each. logp, old_logp, ref_logp, advantages
 are (B,G,T); kl, entropy, mask, words and weights are (B,T).
@@ -20,15 +20,15 @@ from grpo.distributed import n_processes
 
 
 def loss_weights(mask, blanks, config):
-    """Weigh the blanks of one update: mask (B,T) of this process -> (B,T), 0 where no blank is.
+    """Weigh the blanks of one update: mask (B,T) of this process -> (B,T), 0 at visible text.
 
     `blanks` is the number of blanks in the update, on all processes.
 
     grpo      a mean over completions of the mean over their blanks (2402.03300, equation 3)
-    dapo      a mean over all blanks of the update (2503.14476, equation 8: of the group)
-    bnpo      a mean over all blanks of the micro-batch, then over micro-batches (TRL's name)
-    dr_grpo   a constant normaliser, the length of an input (2503.20783)
-    sum       a mean over completions of the sum over their blanks: the policy-gradient theorem
+    dapo      a mean over all blanks of the update (2503.14476, equation 8, has those of a group)
+    bnpo      a mean over micro-batches of the mean over all their blanks (TRL's name)
+    dr_grpo   the same as `sum`, divided by the constant T (2503.20783)
+    sum       a mean over completions of the sum over their blanks (policy gradient theorem)
     """
     B, T = mask.shape
     G = config.group_size
@@ -52,9 +52,10 @@ def loss_weights(mask, blanks, config):
 def log_ratio(logp, old_logp, words, importance_sampling_level):
     """Compute log ρ = log π(y)/π_old(y), of each letter or of the whole completion: -> (B,G,T).
 
-    With `sequence` its value is the mean over a completion's blanks, as in GSPO (2507.18071,
-    equation 7), but each letter gets the gradient of its own log π(y), as in GSPO-token (equations
-    13 and 14). If all letters of a completion have one advantage, both give the same update.
+    With `sequence` the value of log ρ is the mean over a completion's blanks, as in GSPO
+    (2507.18071, equation 7). But each letter gets the gradient of its own log π(y), as in
+    GSPO-token (equations 13 and 14). If all letters of a completion have the same advantage, GSPO
+    and GSPO-token make the same update.
     """
     difference = logp - old_logp  # (B,G,T)
     if importance_sampling_level == "sequence":
@@ -67,9 +68,9 @@ def log_ratio(logp, old_logp, words, importance_sampling_level):
 def policy_objective(logp, old_logp, advantages, words, config):
     """Compute what each letter wants to maximise, and where a bound acts: -> (B,G,T), bool (B,G,T).
 
-    With ρ = 1, in the first update after a rollout, the gradient of each of these is A ∇log π(y).
-    They differ in how they treat a letter that has moved since it was drawn. Where a bound acts,
-    the letter gets no gradient. Only cispo keeps the gradient there, and limits its weight.
+    In the first update after a rollout ρ is 1, and every objective has the gradient A ∇log π(y).
+    They differ in how they treat a letter whose probability has moved since it was drawn. Where a
+    bound acts, the letter gets no gradient. Only cispo keeps its gradient, and limits the weight.
     """
     A = advantages
     if config.importance_sampling_level == "none":  # REINFORCE: no ratio and no bound
@@ -79,36 +80,38 @@ def policy_objective(logp, old_logp, advantages, words, config):
     eps, eps_high = config.clip_eps, config.clip_eps_high
 
     if config.objective == "clip":
-        # min(ρA, clip(ρ, 1−ε, 1+ε_high)·A), PPO (1707.06347, equation 7) with DAPO's own upper
-        # bound (2503.14476, equation 8). Where A < 0, the first ρ could grow without limit, so
-        # clip_delta bounds that one, too (two-sided clip, 2505.07291).
+        # min(ρA, clip(ρ, 1−ε, 1+ε_high)·A), as in PPO (1707.06347, equation 7), with a separate
+        # upper bound as in DAPO (2503.14476, equation 8). Where A < 0, the ρ of the first term
+        # could grow without limit. If clip_delta is set, it bounds that ρ, too (2505.07291).
         bounded = rho.clamp(max=config.clip_delta or math.inf)
         clipped = rho.clamp(1 - eps, 1 + eps_high)
         objective = torch.minimum(bounded * A, clipped * A)
         return objective, (bounded < rho) | (clipped * A < bounded * A)
 
     if config.objective == "cispo":
-        # sg(min(ρ, 1+ε_high))·A·log π, CISPO (2506.13585, equations 4 and 5): every letter keeps
-        # its gradient. TRL's epsilon_high is the bound itself; verl bounds ρ below as well.
+        # sg(min(ρ, 1+ε_high))·A·log π, with sg(x) for x.detach(). This is CISPO (2506.13585,
+        # equations 4 and 5), in which every letter keeps its gradient. In TRL, epsilon_high is the
+        # whole bound, our 1+ε_high. verl also bounds ρ from below.
         bound = 1 + eps_high
         return rho.clamp(max=bound).detach() * A * logp, rho > bound
 
     if config.objective == "sapo":
-        # A·(4/τ)·σ(τ(ρ−1)), SAPO (2511.20347, equations 5 and 6): a soft clip, with a τ of its own
-        # where A is negative.
+        # A·(4/τ)·σ(τ(ρ−1)), as in SAPO (2511.20347, equations 5 and 6). This is a soft clip. τ has
+        # another value where A is negative.
         tau = torch.where(A > 0, config.sapo_tau, config.sapo_tau_negative)
         return A * (4 / tau) * (tau * (rho - 1)).sigmoid(), torch.zeros_like(rho, dtype=torch.bool)
 
     if config.objective == "gmpo":
-        # A·exp(mean of log ρ), GMPO (2507.20673, equation 4), a geometric mean over the letters
-        # that share an advantage. Each log ρ is clipped before, in A's direction alone.
+        # A·exp(mean of log ρ), as in GMPO (2507.20673, equation 4): a geometric mean of ρ over the
+        # letters that share an advantage. We first clip each log ρ, but only in the direction in
+        # which A pushes it.
         shares = words if config.credit == "run" else (words > 0).long()  # (B,T)
         limited = torch.where(A > 0, log_rho.clamp(max=eps_high), log_rho.clamp(min=-eps))
         return A * mean_over_words(limited, shares).exp(), limited != log_rho
 
     if config.objective == "dppo":
-        # sg(ρ)·A·log π where the letter's probability has moved by at most ε in A's direction,
-        # DPPO with the binary total variation (2602.04879, equations 12 and 13).
+        # sg(ρ)·A·log π, or 0 once the letter's probability has moved by more than ε in A's
+        # direction. This is DPPO with the binary total variation (2602.04879, equations 12, 13).
         moved = logp.detach().exp() - old_logp.exp()  # (B,G,T)
         stopped = ((A > 0) & (moved > eps_high)) | ((A < 0) & (moved < -eps))
         return torch.where(stopped, 0, rho.detach() * A * logp), stopped
@@ -117,12 +120,12 @@ def policy_objective(logp, old_logp, advantages, words, config):
 
 
 def kl_estimate(logp, ref_logp, kl, kl_estimator):
-    """Take KL(π‖π_ref) of each blank, `exact` (B,1,T), or one sample's estimate of it (B,G,T).
+    """Return KL(π‖π_ref) of each blank, `exact` (B,1,T) or estimated from each draw (B,G,T).
 
-    The estimators are Schulman's ("Approximating KL divergence"). As a loss, on-policy, the
-    expected gradient of k1 is 0, so it restrains nothing. That of k2 is the gradient of
-    KL(π‖π_ref). That of k3, the papers' choice, is the gradient of KL(π_ref‖π). They see the set S
-    only; `exact` sees the whole vocabulary.
+    The estimators are Schulman's ("Approximating KL divergence"). Suppose that we minimise one of
+    them on-policy. The expected gradient of k1 is 0, so k1 restrains nothing. The expected gradient
+    of k2 is that of KL(π‖π_ref). The expected gradient of k3, which the papers use, is that of
+    KL(π_ref‖π). The estimators only see the set S, and `exact` sees the whole vocabulary.
     """
     if kl_estimator == "exact":
         return kl[:, None]
@@ -143,24 +146,25 @@ class Terms:
     loss: torch.Tensor  # ()
     pg_loss: torch.Tensor  # () the policy gradient's part
     kl_penalty: torch.Tensor  # () β·KL
-    clipped: torch.Tensor  # () at how many drawn characters a bound acts
+    clipped: torch.Tensor  # () the number of drawn letters at which a bound acts
 
 
 def grpo_loss(now, old, advantages, words, weights, config):
     """Compute the loss of one micro-batch: -> a scalar, and its `Terms`.
 
-    `now` and `old` are the `Scores` of its fills under the policy as it is and as it was when it
-    drew them. words (B,T) says which blanks are a word, and weights (B,T) come from `loss_weights`.
+    `old` holds the `Scores` of the fills under the policy that drew them, and `now` those under the
+    policy as it is now. words (B,T) numbers the word of each blank, and weights (B,T) come from
+    `loss_weights`.
     """
     objective, stopped = policy_objective(now.logp, old.logp, advantages, words, config)
     kl = kl_estimate(now.logp, now.ref_logp, now.kl, config.kl_estimator)  # (B,G,T) or (B,1,T)
 
     def total(x):
-        """Sum x by `weights` over all draws. It is (B,G,T), or (B,1,T) if the G draws share it."""
+        """Sum weights · x over all draws. x is (B,G,T), or (B,1,T) if the G draws share it."""
         return (weights[:, None] * x.expand_as(objective)).sum()
 
     pg_loss = -total(objective)
     kl_penalty = config.kl_beta * total(kl)
     loss = pg_loss + kl_penalty - config.entropy_coef * total(now.entropy[:, None])
-    clipped = (stopped & (words > 0)[:, None]).sum()  # in `sequence` visible ones have a ρ, too
+    clipped = (stopped & (words > 0)[:, None]).sum()  # `sequence` gives visible text a ρ, too
     return loss, Terms(loss, pg_loss, kl_penalty, clipped)

@@ -1,7 +1,7 @@
-"""The figures of one step.
+"""The metrics of one step.
 
-`StepMetrics` holds tensors and waits for no device. `text_metrics` reads what was written, when a
-line is logged: this is the place for a metric of your own.
+`StepMetrics` computes metrics as tensors, and never makes the CPU wait for a GPU. `text_metrics`
+reads the fills as text when a line is logged. Add a metric of your own there if it needs the words.
 
 Letters: B inputs, T characters, G completions of each.
 """
@@ -41,7 +41,7 @@ class StepMetrics:
         """
         draws = now.logp.shape[1] * blanks
         d = now.logp - old.logp  # (B,G,T)
-        drift = d.exp() - 1 - d  # (B,G,T) k3 of KL(old‖now)
+        drift = d.exp() - 1 - d  # (B,G,T) the k3 estimate of KL(old‖now)
         figures = {
             "mean_kl": now.kl.sum() / blanks,
             "entropy": now.entropy.sum() / blanks,
@@ -56,11 +56,11 @@ class StepMetrics:
             self.sums[name] = self.sums.get(name, 0) + value.float()
 
     def updated(self, grad_norm):
-        """Note that an update was made, with this norm of its gradient."""
+        """Count an update, and keep the norm () of its gradient."""
         self.norms.append(grad_norm)
 
     def result(self):
-        """Return {metric of the whole step: scalar}."""
+        """Return the metrics of the whole step, {name: scalar tensor}."""
         sums = torch.stack(list(self.sums.values())) / len(self.norms)
         of_updates = dict(zip(self.sums, total_over_processes(sums)))
         return of_updates | {"grad_norm": torch.stack(self.norms).mean()} | self.figures
@@ -69,8 +69,9 @@ class StepMetrics:
 def text_metrics(rollout, decode, lexicon, cut):
     """Return {metric: number} of the whole step. data/lexicon.py explains lexicon and cut.
 
-    `valid_words` is the share of the hidden words whose fill is a word of the lexicon. It knows the
-    text. The reward of that name does not, so where a space is hidden, too, it wants one long word.
+    `valid_words` is the share of the hidden words whose fill is a word of the lexicon. This metric
+    reads in the original text where each word ends. The reward of the same name cannot, so where a
+    space is hidden, it takes the two words for one long word.
     """
     tokens = gather(rollout.batch.tokens)  # (B,T)
     mask = gather(rollout.batch.mask).cpu().numpy()  # (B,T)

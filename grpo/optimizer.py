@@ -1,4 +1,4 @@
-"""AdamW, its learning rate, and what may go wrong in an update: huge or non-finite gradients."""
+"""AdamW, its learning rate, and a guard against gradients that are huge or not finite."""
 
 import math
 
@@ -18,7 +18,7 @@ def learning_rate(step, config):
 
 
 class Optimizer:
-    """AdamW on gradients that are added up over processes, clipped, and dropped if not finite."""
+    """This is AdamW on the clipped sum of all gradients. It skips an update that is not finite."""
 
     def __init__(self, model, config):
         decayed = [p for p in model.parameters() if p.dim() >= 2]  # matrices only
@@ -39,15 +39,15 @@ class Optimizer:
             group["lr"] = lr
 
     def step(self, loss):
-        """Update the parameters, unless a process's loss or gradient is not finite.
+        """Update the parameters, unless the loss or the gradient of any process is not finite.
 
-        `loss` () is this process's. Returns the norm () of the gradient, before it is clipped.
+        `loss` () is that of this process. Returns the norm () of the gradient before the clip.
         """
         loss = total_over_processes(loss)
         for p in self.parameters:
             p.grad = total_over_processes(p.grad)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip or math.inf)
-        if (norm + loss).isfinite():  # waits for a GPU, once an update
+        if (norm + loss).isfinite():  # here the CPU waits for the GPU
             self.adamw.step()
         self.adamw.zero_grad()
         return norm

@@ -2,7 +2,8 @@
 
     q(y) = Π_t q_t(y_t)
 
-Letters: B masked inputs, T characters, G completions of each, n completions, V vocabulary.
+Letters: B masked inputs, T characters, G completions of each input in a step, n completions of each
+in a function that takes any number, V vocabulary.
 """
 
 from dataclasses import replace
@@ -15,12 +16,12 @@ from grpo.sampling import Fills, sample_completions
 
 
 class Product:
-    """A distribution over the fills of B inputs: one can sample from it and score with it."""
+    """This is a distribution over the fills of B inputs. It can draw fills and score them."""
 
     def __init__(self, logits, batch, sampling):
         self.logits = logits  # (B,T,V)
         self.batch = batch
-        self.sampling = sampling  # `Sampling`: temperature, truncation, and whether it is fused
+        self.sampling = sampling  # `Sampling`: temperature, truncation, and whether the kernel runs
 
     def sample(self, uniforms):
         """Fill every blank G times, in parallel: uniforms (B,G,T,2) in [0,1) -> `Fills`."""
@@ -29,10 +30,10 @@ class Product:
         return Fills(*draw_all(self.logits, *where, self.sampling))
 
     def score(self, fills, reference):
-        """Score fills under this policy, differentiably, and under a reference: -> `Scores`.
+        """Score fills under this policy, with a gradient, and under a reference: -> `Scores`.
 
-        log q is that of the distribution which was sampled, so it has the same temperature and the
-        same set S. KL and entropy are exact, over the whole vocabulary.
+        The log-probabilities use the temperature and the set S of the draws, so we score the same
+        distribution that we sample. KL and entropy are exact, over the whole vocabulary.
         """
         compute = kernel.logprobs if self.sampling.fused else compute_logprobs
         drawn = (fills.completions, fills.kept, self.batch.mask)
@@ -42,8 +43,8 @@ class Product:
     def log_prob(self, completions):
         """Compute the exact log-probability of each letter, untruncated: (B,n,T) -> (B,n,T).
 
-        The sum over a completion's blanks is the log-probability of the whole fill, in nats. It is
-        0 wherever there is no blank.
+        The unit is nats, and visible text gets 0. So the sum over T is the log-probability of all
+        blanks of a completion.
         """
         log_p = log_softmax(self.logits, self.sampling.temperature)  # (B,T,V)
         mask = self.batch.mask[:, None]  # (B,1,T)
@@ -56,13 +57,13 @@ class Product:
         return torch.where(self.batch.mask, self.logits.argmax(dim=-1), self.batch.masked)
 
     def marginal(self):
-        """Return each blank's own distribution as a `Product`, which this policy already is."""
+        """Return a `Product` of each blank's own distribution. This policy is one already."""
         return self
 
     def at(self, temperature):
-        """Take the same logits at another temperature."""
+        """Return this policy at another temperature."""
         return Product(self.logits, self.batch, replace(self.sampling, temperature=temperature))
 
     def __getitem__(self, rows):
-        """Take some of the inputs."""
+        """Return the policy of some of the inputs."""
         return Product(self.logits[rows], self.batch[rows], self.sampling)

@@ -1,10 +1,10 @@
-"""The reference that the KL holds the policy to. It is static, or follows the policy.
+"""The reference that the KL keeps the policy close to. It is static, or it follows the policy.
 
     ema         after every step, reference = (1 − ema_alpha) · reference + ema_alpha · policy
     periodic    after every reference_update_freq steps, reference = policy
 
-TR-DPO (2404.09656) does both for DPO. A reference that follows lets the policy go further, one
-trust region after another. So the KL limits its speed and no longer its distance.
+TR-DPO (2404.09656) does both for DPO. If the reference follows, the KL limits how fast the policy
+moves, and no longer how far it gets from the base model.
 """
 
 import copy
@@ -13,7 +13,10 @@ import torch
 
 
 def make_reference(base, mode, state=None):
-    """Return `base` if it will stay as it is, else a copy, with the weights `state` if given."""
+    """Return `base` itself if mode is static, and otherwise a copy that can follow the policy.
+
+    In a resumed run the copy takes its weights from `state`.
+    """
     if mode == "static":
         return base
     reference = copy.deepcopy(base)
@@ -24,7 +27,7 @@ def make_reference(base, mode, state=None):
 
 @torch.no_grad()
 def update_reference(model, generator, done, config):
-    """Move the reference's weights towards the policy's, after `done` steps."""
+    """Move the weights of `model`, the reference, towards the policy's, after `done` steps."""
     if config.reference_mode == "ema":
         alpha = config.ema_alpha
     elif config.reference_mode == "periodic" and done % config.reference_update_freq == 0:
@@ -32,4 +35,4 @@ def update_reference(model, generator, done, config):
     else:
         return
     for r, p in zip(model.parameters(), generator.parameters()):
-        r.lerp_(p.to(r.device), alpha)  # with alpha 1 exactly p
+        r.lerp_(p.to(r.device), alpha)  # alpha = 1 copies p exactly

@@ -1,16 +1,16 @@
-"""What a completion is worth: a frozen judge's score, valid words, your own function, or a sum.
+"""What a completion is worth: a judge's score, valid words, your own function, or their sum.
 
     --reward=judge                                                              the default
     --reward=judge:1.0,valid_words:0.5,my_rewards.py:no_double_space:0.1
     --reward=judge:0.5,model/pretrained/judge_naive.pt:0.5                      two judges
 
-Your own reward is a function of completions (B,G,T), masked (B,T) and mask (B,T) bool, True at the
-blanks; `decode` turns any (...,T) tokens into a flat list of strings:
+Your own reward is a function of completions (B,G,T), the masked inputs (B,T) and mask (B,T) bool,
+True at the blanks. `decode` turns any (...,T) tokens into a flat list of strings:
 
-    reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) where it speaks of each character
+    reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) with a number for each character
 
-A judge is a model that maps tokens (N,T) to logits (N,T), its log-odds that a character was not
-filled in. `grpo/plumbing/load.py` loads what the setting `reward` names.
+A judge is a model that maps tokens (N,T) to logits (N,T), its log-odds that each character stood in
+the text and was not filled in. `grpo/plumbing/load.py` loads what the setting `reward` names.
 
 Letters: B masked inputs, T characters, G completions of each, N rows of tokens, D different rows.
 """
@@ -22,8 +22,8 @@ from data.exceptions import Mistake, refuse
 from data.lexicon import hidden_spans, is_valid
 from data.per_word import begins_word, mean_over_blanks, mean_over_words
 
-CPU_ROWS = 32  # judged at once on a CPU; 64 are as fast, but more do not fit into its cache
-CUDA_ROWS = 8192  # bounds the memory of activations
+CPU_ROWS = 32  # rows that a CPU judges at once; 64 are as fast, but more overflow its cache
+CUDA_ROWS = 8192  # rows that a GPU judges at once, so that the activations fit into its memory
 SUREST = 8  # nats; the score of a word is cut off at ±8
 
 
@@ -31,22 +31,22 @@ SUREST = 8  # nats; the score of a word is cut off at ±8
 def judge_logits(judge, completions):
     """Ask the judge for the log-odds of every character: completions (B,G,T) -> (B,G,T).
 
-    On a CPU each of the D different completions is judged once, in batches of one shape. On CUDA,
-    counting them would wait for the device.
+    On a CPU we judge equal completions only once, in batches that all have the same shape. On CUDA
+    we judge every completion, because finding equal ones would make the CPU wait for the GPU.
     """
     rows = completions.flatten(0, 1)  # (B·G,T)
     size = CUDA_ROWS
-    which = slice(None)  # each row is its own
+    which = slice(None)  # take the logits of all rows
     if rows.device.type == "cpu":
         size = min(CPU_ROWS, len(rows))
         rows, which = rows.unique(dim=0, return_inverse=True)  # (D,T), (B·G,)
         rows = F.pad(rows, (0, 0, 0, -len(rows) % size))  # (multiple of size,T)
-    logits = torch.cat([judge(part) for part in rows.split(size)])  # as rows
+    logits = torch.cat([judge(part) for part in rows.split(size)])  # the shape of `rows`
     return logits.float()[which].view(completions.shape)
 
 
 def log_odds(judge, completions, words):
-    """Score each hidden word, log p/q as the judge learned it (model/losses.py): -> (B,G,T).
+    """Score each hidden word by log p/q, as the judge estimates it (model/losses.py): -> (B,G,T).
 
     Every letter of a word has the word's score, in nats, within ±8.
     """
@@ -54,7 +54,7 @@ def log_odds(judge, completions, words):
 
 
 def judge_reward(judge, judge_score, completions, batch, decode):
-    """Take the judge's score of each word, or its probability of being real: -> (B,G,T)."""
+    """Return the judge's score of each word, or its probability of being real: -> (B,G,T)."""
     logits = log_odds(judge, completions, batch.words)  # (B,G,T)
     return logits if judge_score == "log_odds" else logits.sigmoid()
 
@@ -62,12 +62,13 @@ def judge_reward(judge, judge_score, completions, batch, decode):
 def valid_words(lexicon, completions, batch, decode, cut=True):
     """Compute the share of an input's hidden words whose fill is in the lexicon: -> (B,G).
 
-    A blank is taken for a letter: what is hidden between two spaces is one word.
+    We do not look at the original text, so every blank counts as a letter, and what stands between
+    two visible spaces is one word. data/lexicon.py explains `cut`.
     """
     mask = batch.mask
     G = completions.shape[1]
     texts = decode(completions)
-    letters = decode(completions[:, 0].masked_fill(mask, 1))  # token 1: the letter a
+    letters = decode(completions[:, 0].masked_fill(mask, 1))  # token 1 is the letter a
     blanks = mask.cpu().numpy()  # (B,T)
     shares = []
     for i, filled in enumerate(letters):
@@ -78,7 +79,7 @@ def valid_words(lexicon, completions, batch, decode, cut=True):
     return torch.tensor(shares, device=mask.device).view(-1, G)
 
 
-@torch.enable_grad()  # a user's function may differentiate; the table calls it under no_grad
+@torch.enable_grad()  # evaluation runs under no_grad, but a user's function may need gradients
 def own_reward(name, function, completions, batch, decode):
     """Call a user's function: -> (B,G) or (B,G,T). If it fails, this raises a Mistake."""
     own = (completions.clone(), batch.masked.clone(), batch.mask.clone())  # it may write into them
@@ -99,27 +100,27 @@ def own_reward(name, function, completions, batch, decode):
 
 
 class Rewards:
-    """The setting `reward`, ready to use: a weighted sum of parts."""
+    """This computes the setting `reward`, a weighted sum of parts."""
 
     def __init__(self, parts, decode):
-        """Keep {name in the metrics: (function, weight)}.
+        """Keep the parts, {name in the metrics: (function, weight)}.
 
-        A function maps completions (B,G,T), their `Batch` and `decode` to (B,G) or (B,G,T).
+        Each function maps completions (B,G,T), their `Batch` and `decode` to (B,G) or (B,G,T).
         """
         self.parts = parts
         self.decode = decode
 
     def __call__(self, fills, batch, credit):
-        """Give each blank its reward (B,G,T), and tell the log what each part says, {name: (B,G)}.
+        """Return the reward of each blank (B,G,T), and what to log of each part, {name: (B,G)}.
 
-        With `credit=run` a blank is given what its own word is worth. What happens to another word
-        would only be noise in its gradient. The price is a bias: what a word does to the judge's
-        view of the others is not credited. With `credit=input` a blank is given the sum over all
-        words of the input. But for that bias, both have the same expected gradient, so β means the
-        same. If a part returns (B,G), one number for a completion, each blank is given that.
+        With `credit=run` a blank gets the reward of its own word, because the rewards of the other
+        words would only add noise to its gradient. The price is a bias, because no word is credited
+        for what it does to the judge's view of the others. With `credit=input` a blank gets the sum
+        over all words of the input. Apart from that bias the expected gradient is the same, and so
+        is the meaning of β. If a part returns (B,G), each blank gets the number of its completion.
 
-        For the log, each part is averaged over the blanks of a completion, and `reward` is their
-        weighted sum.
+        For the log we average each part over the blanks of a completion. The entry `reward` is the
+        weighted sum of these averages.
         """
         reward = 0
         total = 0

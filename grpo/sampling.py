@@ -1,15 +1,15 @@
-"""Which characters may be drawn, and the draws.
+"""Decide which characters may be drawn, and draw them.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
 The policy of a blank is q = softmax(logits / temperature), restricted to a kept set S and
-renormalised. We draw from q, rounded to 2^-22 of its largest probability, and `grpo/logprobs.py`
-differentiates log q on the same S. So what we sample from is also what we score.
+renormalised. We draw from q, up to a rounding by at most 2^-22 of its largest probability, and
+`grpo/logprobs.py` differentiates log q on the same S. So we score what we sample from.
 
-All comparisons are made on whole numbers. A character's weight is its probability relative to the
-likeliest one, in units of 2^-21; sums of whole numbers do not depend on their order, so any
-implementation that agrees on the weights agrees on the kept set and on every draw, bit for bit.
-A character of weight 0 cannot be drawn, hence is never in S.
+We compute S and the draws with whole numbers. The weight of a character is its probability divided
+by that of the likeliest one, in units of 2^-21. A sum of whole numbers does not depend on their
+order. So two implementations that agree on the weights also agree on S and on every draw, bit for
+bit. A character of weight 0 cannot be drawn, so it is never in S.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ UNIT = 1 << 24  # a float32 uniform is a whole number of 2^-24
 
 @dataclass(frozen=True)
 class Sampling:
-    """This says how a run draws characters. Most of these are settings of the same names."""
+    """This says how to draw characters. All but `fused` are settings of a run, with these names."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -32,22 +32,22 @@ class Sampling:
     min_p: float = 0.0
     xtc_threshold: float = 0.1
     xtc_probability: float = 0.0
-    fused: bool = False  # by the CUDA kernel, which is decided once, when a run starts
+    fused: bool = False  # does the CUDA kernel do the work? A run decides this as it starts
 
 
 @dataclass(frozen=True)
 class Fills(Rows):
-    """This keeps what was drawn, and the set S it was drawn from, on which later updates score."""
+    """This keeps the draws and the set S that they came from. Updates score them on the same S."""
 
     completions: torch.Tensor  # (B,G,T) the filled-in copies of each input
-    kept: torch.Tensor  # the set S: (B,T,V) bool, with a latent (B,T,K,V), empty where no blank is
+    kept: torch.Tensor  # (B,T,V) bool, with a latent (B,T,K,V): the set S, empty at visible text
 
 
 def integer_weights(logits, temperature):
     """Turn logits into whole numbers, w[v] = round(exp((s[v] − max s) / τ) · 2^21): (...,V) int64.
 
-    A logit of -inf gives 0. This is computed in float64, because two implementations of a float32
-    exp often round such a weight to different whole numbers.
+    A logit of -inf gives 0. We compute in float64, because with two implementations of a float32
+    exp the weights often round to different whole numbers.
     """
     x = logits.double()
     below_best = x - x.amax(dim=-1, keepdim=True)  # (...,V)
@@ -58,10 +58,10 @@ def integer_weights(logits, temperature):
 def keep(weights, sampling):
     """Decide which characters may be drawn, the set S of each blank: (...,V) -> (...,V) bool.
 
-    top_k keeps the k likeliest (0 keeps all). From the likeliest of these downwards, top_p keeps
-    only as many as it takes to hold the share top_p (1904.09751). min_p keeps what is at least
-    min_p times as likely as the likeliest (2407.01082). What is as likely as the last one kept is
-    kept, too.
+    top_k keeps the k likeliest characters (0 keeps all). Of these, top_p keeps just enough of
+    the likeliest to hold the share top_p (1904.09751). min_p drops characters that are less than
+    min_p times as likely as the likeliest (2407.01082). A character that ties with the last one
+    kept is kept, too.
     """
     kept = weights > 0
     if 0 < sampling.top_k < weights.shape[-1]:
@@ -73,7 +73,7 @@ def keep(weights, sampling):
         total = falling.sum(dim=-1, keepdim=True).double()  # (...,1)
         enough = (total * sampling.top_p).ceil()  # (...,1)
         still_short = falling.cumsum(dim=-1) < enough  # (...,V)
-        last = still_short.sum(dim=-1, keepdim=True)  # (...,1) the character that reaches it
+        last = still_short.sum(dim=-1, keepdim=True)  # (...,1) the place where it does
         kept &= weights >= falling.gather(-1, last)  # and what ties with it
     if sampling.min_p > 0:
         best = weights.amax(dim=-1, keepdim=True).double()  # (...,1)
@@ -86,8 +86,9 @@ def exclude_top_choices(weights, kept, uniforms, sampling):
 
     With probability xtc_probability, a blank loses all kept characters whose share is at least
     xtc_threshold, except the least likely of these. weights and kept are (...,V), uniforms (...,G),
-    and the new set S is (...,V). All G completions share S, so we toss one coin for each blank. It
-    is a hash of the sum of the blank's uniforms, which tells nothing about any one of several.
+    and the new set S is (...,V). All G completions share S, so we toss one coin for each blank. The
+    coin is a hash of the sum of the blank's G uniforms. If G > 1, knowing one uniform tells
+    nothing about the coin, because the others are still random.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash
@@ -109,9 +110,9 @@ def draw(weights, uniforms):
 
 
 def allowed(logits, uniforms, sampling):
-    """Find the weight of each character, 0 where it may not be drawn: (...,V), (...,G) -> (...,V).
+    """Return the weights (...,V), 0 for a character that may not be drawn, and S (...,V) bool.
 
-    Its second result is the set S itself, (...,V) bool.
+    logits are (...,V). XTC makes its coin from uniforms (...,G).
     """
     weights = integer_weights(logits, sampling.temperature)  # (...,V)
     kept = keep(weights, sampling)  # (...,V)
@@ -135,12 +136,13 @@ def sample_completions(logits, masked, mask, uniforms, sampling):
 
 
 def penalise_repetition(logits, masked, mask, penalty):
-    """Make the characters that the visible text already has less likely: (B,T,...,V) -> the same.
+    """Make a character less likely if the visible text has it: logits (B,T,...,V) -> (B,T,...,V).
 
-    CTRL (1909.05858, section 4.1) divides their logits by the penalty, which makes a negative one
-    likelier. We multiply negative ones instead, as others do. We centre the logits first, because
-    adding a constant to all of them changes no probability, but would change signs. On characters
-    the penalty does little, because most of the alphabet is visible in any input.
+    CTRL (1909.05858, section 4.1) divides the logit by the penalty, but a negative logit would
+    become larger by that. We multiply negative logits instead, as others do. We centre the logits
+    first, because a constant that is added to all of them changes no probability, so it should not
+    change their signs either. The penalty does little here, because any input shows most of the
+    alphabet.
     """
     V = logits.shape[-1]
     visible = masked.masked_fill(mask | (masked < 0), V - 1)  # (B,T) padding is negative

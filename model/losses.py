@@ -1,9 +1,9 @@
-"""What the two models of GRPO learn from: inputs with blanks, fills of them, and the losses.
+"""What the generator and the judge learn from: masked inputs, their fills, and the losses.
 
-The generator learns to fill hidden characters (masked language modelling, 1810.04805). Some of its
-inputs are partly revealed again, because filling blank by blank passes through those. The judge
-learns to tell whole words of the text from the generator's own draws, because these are what GRPO
-hides.
+The generator learns to fill hidden characters (masked language modelling, 1810.04805). In some of
+its inputs we show a part of the blanks again, because a model that fills blank by blank will meet
+such inputs. The judge learns to tell whole words of the text from words that the generator drew,
+because GRPO hides whole words.
 
 Letters: B inputs, T characters. A policy maps a `Batch` to a distribution over its fills, a judge
 maps tokens (B,T) to log-odds (B,T). `args` are the settings of `model/pretrain.py`.
@@ -19,7 +19,7 @@ from grpo.batch import make_batch
 
 
 def masked_batch(dataset, args, masking, seed, reveal=False):
-    """Draw inputs of every difficulty: -> `Batch`, with numbers for one fill of each.
+    """Draw inputs with few or many blanks: -> `Batch`, with random numbers for one fill of each.
 
     `reveal` shows a part of the blanks again in four inputs of ten.
     """
@@ -30,8 +30,8 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
     shape = (size, args.block_size)
     tokens, mask = dataset.batch(*shape, parse_masking(masking), ratio, words, (*seed, 0))
     if reveal:
-        whole = rng.random(size) < 0.6  # (B,) does all stay hidden?
-        share = rng.random(size)  # (B,) else this much
+        whole = rng.random(size) < 0.6  # (B,) do all blanks stay hidden?
+        share = rng.random(size)  # (B,) if not, this share of them
         hide = np.where(whole, 1.0, share)  # (B,)
         stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
         mask = mask & torch.from_numpy(stays)
@@ -39,7 +39,7 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
 
 
 def generator_loss(policy, dataset, args, seed):
-    """Compute −log q(text) for each hidden character, in nats, exactly: -> a scalar."""
+    """Compute the mean of −log q(text) over the hidden characters, in nats: -> a scalar."""
     batch = masked_batch(dataset, args, args.masking, seed, reveal=True)
     log_q = policy(batch).log_prob(batch.tokens[:, None])  # (B,1,T)
     return -log_q.sum() / batch.mask.sum().clamp(min=1)
@@ -52,19 +52,19 @@ def draw_fills(policy, batch, temperature):
 
 
 def judge_loss(judge, policy, dataset, args, temperature, seed):
-    """Compute the cross-entropy of "text, or drawn?" for each word: -> a scalar.
+    """Compute the cross-entropy of telling words of the text from drawn ones: -> a scalar.
 
-    Half of the words of an input are text and half are the policy's draws, each by its own coin.
-    The logit of a word is the mean over its letters, and it is best at log p/q, with p the text's
-    distribution and q the policy's (residual energy-based models, 2004.11714). Labels are by
-    source, so a draw that happens to equal the text stays a draw. Draws hotter than temperature 1
-    are plainly wrong, which is a good place to begin.
+    For each hidden word a coin decides whether the judge sees the word of the text or the one that
+    the policy drew. The logit of a word is the mean over its letters. The loss is least where that
+    is log p/q, with p the distribution of the text and q the policy (residual energy-based models,
+    2004.11714). A drawn word that happens to equal the text still counts as drawn. Draws at a
+    temperature above 1 are plainly wrong, so a new judge begins with them.
     """
     batch = masked_batch(dataset, args, args.judge_masking, seed)
     drawn = draw_fills(policy, batch, temperature)  # (B,T)
     coins = np.random.default_rng((*seed, 3)).random(batch.mask.shape) < 0.5  # (B,T)
     coins = torch.from_numpy(coins)
-    real = coins.gather(1, batch.words)  # (B,T) the same in a word
+    real = coins.gather(1, batch.words)  # (B,T) one coin for a whole word
     completions = torch.where(batch.mask & ~real, drawn, batch.tokens)  # (B,T)
     logits = judge(completions).float()  # (B,T)
     logits = mean_over_words(logits[:, None], batch.words)[:, 0]  # (B,T)

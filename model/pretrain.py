@@ -1,10 +1,11 @@
 """Train the models that GRPO starts from: the generator (fill the blanks), then the judge.
 
-    python -m model.pretrain --out_dir=out-pretrain            # both: half an hour on a CPU core
-    python -m model.pretrain --out_dir=out-pretrain --resume   # go on where it was stopped
+    python -m model.pretrain --out_dir=out-pretrain            # both, in half an hour on one core
+    python -m model.pretrain --out_dir=out-pretrain --resume   # go on with a stopped training
 
-The generator learns to fill masked characters. The judge starts as a copy of it, and learns to tell
-its draws from text. `model/losses.py` has both losses, and `model/report.py` says how well they do.
+The generator learns to fill masked characters. The judge starts as a copy of the generator, and
+learns to tell the generator's draws from text. `model/losses.py` has both losses, and
+`model/report.py` measures how good the two models are.
 """
 
 import math
@@ -36,19 +37,19 @@ class Settings:
     out_dir: str = "out-pretrain"  # generator.pt and judge.pt are written here
     start: str = ""  # a generator's file to begin from, of any size; empty: random weights
     masking: str = "word:0.5,random:0.25,span:0.1,sticky:0.15"  # what is hidden from the generator
-    judge_masking: str = "short:0.8,word:0.2"  # and what the judge has to tell: what GRPO will hide
+    judge_masking: str = "short:0.8,word:0.2"  # what is hidden, filled and shown to the judge
     block_size: int = 64  # characters per input
     n_layer: int = 6  # layers of the generator
-    judge_layers: int = 0  # layers of the judge; 0: as many
+    judge_layers: int = 0  # layers of the judge; 0: as many as the generator has
     start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
     policy: str = ""  # a run's checkpoint; the judge learns from its draws, too
     n_embd: int = 128  # width, a multiple of 32
-    n_latent: int = 1  # values of a latent (grpo/latent_policy.py); a start with one keeps it
+    n_latent: int = 1  # values of a latent (grpo/latent_policy.py); 1: none; `start` keeps its own
     batch_size: int = 64  # inputs per step
-    generator_steps: int = 2500  # 0: it stays as it starts
-    judge_steps: int = 1000
+    generator_steps: int = 2500  # training steps of the generator; 0: none
+    judge_steps: int = 1000  # training steps of the judge
     seed: int = 1  # of weights, inputs and draws
-    # bfloat16: a step in two thirds of the time, on a CPU that multiplies it.
+    # With bfloat16 a step takes two thirds of the time, on a CPU that has instructions for it.
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"  # auto, cpu, cuda, cuda:1; auto: cuda where there is one
     resume: bool = False  # go on from what the same command saved in out_dir
@@ -59,7 +60,7 @@ def make_optimizers(model, learning_rate):
     matrices = [p for p in model.trunk.blocks.parameters() if p.dim() == 2]
     taken = set(matrices)
     rest = [p for p in model.parameters() if p not in taken]
-    # Its steps are as long as AdamW's (2502.16982), so that a learning rate of AdamW's fits.
+    # This makes Muon's steps as long as AdamW's (2502.16982), so Muon can take its learning rate.
     how = {"weight_decay": 0.05, "adjust_lr_fn": "match_rms_adamw"}
     muon = torch.optim.Muon(matrices, lr=learning_rate, **how)
     adamw = torch.optim.AdamW(rest, lr=learning_rate / 4, betas=(0.9, 0.98), weight_decay=0.05)
@@ -67,14 +68,14 @@ def make_optimizers(model, learning_rate):
 
 
 def schedule(step, steps):
-    """Take this share of the peak learning rate: a linear warm-up, then a cosine to zero."""
+    """Return a share of the peak learning rate: a linear warm-up, then a cosine to zero."""
     warm_up = (step + 1) / min(200, 1 + steps // 5)
     cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
     return min(warm_up, cosine)
 
 
 def fit(name, model, loss_fn, steps, learning_rate, args):
-    """Minimise `loss_fn(step)`. Saved every SAVE_INTERVAL steps and on a signal, for --resume."""
+    """Minimise `loss_fn(step)`, and save for --resume every SAVE_INTERVAL steps and on a signal."""
     state_file = Path(args.out_dir) / f"{name}_state.pt"
     flags = asdict(args) | {"resume": True}
     optimizers = make_optimizers(model, learning_rate)
@@ -117,7 +118,8 @@ def fit(name, model, loss_fn, steps, learning_rate, args):
 def make_models(args, vocabulary):
     """Make a generator and a judge, each new or from a file.
 
-    `pretrain` gives a new judge the generator's trunk once that is trained.
+    A new judge is random here. `pretrain` copies the generator's trunk into it, once the generator
+    is trained.
     """
     torch.manual_seed(args.seed)
     if args.start:
@@ -135,7 +137,7 @@ def make_models(args, vocabulary):
 
 
 def with_latent(product, n_latent):
-    """Make a generator whose values of z begin as copies of a product, a little noise apart."""
+    """Make a generator with a latent. Each z begins as a copy of `product`, plus a little noise."""
     generator = Generator(replace(product.trunk.config, n_latent=n_latent))
     generator.trunk.load_state_dict(product.trunk.state_dict())
     head = product.head.weight.detach().repeat(n_latent, 1)  # (K·(V-1),C)
@@ -145,17 +147,17 @@ def with_latent(product, n_latent):
 
 
 def pretrain(args):
-    """Train both models, one after the other. Each is written in float16 as soon as it is done."""
+    """Train the generator, then the judge, and write each in float16 as soon as it is trained."""
     device = pick_device(args.device)
     train, val = load_data(args.dataset, args.block_size)
     vocabulary = train.vocabulary
     generator, judge = make_models(args, vocabulary)
-    models = [generator]  # whose fills the judge learns from, in turn
+    models = [generator]  # the judge learns from their fills, in turn
     if args.policy:
         models.append(load_model(args.policy, "generator", vocabulary))
     check_length(args.block_size, *models, judge)
     out = Path(args.out_dir)
-    lock = claim(out, 1, "lock")  # another's folder is noticed now, not in half an hour
+    lock = claim(out, 1, "lock")  # a folder in use is refused now, not in half an hour
     config = Config(dtype=args.dtype, compile="false", batch_size=args.batch_size)
     policy, *others = (make_policy(model, device, config) for model in models)
     sources = [policy, *others]
@@ -165,10 +167,10 @@ def pretrain(args):
         return generator_loss(policy, train, args, (args.seed, 0, step))
 
     def loss_of_judge(step):
-        # Begin with hot draws. Good ones can look like text for a long time to a judge that has
-        # seen none.
+        # Begin with draws at a high temperature. A judge that has never seen a draw could take good
+        # ones for text for a long time.
         hot = 0 if args.start_judge else max(0, 1 - 2 * step / args.judge_steps)
-        source = sources[step % len(sources)]  # in turn
+        source = sources[step % len(sources)]  # alternate
         return judge_loss(score, source, train, args, 1 + hot, (args.seed, 1, step))
 
     peak = 2e-3 if args.start else 8e-3
@@ -177,7 +179,8 @@ def pretrain(args):
     peak = 1e-3
     if not args.start_judge:
         peak = 4e-3
-        judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)  # its first layers
+        # A judge with fewer layers takes the first ones of the generator.
+        judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)
     fit("judge", judge, loss_of_judge, args.judge_steps, peak, args)
     write(out / "judge.pt", model_file(judge, vocabulary, torch.float16))
     lock.close()
@@ -185,7 +188,7 @@ def pretrain(args):
 
 
 def parse(argv):
-    """Read config files and flags: -> `Settings`. Raises a Mistake for any that cannot be."""
+    """Read config files and flags: -> `Settings`. Raises a Mistake for any that is not allowed."""
     args = Settings(**read_arguments(Settings, argv, "python -m model.pretrain [--key=value ...]"))
     parse_masking(args.masking)
     parse_masking(args.judge_masking)

@@ -1,4 +1,4 @@
-"""Measure the generator and the judge on held-out text, for four ways of hiding it.
+"""Measure the generator and the judge on held-out text, with four ways of hiding parts of it.
 
 Letters: B inputs, T characters, N hidden words.
 """
@@ -20,23 +20,24 @@ TESTS = [  # masking, ratio, hidden words
 
 
 def auc(real, drawn):
-    """Compute the share of pairs in which the real word scores more: (N,), (N,) -> a number.
+    """Compute how often a real word scores more than a drawn one: (N,), (N,) -> a number.
 
-    A tie is half a pair.
+    This is a share of all N · N pairs. A tie counts half.
     """
     drawn = drawn.sort().values
-    below = torch.searchsorted(drawn, real)  # (N,) how many draws score less
-    up_to = torch.searchsorted(drawn, real, right=True)  # (N,) or the same
+    below = torch.searchsorted(drawn, real)  # (N,) how many drawn words score less
+    up_to = torch.searchsorted(drawn, real, right=True)  # (N,) how many score less or the same
     return (below + up_to).double().mean().item() / (2 * len(drawn))
 
 
 def calibration(real, drawn, inputs):
     """Fit P(real) = σ(slope · score): -> the slope, and its standard error.
 
-    real and drawn (N,) are scores in nats, `inputs` (N,) says from which input a word is. A slope
-    of 1 means that the judge is calibrated; more than 1, that its scores are too small. This is a
-    logistic regression without intercept, by Newton's method. Words of one input are alike, so the
-    error counts an input once (the sandwich estimator of Liang & Zeger 1986).
+    real and drawn (N,) are scores in nats, and `inputs` (N,) says which input each word comes from.
+    With a slope of 1 the judge is calibrated. If the slope is more than 1, its scores are too
+    small. This is a logistic regression without intercept, by Newton's method. Words of the same
+    input are not independent, so the standard error adds up each input's words before it squares
+    (the sandwich estimator of Liang & Zeger 1986).
     """
     x = torch.cat([real, drawn]).double()  # (2N,)
     y = torch.cat([torch.ones_like(real), torch.zeros_like(drawn)]).double()  # (2N,)
@@ -47,16 +48,17 @@ def calibration(real, drawn, inputs):
         slope = slope + ((y - p) * x).sum() / curvature
     p = (slope * x).sigmoid()
     pulls = torch.zeros(int(inputs.max()) + 1, dtype=torch.double)
-    pulls = pulls.index_add(0, inputs.repeat(2), (y - p) * x)  # of each input
+    pulls = pulls.index_add(0, inputs.repeat(2), (y - p) * x)  # (inputs,) how hard each input pulls
     curvature = (p * (1 - p) * x * x).sum()
     return slope.item(), (pulls.square().sum().sqrt() / curvature).item()
 
 
 @torch.no_grad()
 def word_scores(policy, judge, batch):
-    """Let a judge score each word, as it stands in the text and as the policy draws it.
+    """Let the judge score each hidden word twice, as it is in the text and as the policy draws it.
 
-    Returns the scores before they are clipped, (N,) twice, and each word's input, (N,).
+    Returns the scores of the text (N,) and of the draws (N,), not clipped, and the number of the
+    input that each word comes from (N,).
     """
     drawn = draw_fills(policy, batch, 1.0)  # (B,T)
     both = torch.stack([batch.tokens, drawn], dim=1)  # (B,2,T)
@@ -67,7 +69,7 @@ def word_scores(policy, judge, batch):
 
 
 def held_out_batch(dataset, block_size, i, size=3072):
-    """Draw the held-out inputs of `TESTS[i]`: -> `Batch`, with numbers for one fill of each."""
+    """Draw the inputs of `TESTS[i]`: -> `Batch`, with random numbers for one fill of each."""
     masking, ratio, hidden = TESTS[i]
     parts = parse_masking(masking)
     tokens, mask = dataset.batch(size, block_size, parts, ratio, hidden, (7, i))  # (B,T) twice
@@ -76,10 +78,11 @@ def held_out_batch(dataset, block_size, i, size=3072):
 
 @torch.no_grad()
 def report(policy, judge, dataset, args):
-    """Print how the generator fills, and how the judge tells words of the text from its draws.
+    """Print how well the generator fills, and how well the judge tells its draws from the text.
 
-    For each kind of masking these are nats of a hidden character, the share of them that the best
-    guess restores, the judge's AUC (0.5 is a coin), and the slope of its scores (1 is calibrated).
+    Each kind of masking gets a line. It has the mean −log q of a hidden character in nats, the
+    share of hidden characters that the generator's best guess restores, the judge's AUC (0.5 is a
+    coin), and the slope of the judge's scores (1 is calibrated).
     """
     for i, (masking, ratio, hidden) in enumerate(TESTS):
         batch = held_out_batch(dataset, args.block_size, i)

@@ -1,7 +1,8 @@
 """A bidirectional character transformer, with an output head for the generator or the judge.
 
 Letters: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads, D = C / H width
-of a head.
+of a head, K values of the latent, M blanks of all inputs.
+
 The trunk is RMSNorm (1910.07467), rotary positions (2104.09864), scaled_dot_product_attention
 without a causal mask and a GELU MLP. There is no dropout anywhere: in GRPO the policy that is
 sampled must be the policy that is differentiated.
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from data.per_word import mean_over_words, number_words, spread
 
-IMPOSSIBLE = -1e9  # as -inf, but a difference of two is no NaN
+IMPOSSIBLE = -1e9  # like -inf, but the difference of two is 0 and not NaN
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def rotary_table(length, head_width):
 def rotate(x, cos, sin):
     """Turn each pair (x[i], x[i + D/2]) by its position's angle: (B,H,T,D) -> (B,H,T,D).
 
-    So q·k depends on the distance of the two positions alone.
+    So the product q·k depends only on how far apart its two positions are.
     """
     a, b = x.chunk(2, dim=-1)  # (B,H,T,D/2) twice
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
@@ -63,8 +64,9 @@ class Block(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B,H,T,D)
         q = rotate(q, cos, sin)
         k = rotate(k, cos, sin)
-        v = v.to(cos.dtype) if x.is_cpu else v  # CUDA's autocast would only cast it back
-        # On a CPU the backward pass of attention is five times slower in bfloat16.
+        # On a CPU the backward pass of attention is five times slower in bfloat16, so q, k and v
+        # are float32 there. On CUDA autocast decides the type of all three.
+        v = v.to(cos.dtype) if x.is_cpu else v
         with torch.autocast("cpu", enabled=False):
             heads = F.scaled_dot_product_attention(q, k, v, attn_mask=attended)  # (B,H,T,D)
         return self.attention_out(heads.transpose(1, 2).reshape(B, T, C))
@@ -76,7 +78,7 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    """The transformer without a head: tokens in, features out."""
+    """This is the transformer without a head. It turns tokens into features."""
 
     def __init__(self, config):
         super().__init__()
@@ -89,20 +91,20 @@ class Trunk(nn.Module):
         self.sin = nn.Buffer(sin, persistent=False)  # (T,D/2)
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
-                # What writes into the residual stream starts smaller, as in GPT-2.
+                # Layers that write into the residual stream start smaller, as in GPT-2.
                 writers = 2 * config.n_layer if name.endswith("_out.weight") else 1
                 nn.init.normal_(weight, std=0.02 / writers**0.5)
 
     def forward(self, tokens, padded=False, recompute=False):
         """Map tokens (B,T) to features (B,T,C).
 
-        `padded` says that some tokens may be negative. These are no characters, and are never
-        attended to. `recompute` saves memory: it keeps no activations inside the blocks, and
-        computes them again in the backward pass.
+        `padded` says that some tokens may be negative. Those are padding, and no position attends
+        to them. `recompute` saves memory: the transformer keeps no activations inside its blocks,
+        and computes them again in the backward pass.
         """
         T = tokens.shape[1]
         assert T <= self.config.block_size
-        attended = None  # everything; a mask would slow attention down
+        attended = None  # attend to everything; a mask would be slower
         if padded:
             attended = (tokens >= 0)[:, None, None]  # (B,1,1,T)
             tokens = tokens.clamp(min=0)  # (B,T)
@@ -114,7 +116,7 @@ class Trunk(nn.Module):
 
 
 class Generator(nn.Module):
-    """The policy's network: what might stand at each position?"""
+    """This is the policy's network. It says what might stand at each position."""
 
     def __init__(self, config):
         super().__init__()
@@ -131,10 +133,10 @@ class Generator(nn.Module):
     def forward(self, tokens, **options):
         """Map masked inputs (B,T) to the tensors that the policy is made from, as a tuple.
 
-        A product needs the logits (B,T,V) alone. With a latent they are the logits of the prior
-        (B,T,K), which each blank of a word shares, and those of the letters given z (B,T,K,V),
-        both 0 where there is no blank. The mask token can never be drawn. The options are those of
-        `Trunk`.
+        For `Product` there is one tensor, the logits (B,T,V). For `Latent` there are two: the
+        logits of the prior (B,T,K), equal at all blanks of a word, and those of the letters given z
+        (B,T,K,V). Both are 0 where there is no blank. The mask token can never be drawn. The
+        options are those of `Trunk`.
         """
         features = self.trunk(tokens, **options)  # (B,T,C)
         if self.n_latent == 1:
@@ -148,7 +150,7 @@ class Generator(nn.Module):
 
 
 class Judge(nn.Module):
-    """The reward model: is each character the one that stood there, or was it filled in?"""
+    """This is the reward model. It says whether a character stood in the text or was filled in."""
 
     def __init__(self, config):
         super().__init__()

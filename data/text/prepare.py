@@ -1,8 +1,8 @@
-"""Makes train.bin, val.bin (a byte for each character) and meta.json (the vocabulary) of a text.
+"""Turns a text into train.bin, val.bin (a byte for each character) and meta.json (vocabulary).
 
-The default text is English prose that every reader has just installed: what numpy and torch, as
-requirements.txt pins them, say of themselves. It is read with `ast`, so that no module is imported.
-`--input=FILE` takes any text. What is kept is a to z and space, as in text8.
+The default text is English prose that every reader has just installed: the documentation of numpy
+and torch, in the versions that requirements.txt pins. We read it with `ast` and import no module.
+`--input=FILE` takes any other text. Only a to z and the space remain of it, as in text8.
 
     python data/text/prepare.py
     python data/text/prepare.py --input=my.txt --out_dir=data/mine
@@ -20,13 +20,13 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2]))  # as a script it finds data/, too
+sys.path.append(str(Path(__file__).parents[2]))  # so that the script finds data/, too
 from data.exceptions import Mistake, refuse  # noqa: E402
 
-BLANK = "_"  # stands for the mask token in every vocabulary, hence never a character of the text
+BLANK = "_"  # the mask token of every vocabulary, so it is never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK
-MIN_CHARACTERS = 1000  # in each of the two files: less than that is no text to learn from
-SOURCES = {  # the documented folders; parsing all of torch would take too long for what it adds
+MIN_CHARACTERS = 1000  # train.bin and val.bin need at least as many, to learn from and to test on
+SOURCES = {  # folders to read; all of torch would take too long for what it adds
     "numpy": "_core lib linalg fft random polynomial ma matrixlib",
     "torch": "nn optim distributions utils autograd linalg fft special func cuda amp masked",
 }
@@ -34,10 +34,10 @@ PLAIN_WORD = re.compile(r"[\"'(*`]*[A-Za-z][a-z'-]*[\"').,:;*`?!]*")
 
 
 def documentation():
-    """Yield every string of two lines or more: docstrings, and what torch's *_docs.py hand over.
+    """Yield every string of two lines or more: docstrings, and the texts in torch's *_docs.py.
 
-    They come in a fixed order, and with their indentation as in the file, because how much of it
-    Python itself removes from a docstring depends on its version.
+    The order is fixed. A string keeps its indentation from the file, because some versions of
+    Python remove it from `__doc__` and others do not, and the text must not depend on that.
     """
     for package, folders in SOURCES.items():
         root = Path(find_spec(package).origin).parent
@@ -47,7 +47,7 @@ def documentation():
         for path in sorted(paths, key=Path.as_posix):
             if "tests" in path.parts:
                 continue
-            with warnings.catch_warnings(action="ignore"):  # of "\\d" in a string
+            with warnings.catch_warnings(action="ignore"):  # about "\\d" in a string
                 tree = ast.parse(path.read_bytes())
             for node in ast.walk(tree):
                 value = getattr(node, "value", None)
@@ -56,7 +56,7 @@ def documentation():
 
 
 def cut(text):
-    """Yield paragraphs, cut at about 1000 characters, because some texts have no empty line."""
+    """Yield a text's paragraphs. Those of more than 1000 characters are cut into several pieces."""
     for paragraph in re.split(r"\n\s*\n", text):
         yield from re.findall(r"(?s).{1,1000}(?:\s|$)|.{1000}", paragraph)
 
@@ -69,22 +69,22 @@ def is_prose(paragraph):
 
 
 def normalise(text):
-    """Take away case and accents, and turn whatever is no letter into one space."""
+    """Make a text lower case without accents, and turn each run of other signs into one space."""
     text = unicodedata.normalize("NFKD", text)
     text = "".join(c for c in text if not unicodedata.combining(c))
     return re.sub("[^a-z]+", " ", text.lower()).strip()
 
 
 def is_validation(paragraph):
-    """Choose one piece in ten by a hash of its letters, whatever else the corpus holds."""
+    """Tell whether to hold a paragraph out, one in ten, by a hash of its letters alone."""
     return hashlib.sha256(paragraph.encode()).digest()[0] < 26
 
 
 def prepare(out_dir, input_file=None):
-    """Write train.bin, val.bin and meta.json into `out_dir` -> {file: bytes}.
+    """Write train.bin, val.bin and meta.json into `out_dir`: -> {file: its size in bytes}.
 
-    Raises a Mistake, with nothing written, for a text that is not UTF-8 or too short to split, and
-    for a folder that cannot be written.
+    Raises a Mistake if the text is not UTF-8 or too short, before it writes anything, or if the
+    folder cannot be written.
     """
     if input_file:
         try:
@@ -93,7 +93,7 @@ def prepare(out_dir, input_file=None):
             raise Mistake(f"{input_file} is no text in UTF-8 that can be read ({error})") from None
     else:
         text = "\n\n".join(documentation())
-    splits = {"train": {}, "val": {}}  # dicts for their keys: without duplicates, in order
+    splits = {"train": {}, "val": {}}  # {paragraph: None}, without duplicates, in order
     for piece in cut(text):
         paragraph = normalise(piece)
         if paragraph and (input_file or is_prose(piece)):
@@ -107,7 +107,7 @@ def prepare(out_dir, input_file=None):
             f" {MIN_CHARACTERS} are needed; give a longer text",
         )
         files[f"{split}.bin"] = bytes(map(VOCABULARY.index, content))
-    # meta.json is written last, so where it exists the other two are whole.
+    # We write meta.json last, so where it exists the other two files are complete.
     files["meta.json"] = json.dumps({"vocabulary": VOCABULARY}).encode()
 
     out_dir = Path(out_dir)

@@ -1,11 +1,11 @@
 """This file compiles `kernel.cu` when a run starts, and launches it on the current stream.
 
-`sample_completions` and `logprobs` do what their definitions in `grpo/sampling.py` and
-`grpo/logprobs.py` do. The one difference is a completion outside the vocabulary, which has a logp
-of NaN here and is an error there. `choose` decides which of the two a run uses. NVRTC compiles the
-three functions of kernel.cu for this run's number type and vocabulary, without nvcc and without
-headers, and nothing is kept on disk. Inputs may lie in memory as they like, because what the kernel
-could not read is converted or copied.
+`sample_completions` and `logprobs` do what the PyTorch code in `grpo/sampling.py` and
+`grpo/logprobs.py` does. The one difference is a completion outside the vocabulary. Its logp is NaN
+here, and PyTorch raises an error. `choose` decides whether a run uses the kernel or PyTorch. NVRTC,
+CUDA's compiler library, compiles the three functions of kernel.cu for the number type and the
+vocabulary of the run. It needs neither nvcc nor headers, and it writes nothing to disk. Inputs may
+have any memory layout, because `launch` converts or copies what the kernel cannot read.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 """
@@ -20,10 +20,12 @@ import torch
 from data.exceptions import Mistake
 
 SOURCE = Path(__file__).with_name("kernel.cu")
-THREADS = 128  # to a block
-LAYOUTS = {32: (4, 8), 96: (8, 12), 256: (8, 32), 1024: (32, 32)}  # V at most: lanes, columns
+THREADS = 128  # in a block
+LAYOUTS = {32: (4, 8), 96: (8, 12), 256: (8, 32), 1024: (32, 32)}  # largest V: lanes, columns
 NUMBERS = {torch.float32: "float", torch.bfloat16: "bf16"}
-OPERATIONS = {  # inputs -> outputs; f: float32, i: int64, b: bool, x: the logits' type
+# {function: (inputs, outputs)}. The first letter of each is its type (f: float32, i: int64,
+# b: bool, x: that of the logits), and the rest is its shape.
+OPERATIONS = {
     "sample_completions": ("xBTV iBT bBT fBGT", "iBGT bBTV"),
     "logprobs_forward": ("xBTV xBTV iBGT bBTV bBT", "fBGT fBGT fBT fBT fBT5"),
     "logprobs_backward": ("xBTV xBTV iBGT bBTV bBT fBT fBT fBT5 fBGT fBT fBT", "xBTV"),
@@ -31,7 +33,7 @@ OPERATIONS = {  # inputs -> outputs; f: float32, i: int64, b: bool, x: the logit
 
 
 def choose(config, device, vocab_size, n_latent=1):
-    """Return "cuda" if the run can use the kernel, which is then compiled, or else "torch".
+    """Compile the kernel if the run can use it, and return "cuda". Otherwise return "torch".
 
     Raises a Mistake if config.kernel asks for "cuda" and the kernel cannot run.
     """
@@ -64,7 +66,7 @@ def layout(vocab_size):
 
 
 def checked(result):
-    """Return the value of a cuda.bindings result (error, value), or raise its error."""
+    """Return the value in a result (error, value) of cuda.bindings, or raise a RuntimeError."""
     error, *values = result
     if error:
         raise RuntimeError(error.name)
@@ -73,7 +75,7 @@ def checked(result):
 
 @functools.cache
 def load(index, dtype, layout):
-    """Compile kernel.cu for a GPU: -> PyTorch's context there, {operation: CUfunction}."""
+    """Compile kernel.cu for the GPU `index`: -> its CUDA context, {operation: CUfunction}."""
     from cuda.bindings import driver, nvrtc
 
     lanes, columns = layout
@@ -102,7 +104,7 @@ def load(index, dtype, layout):
 
 
 def launch(operation, inputs, *settings):
-    """Run a function of kernel.cu on `inputs`, the logits first, and return its outputs."""
+    """Run a function of kernel.cu and return its outputs. The first of `inputs` is the logits."""
     from cuda.bindings import driver
 
     taken, made = (kinds.split() for kinds in OPERATIONS[operation])
@@ -112,19 +114,19 @@ def launch(operation, inputs, *settings):
     shapes = {"BTV": (B, T, V), "BGT": (B, G, T), "BT": (B, T), "BT5": (B, T, 5)}
     types = {"x": logits.dtype, "f": torch.float32, "i": torch.int64, "b": torch.bool}
     tensors = []
-    for x, kind in zip(inputs, taken):  # what differs would be read beyond its end
+    for x, kind in zip(inputs, taken):  # give each the shape and type that the kernel reads
         x = x.to(logits.device, types[kind[0]]).expand(shapes[kind[1:]]).contiguous()
-        tensors.append(x.clone() if x.data_ptr() % 16 else x)  # a wide read starts there
+        tensors.append(x.clone() if x.data_ptr() % 16 else x)  # 16-byte reads need alignment
     outputs = [logits.new_empty(shapes[kind[1:]], dtype=types[kind[0]]) for kind in made]
 
     addresses = [x.data_ptr() for x in tensors + outputs]
     c_types = [c_void_p] * len(addresses) + [c_int] * 4 + [c_double] * len(settings)
     lanes, _ = layout(V)
     blocks = -(-B * T * lanes // THREADS)  # rounded up
-    sizes = blocks, 1, 1, THREADS, 1, 1, 0  # of the grid, of a block, of memory to be shared
+    sizes = blocks, 1, 1, THREADS, 1, 1, 0  # grid, block, bytes of dynamic shared memory
     stream = torch.cuda.current_stream(logits.device).cuda_stream
     context, functions = load(logits.device.index, logits.dtype, layout(V))
-    checked(driver.cuCtxSetCurrent(context))  # the thread of a backward pass may have none
+    checked(driver.cuCtxSetCurrent(context))  # autograd's backward thread may have no context
     parameters = (*addresses, B, T, G, V, *settings), tuple(c_types)
     checked(driver.cuLaunchKernel(functions[operation], *sizes, stream, parameters, 0))
     return outputs
@@ -137,7 +139,7 @@ def sample_completions(logits, masked, mask, uniforms, sampling):
 
 
 class FusedLogProbs(torch.autograd.Function):
-    """Do what `grpo.logprobs.compute_logprobs` does, with the same four results."""
+    """This does what `grpo.logprobs.compute_logprobs` does, and returns the same four tensors."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -154,4 +156,4 @@ class FusedLogProbs(torch.autograd.Function):
         return g_logits, None, None, None, None, None
 
 
-logprobs = FusedLogProbs.apply  # logits, ref_logits, completions, kept, mask, temperature
+logprobs = FusedLogProbs.apply  # takes logits, ref_logits, completions, kept, mask, temperature
