@@ -46,9 +46,11 @@ def judge_logits(judge, completions):
 
 
 def log_odds(judge, completions, words):
-    """Score each hidden word by log p/q, as the judge estimates it (model/losses.py): -> (B,G,T).
+    """Score each hidden word by the judge's log-odds that it is from the text: -> (B,G,T).
 
-    Every letter of a word has the word's score, in nats, within ±8.
+    A well trained judge's log-odds are log p/q, with p the distribution of words in the text and q
+    that of the generator whose draws the judge has read (model/losses.py). Every letter of a word
+    has the word's score, in nats, within ±8.
     """
     return mean_over_words(judge_logits(judge, completions), words).clamp(-SUREST, SUREST)
 

@@ -48,7 +48,7 @@ def calibration(real, drawn, inputs):
         slope = slope + ((y - p) * x).sum() / curvature
     p = (slope * x).sigmoid()
     pulls = torch.zeros(int(inputs.max()) + 1, dtype=torch.double)
-    pulls = pulls.index_add(0, inputs.repeat(2), (y - p) * x)  # (inputs,) how hard each input pulls
+    pulls = pulls.index_add(0, inputs.repeat(2), (y - p) * x)  # for each input, the sum of its words' gradients
     curvature = (p * (1 - p) * x * x).sum()
     return slope.item(), (pulls.square().sum().sqrt() / curvature).item()
 
@@ -57,8 +57,8 @@ def calibration(real, drawn, inputs):
 def word_scores(policy, judge, batch):
     """Let the judge score each hidden word twice, as it is in the text and as the policy draws it.
 
-    Returns the scores of the text (N,) and of the draws (N,), not clipped, and the number of the
-    input that each word comes from (N,).
+    Returns, for the N hidden words, the scores of the text and of the draws, not clipped, and the
+    place in the batch of the input that holds the word, each (N,).
     """
     drawn = draw_fills(policy, batch, 1.0)  # (B,T)
     both = torch.stack([batch.tokens, drawn], dim=1)  # (B,2,T)

@@ -116,11 +116,13 @@ def opinions(judge, rewards, fills, batch):
 def measure(fills, inputs):
     """Compute the figures of fills (N,n,T) of the inputs in a `HeldOut`: -> {name: number}.
 
-    valid_words and exact_words are the shares of the filled words that are in the lexicon, and that
-    equal the hidden word. distinct_words is the number of different valid words among the first
-    fills of all inputs, divided by the number of different hidden words. With several fills,
-    different_valid_words is the number of different valid words among the n fills of a hidden word,
-    on average, and pass@n is the share of inputs that one of the n fills restores whole.
+    valid_words            the share of filled words that are in the lexicon
+    exact_words            the share of filled words that equal the hidden word
+    distinct_words         different valid words among the first fills of all inputs, divided by
+                           the number of different hidden words
+    ngram_bits             how surprising a character near a blank is to a 5-gram model
+    different_valid_words  if n > 1: different valid words among the n fills of a hidden word
+    pass@n                 if n > 1: the share of inputs that one of the n fills restores whole
     """
     n = fills.shape[1]
     batch = inputs.batch

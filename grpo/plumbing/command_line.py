@@ -69,7 +69,7 @@ def convert(settings, name, value, source):
             return os.path.expanduser(value)  # the shell leaves ~ in --out_dir=~/runs
         if kind is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
-        if text.lower() in choices:  # a file may say compile = True
+        if text.lower() in choices:  # in small letters, because a file may say compile = True
             return text.lower()
         if kind in (int, float) and low <= kind(text) <= high:
             return kind(text)
