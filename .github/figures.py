@@ -77,7 +77,6 @@ ROWS = [  # what each row adds to config/grpo_config.py
     "--masking=word --hidden_words=2",
     "--kl_beta=0.4",
     "--kl_beta=1",
-    "config/latent.py --kl_beta=0.7",
     "--group_size=32",
 ]
 

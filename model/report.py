@@ -48,7 +48,7 @@ def calibration(real, drawn, inputs):
         slope = slope + ((y - p) * x).sum() / curvature
     p = (slope * x).sigmoid()
     pulls = torch.zeros(int(inputs.max()) + 1, dtype=torch.double)
-    pulls = pulls.index_add(0, inputs.repeat(2), (y - p) * x)  # for each input, the sum of its words' gradients
+    pulls = pulls.index_add(0, inputs.repeat(2), (y - p) * x)  # each input's sum of gradients
     curvature = (p * (1 - p) * x * x).sum()
     return slope.item(), (pulls.square().sum().sqrt() / curvature).item()
 
