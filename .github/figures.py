@@ -3,6 +3,7 @@
     PYTHONPATH=. python .github/figures.py run                 # takes hours, skips finished runs
     PYTHONPATH=. python .github/figures.py run --only=latent   # only rows whose name has "latent"
     PYTHONPATH=. python .github/figures.py table               # prints the rows in Markdown
+    PYTHONPATH=. python .github/figures.py keep NAME SEED OUT  # adds a run that you made yourself
 
 Each figure is the mean over the seeds, ± half of their range.
 """
@@ -96,10 +97,23 @@ def run(row, seed, folder):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *program, *settings], check=True, env=environment, **quiet)
+    return read_table(out)
+
+
+def read_table(out):
+    """Read a run's evaluation.json, and add the KL of its last step to the row after_sample."""
     table = json.loads((out / "evaluation.json").read_text())
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     table["after_sample"]["mean_kl"] = last["mean_kl"]
     return table
+
+
+def keep(row, seed, table):
+    """Store the table of a run of this row and seed."""
+    figures = stored()
+    figures.setdefault(row, {})[seed] = table
+    FILE.write_text(json.dumps(figures, indent=0, sort_keys=True))
+    print(row, seed, flush=True)
 
 
 @torch.no_grad()
@@ -133,10 +147,7 @@ def run_all(args):
             return
         table = run(row, seed, args.folder)
         with lock:
-            figures = stored()
-            figures.setdefault(row, {})[seed] = table
-            FILE.write_text(json.dumps(figures, indent=0, sort_keys=True))
-            print(row, seed, flush=True)
+            keep(row, seed, table)
 
     jobs = [(row, seed) for seed in args.seeds.split(",") for row in rows]
     with ThreadPoolExecutor(args.workers) as pool:
@@ -170,7 +181,7 @@ def print_tables():
                 if isinstance(tables[0][name], dict):
                     print(line(title, tables, name))
     print(f"\n| change | seeds | {titles} |\n|" + "---|" * (len(COLUMNS) + 2))
-    for row in ROWS:
+    for row in dict.fromkeys([*ROWS, *figures]):  # each row once, and those of `keep` at the end
         if row in figures:
             print(line(f"`{row}`", list(figures[row].values()), "after_sample"))
 
@@ -178,6 +189,9 @@ def print_tables():
 def main():
     if sys.argv[1:2] == ["after"]:  # this is a process that the function `run` started
         return train_and_measure(sys.argv[2:])
+    if sys.argv[1:2] == ["keep"]:
+        name, seed, out = sys.argv[2:]
+        return keep(name, seed, read_table(Path(out)))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["run", "table"])
     parser.add_argument("--only", default="", help="a row, or what rows have in their names")
