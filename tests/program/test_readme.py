@@ -94,6 +94,7 @@ def test_every_function_named_exists():
         text = re.sub(r"^ *```python.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
         for first, name in re.findall(r"\b([a-z_]+)\.([A-Za-z_]\w*)\b", text):
             module = module_of(first)
+            assert module or not name[0].isupper(), f"{first}.{name}"  # a class of ours
             if module and not re.fullmatch(files, name):
                 assert hasattr(module, name), f"{first}.{name}"
 
