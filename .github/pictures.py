@@ -29,7 +29,7 @@ def new_figure(width, height):
 
 
 def tables():
-    """Draw how likely each word of h_l_ is before GRPO, after it, and if a word is chosen first."""
+    """Draw each h_l_ word's probability before GRPO, after GRPO, and if a word is chosen first."""
     chosen = {"help": 0.5, "half": 0.5, "helf": 0, "halp": 0}
     titles = {
         "each blank by itself": toy.train()[0],

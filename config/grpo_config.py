@@ -20,13 +20,13 @@ max_iters = 30
 learning_rate = 1e-3  # far above an LLM's 1e-6 to 1e-5, because the model is so small
 warmup_iters = 5
 
-# The reward of a word is the judge's log p/q, with p the distribution of the text and q that of the
-# base model. With kl_beta = 1 the expected reward minus the KL is greatest where the policy is p.
+# The reward of a word is the judge's log p/q. Here p is the distribution of the text, and q is the
+# base model's. With kl_beta = 1 the expected reward minus the KL is greatest if p is the policy.
 # So nothing may rescale the reward, and a fill's baseline may not contain its own reward.
 judge_score = "log_odds"
 scale_rewards = "none"
 baseline = "leave_one_out"
-# But no policy with independent blanks equals p. With kl_beta = 1 our blanks stayed undecided, and
-# with a smaller one they commit.
+# But no policy with independent blanks equals p. With kl_beta = 1 our blanks stayed undecided. With
+# a smaller kl_beta they commit to a word.
 kl_beta = 0.65
 credit = "run"  # a letter gets the reward of its own word, and not of the others in its input

@@ -1,11 +1,12 @@
 """This file compiles `kernel.cu` when a run starts, and launches it on the current stream.
 
 `sample_completions` and `logprobs` do what the PyTorch code in `grpo/sampling.py` and
-`grpo/logprobs.py` does. The one difference is a completion outside the vocabulary. Its logp is NaN
-here, and PyTorch raises an error. `choose` decides whether a run uses the kernel or PyTorch. NVRTC,
-CUDA's compiler library, compiles the three functions of kernel.cu for the number type and the
-vocabulary of the run. It needs neither nvcc nor headers, and it writes nothing to disk. Inputs may
-have any memory layout, because `launch` converts or copies what the kernel cannot read.
+`grpo/logprobs.py` does. They differ only for a completion with a number outside the vocabulary.
+The kernel makes its logp NaN, but PyTorch raises an error. `choose` decides whether a run uses the
+kernel or PyTorch. NVRTC, CUDA's compiler library, compiles the three functions of kernel.cu for the
+number type and the vocabulary of the run. NVRTC needs neither nvcc nor headers, and writes nothing
+to disk. Inputs may have any memory layout, because `launch` converts or copies what the kernel
+cannot read.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 """

@@ -7,8 +7,8 @@
     python -m grpo.evaluation out --judges=A.pt,B.pt     # asks these judges about the fills, too
     python -m grpo.evaluation out --fresh_judge          # trains judges that no run optimised
 
-A checkpoint may name a FILE.py as its reward. That is code, and a checkpoint from elsewhere should
-not be able to run code, so you have to name the file again with --reward.
+A checkpoint may name a FILE.py as its reward. We do not run a file just because a checkpoint names
+it, so you have to name the file again with --reward.
 """
 
 import json
@@ -68,7 +68,7 @@ class FinishedRun:
         )
         given = {name: value for name, value in vars(args).items() if value and name in self.own}
         # With no reference_checkpoint, `load_models` takes the generator before GRPO as base model.
-        # The kernel that the run used may not work on this device, so PyTorch does its work.
+        # We use PyTorch, because the kernel that the run used may not work on this device.
         began = {"reference_checkpoint": "", "kernel": "torch"}
         self.config = from_saved(self.own | began | given, path)
         self.device = pick_device(self.config.device)
@@ -95,7 +95,7 @@ def make_table(run, args):
 
 
 def tempered(q, choose, spell):
-    """Divide the logits of the prior by `choose` and of the letters by `spell`: -> a policy."""
+    """Divide the prior's logits by `choose`, the letters' by `spell`: -> a distribution."""
     if isinstance(q, Product):
         return Product(q.logits / spell, q.batch, q.sampling)
     return Latent(q.prior / choose, q.letters / spell, q.batch, q.sampling)
@@ -123,9 +123,9 @@ def temperatures(run):
 
 @torch.no_grad()
 def judges(run, files):
-    """Return a table of P(real): how likely each judge finds it that a hidden word is real text.
+    """Return a table of P(real), the probability that a judge gives to a word being real text.
 
-    It asks the run's own judge, and the judges in `files`.
+    The judges are the run's own judge and those in `files`.
     """
     batch = run.held_out.batch
     fills = {

@@ -1,10 +1,11 @@
-"""Is it really better? By default a run optimises none of these figures except `judge`.
+"""Is a run really better? Of the figures in its table, a run by default optimises only `judge`.
 
 A higher reward alone proves nothing, because the run optimised it. And a lower temperature alone
 raises most figures. So a run has to beat what the base model (the generator before GRPO) can do
-without any training. We show its *argmax*, its draws at lower temperatures, and of 16 draws the one
-that the judge chooses for each word. One row is a cheat. It fills each hidden word with the most
-frequent word of its length. grpo/README.md#the-table says what each row and column is.
+without any training. We show the base model's *argmax*, its draws at lower temperatures, and for
+each word the one of its 16 draws that the judge chooses. One row is a cheat. It fills each hidden
+word with the most frequent word of its length. grpo/README.md#the-table says what each row and
+column is.
 
 Letters: N held-out inputs, n fills of each, T characters, V vocabulary.
 """
@@ -32,7 +33,7 @@ SAMPLES = 16  # fills of each input in the sampled rows
 PEEK = 64  # inputs that `peek` looks at during a run
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # we draw from the base model at each of these
 
-ROWS = {  # {what fills the blanks: the title of its row}
+ROWS = {  # {the row's name in evaluation.json: its title}
     "original": "original text",
     "before_sample": "before, sampled",
     "before_argmax": "before, argmax",
@@ -100,8 +101,9 @@ def hold_out(config, train, val, device, seed=EVALUATION_SEED):
 def opinions(judge, rewards, fills, batch):
     """Ask the judge and the rewards about fills (N,n,T): -> scores (N,n,T), {column: (N,n)}.
 
-    A blank's score is the judge's log p/q of its word. The column "judge" is the judge's P(real),
-    averaged over the blanks of a fill. Each other part of the reward has a column "reward_NAME".
+    A blank's score is the judge's log p/q of its word, with probability p in real text and q under
+    the base model. The column "judge" is the judge's P(real), averaged over the blanks of a fill.
+    Each other part of the reward has a column "reward_NAME".
     """
     scores = log_odds(judge, fills, batch.words)  # (N,n,T)
     said = {"judge": mean_over_blanks(scores.sigmoid(), batch.mask)}  # (N,n)
@@ -218,10 +220,11 @@ def table(policy, before, judge, rewards, held_out, config, after_row=lambda: No
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def peek(policy, before, held_out, step):
-    """Return three held-out texts as filled before and now, with both shares of valid words.
+    """Return three held-out texts, as the base model and as the policy now fills them.
 
-    We measure the shares on PEEK texts. We show the three with the most and the longest hidden
-    words, because the blanks of a long word are the likeliest to clash.
+    We add the share of valid words of each model, measured on PEEK texts. The three texts are those
+    with the most and the longest hidden words, because the blanks of a long word are the likeliest
+    to clash.
     """
     few = replace(held_out, batch=held_out.batch[:PEEK])
     batch = few.batch

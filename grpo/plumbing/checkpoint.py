@@ -53,7 +53,7 @@ def write(path, content):
 def read(path, keys=MODEL_KEYS):
     """Read a dict of tensors and plain data that `write` wrote, with its tensors on the CPU.
 
-    A file cannot run any code here. Raises a Mistake if the file is missing, is damaged, or does
+    This never runs code from a file. Raises a Mistake if the file is missing, is damaged, or does
     not hold a dict with these keys.
     """
     path = Path(path)
@@ -116,8 +116,8 @@ def load_model(path, kind, vocabulary):
 def save_training(config, generator, reference, adamw, iteration, vocabulary):
     """Write out_dir/checkpoint.pt, and keep the checkpoint before it as checkpoint_prev.pt.
 
-    `iteration` is the number of finished steps. A step's inputs and draws depend on the seed and
-    its number alone, so a resumed run needs nothing else to go on with them.
+    `iteration` is the number of finished steps. The inputs and draws of a step
+    depend only on the seed and on which step it is, so nothing else has to be saved for them.
     """
     content = model_file(generator, vocabulary)
     content["training"] = {
@@ -135,7 +135,7 @@ def save_training(config, generator, reference, adamw, iteration, vocabulary):
 
 
 def training_state(content, path):
-    """Return what `save_training` saved as `training`. Raises a Mistake if that is not there."""
+    """Return the part `training` of a checkpoint. Raises a Mistake if `content` has none."""
     state = content.get("training", {})
     refuse(
         not {*TRAINING_KEYS} <= {*state},

@@ -3,8 +3,8 @@
     python train_grpo.py config/latent.py --group_size=8         # left to right, the last one wins
 
 A config file is Python, and we execute it. Every name that it assigns is a setting, except names
-that begin with _, which it may use for itself. A dataclass lists all settings: `Config` those of a
-run, and `Settings` those of `model/pretrain.py`.
+that begin with _, which it may use for itself. The settings of a run are listed in the dataclass
+`Config`. The settings of `model/pretrain.py` are listed in its dataclass `Settings`.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from data.exceptions import Mistake, refuse
 from grpo.plumbing.checkpoint import ROOT, find
 
 LARGEST = 2**31 - 1
-TINY = 1e-9  # "more than 0" means at least this, "less than 1" at most 1 minus this
+TINY = 1e-9  # where exactly 0 or 1 is not allowed, a value has to be this far from it
 
-# The least and the largest value of a setting. A whole number that is not listed here has to be at
-# least 1, and any other number at least 0.
+# The least and the largest value of a setting. If a setting is not listed here, its least value is
+# 1 for a whole number, and 0 for any other number.
 RANGES = {
     "group_size": (2, LARGEST),
     "block_size": (5, LARGEST),  # the evaluation's 5-gram model needs 5 characters
@@ -86,10 +86,10 @@ def run_file(path, what):
         not found.is_file(),
         f"{what} {path} does not exist; name a file, and write a setting as --key=value",
     )
-    sys.path.append(str(found.parent))  # so that it can import files that lie beside it
+    sys.path.append(str(found.parent))  # so that the user's file can import files beside it
     try:
         return runpy.run_path(found)
-    except (Exception, SystemExit) as error:  # whatever it raises is the user's mistake
+    except (Exception, SystemExit) as error:  # any error in that file is the user's mistake
         name = type(error).__name__
         raise Mistake(f"{what} {path} does not run ({name}: {error}); fix it") from error
 

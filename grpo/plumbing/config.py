@@ -62,7 +62,7 @@ class Config:
     top_p: float = 1.0  # draw from the likeliest that together have this probability; 1: from all
     min_p: float = 0.0  # drop characters with less than this share of the top probability; 0: none
     xtc_threshold: float = 0.1  # of characters this likely or more, XTC keeps only the least likely
-    xtc_probability: float = 0.0  # chance that XTC does this at a blank; 0: off
+    xtc_probability: float = 0.0  # chance that XTC is used at a blank; 0: off
     # Above 1, characters of the visible text become less likely. Most of the alphabet is visible.
     repetition_penalty: float = 1.0
 
@@ -70,21 +70,21 @@ class Config:
     kl_beta: float = 0.65  # weight of KL(policy || reference)
     kl_estimator: Literal["exact", "k1", "k2", "k3"] = "exact"
     entropy_coef: float = 0.0  # weight of the entropy bonus
-    top_entropy_quantile: float = 1.0  # share of blanks that rewards teach, the least sure; 1: all
+    top_entropy_quantile: float = 1.0  # share of blanks, the least sure, that learn from rewards
     loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are averaged
     baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
     scale_rewards: Literal["group", "batch", "none"] = "none"  # what advantages are divided by
-    credit: Literal["input", "run"] = "run"  # a blank answers for all words, or for its own
+    credit: Literal["input", "run"] = "run"  # input: words share a reward; run: each has its own
     # What each letter wants to maximise. All but PPO's `clip` need importance_sampling_level=token.
     objective: Literal["clip", "cispo", "sapo", "gmpo", "dppo"] = "clip"
     sapo_tau: float = 1.0  # sapo: how sharply the ratio is bounded; larger is sharper
-    sapo_tau_negative: float = 1.05  # the same where the advantage is negative
+    sapo_tau_negative: float = 1.05  # sapo_tau where the advantage is negative
     # How many importance ratios: one for each letter, one for each completion (sequence), or none.
     importance_sampling_level: Literal["token", "sequence", "none"] = "token"
     clip_eps: float = 0.2  # the ratio is clipped below at 1 - clip_eps
     clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high
     clip_delta: float = 0.0  # largest ratio where the advantage is negative; 0: no bound
-    num_iterations: int = 2  # times that each rollout is used; without a ratio it must be 1
+    num_iterations: int = 2  # uses of each rollout; must be 1 if importance_sampling_level=none
     minibatch_size: int = 0  # inputs per update, shuffled; 0: all inputs of the step
 
     # The optimizer.
@@ -111,8 +111,9 @@ class Config:
 def load_config(arguments=()):
     """Read config files and --key=value flags, applied left to right: -> `Config`.
 
-    A resumed run takes its settings from its checkpoint. Settings that you give again replace
-    those, and this prints the changes. Raises a Mistake if anything is wrong with the settings.
+    A resumed run takes its settings from its checkpoint. Settings in `arguments` replace
+    the checkpoint's, and this prints what changed. Raises a Mistake if anything is wrong with the
+    settings.
     """
     usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
     given = read_arguments(Config, arguments, usage)
@@ -127,7 +128,7 @@ def load_config(arguments=()):
 def resume(out, given):
     """Take the settings of the run in `out`, changed as `given` {name: value} says: -> `Config`.
 
-    Raises a Mistake if the run has no steps left, or if its reward is a FILE.py not given again.
+    Raises a Mistake if the run has no steps left, or if its reward is a FILE.py that `given` lacks.
     """
     path = Path(out) / LATEST
     state = training_state(read(path), path)

@@ -55,7 +55,7 @@ def can_compile():
     """Try out whether torch.compile works. For a CPU it needs a C++ compiler with headers."""
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(64))
-    except Exception:  # its type depends on what is missing or broken
+    except Exception:  # the error's type depends on what is missing or broken
         return False
     return True
 
@@ -130,7 +130,7 @@ def check_length(block_size, *models):
 def on_device(model, device, config):
     """Move a model to `device`, and wrap it as a function of tokens that lie on any device.
 
-    It autocasts and is compiled if the settings say so. Its result lies on `device`.
+    The function autocasts and is compiled if the settings say so. Its result lies on `device`.
     """
     model.to(device)
     if config.compile == "true":
@@ -162,7 +162,7 @@ def make_policy(generator, device, config):
     One call runs the network once on each masked input, batch_size inputs at a time.
     """
     network = on_device(generator, device, config)
-    distribution = Latent if generator.n_latent > 1 else Product  # a third policy goes here
+    distribution = Latent if generator.n_latent > 1 else Product  # add a new kind of policy here
     options = {name: getattr(config, name) for name in vars(Sampling()) if hasattr(config, name)}
     sampling = Sampling(**options, fused=config.kernel == "cuda")
     penalty = config.repetition_penalty
@@ -180,7 +180,7 @@ def make_policy(generator, device, config):
 
 
 def load_function(path, name):
-    """Load a user's own reward function. Raises a Mistake if the file fails or does not have it."""
+    """Load a user's own reward function. Raises a Mistake if the file fails or lacks it."""
     values = run_file(path, "reward file")
     if not callable(values.get(name)):
         line = f"reward file {path} has no function {name}; write"
@@ -193,7 +193,7 @@ def load_rewards(config, judge, vocabulary, lexicon, device):
     """Make the `Rewards` that the setting `reward` describes. `judge` maps tokens to logits."""
     parts = {}
     for name, weight in parse_reward(config.reward).items():
-        path, _, short = name.rpartition(":")  # the name in metrics, f for my.py:f
+        path, _, short = name.rpartition(":")  # for my.py:f, metrics say f
         if name == "judge":
             function = partial(judge_reward, judge, config.judge_score)
         elif name == "valid_words":

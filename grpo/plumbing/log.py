@@ -20,7 +20,7 @@ from grpo.plumbing.checkpoint import LATEST, PREVIOUS, write
 
 try:
     import fcntl
-except ImportError:  # Windows has no such lock
+except ImportError:  # Windows has no fcntl, so we do not lock there
     fcntl = None
 
 
@@ -46,7 +46,7 @@ class Clock:
         return event
 
     def timed(self, name, call):
-        """Wrap `call` in a function that does the same, and adds its time to the figure NAME_ms."""
+        """Wrap `call` in a function that also adds the time of each call to the figure NAME_ms."""
 
         def timed_call(*arguments):
             begin = self.now()
@@ -78,8 +78,8 @@ class Clock:
 class Signals:
     """This lets a program finish its step and save after Ctrl-C, SIGTERM or a closed terminal.
 
-    A second signal ends the program at once. Under torchrun it does not, because torchrun may send
-    a signal a second time by itself.
+    A second signal ends the program at once, except under torchrun, which may itself send a signal
+    twice.
     """
 
     def __enter__(self):
@@ -104,7 +104,7 @@ class Signals:
         All processes get the same answer, because if only one ended, the others would wait for it.
         """
         stop = largest_of_processes(self.received)
-        self.received = stop or self.received  # a signal that just arrived is for the next call
+        self.received = stop or self.received  # if one arrives just now, the next call returns it
         return stop
 
     def __exit__(self, *_):
@@ -113,7 +113,7 @@ class Signals:
 
 
 def read_metrics(path):
-    """Read a .jsonl file: -> a list of dicts. This leaves out a last line that a kill cut short."""
+    """Read a .jsonl file: -> a list of dicts. Leaves out the last line if a kill cut it short."""
     lines = Path(path).read_text().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -126,8 +126,8 @@ WIDTH = 40  # characters of a curve
 def curves(metrics, apart=()):
     """Draw the CURVES of each run as text: the first value, a row of bars, and the last value.
 
-    `metrics` is {run: the lines of its metrics.jsonl}. All runs share one scale in a curve, except
-    in the curves that `apart` names, where every run has a scale of its own.
+    `metrics` is {run: the lines of its metrics.jsonl}. A curve has the same scale in all runs. Only
+    the curves that `apart` names have a scale of their own in each run.
     """
     lines = []
     width = max(map(len, metrics))
@@ -158,9 +158,10 @@ def cut_back(path, start):
 def claim(folder, start, name="metrics.jsonl"):
     """Open the file `name` in a run's folder for appending, and keep other runs out: -> the file.
 
-    The file is locked while it is open. A resumed run first cuts it back to step `start`. But with
-    `start` 0 the run is new, and first moves the whole folder of an earlier run aside. Raises a
-    Mistake if another run is using the folder, or if we cannot write there.
+    The file is locked while it is open. If `start` is 0, the run is new. Then we first move the
+    whole folder of an earlier run aside. Otherwise the run is resumed, and we cut off the file's
+    lines from step `start` on. Raises a Mistake if another run is using the folder, or if we cannot
+    write there.
     """
     path = folder / name
     try:

@@ -1,9 +1,9 @@
 """This writes replay.jsonl, for grpo/tools/replay.py: a header, then a line for each step.
 
 A line says how likely each character is at each blank of a few held-out inputs, after the step. It
-also holds the group of completions that the step pushed most. For every letter drawn there it has
-the reward, the advantage and the log-probability from before the updates, and the importance ratio
-after them. In the default experiment a line takes about 9 kB.
+also holds the group of completions that the step pushed most. For every letter of that group it
+has the reward, the advantage, the log-probability before the updates, and the importance ratio
+after the updates. In the default experiment a line takes about 9 kB.
 
 Letters: N held-out inputs, n blanks of one text or of all texts, G completions, T characters, V
 vocabulary.
@@ -24,7 +24,7 @@ from grpo.plumbing.log import cut_back, read_metrics
 FILE = "replay.jsonl"
 FORMAT = 3
 INPUTS = 8  # we watch this many held-out inputs, the first ones
-DRAWS = 200  # of a group we record the first completions, up to this many letters
+DRAWS = 200  # we record a group's first completions, about this many letters in all
 
 
 def unpack(text, width):
@@ -37,7 +37,7 @@ def unpack(text, width):
 def view(policy, batch, vocabulary):
     """Return the policy's best guess, and each character's probability, at all blanks of a batch.
 
-    The probabilities (n,V) are packed into a text, with one byte for each, which is 255 for 1.
+    The probabilities (n,V) are packed into a text. Each takes one byte, where 255 stands for 1.
     """
     q = policy(batch)
     guess = q.best_guess()[batch.mask]  # (n,)
@@ -56,7 +56,7 @@ def append(config, line):
 
 
 def begin(before, held_out, config, start):
-    """Write the header, with what the base model says. A resumed run keeps the header it has."""
+    """Write the header, with the base model's view. A resumed run keeps the header it has."""
     vocabulary = held_out.vocabulary
     few = held_out.batch[:INPUTS]
     header = {
@@ -82,8 +82,8 @@ def record(policy, held_out, config, step, rollout):
     """Write what the policy says after the step, and the group that the step pushed most.
 
     That group has the largest sum of |advantages|. We compute each letter's ratio with the policy
-    after all updates of the step. One more update on the same draws would see this ratio, and
-    `bounded` says whether a bound of the objective, such as the clip, would then act on it.
+    after all updates of the step. `bounded` says whether a bound of the objective, such as
+    the clip, would act on this ratio in one more update on the same draws.
     """
     at_blanks = rollout.advantages * rollout.batch.mask[:, None]  # (B,G,T)
     most = at_blanks.abs().sum(dim=(1, 2)).argmax()

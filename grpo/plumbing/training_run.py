@@ -41,8 +41,8 @@ from grpo.plumbing.load import (
 from grpo.plumbing.log import Clock, Log, Signals, curves, read_metrics, save_table
 from grpo.reference import make_reference
 
-# NaN spreads from a metric only to those below it, so the first one that is not finite tells what
-# went wrong.
+# A NaN in one of these metrics spreads only to the metrics below it. So the first metric that is
+# not finite tells what went wrong.
 SUSPECTS = {
     "entropy": "the generator's logits",
     "log_prob": "the generator's logits after the update",
@@ -57,8 +57,8 @@ def as_numbers(metrics):
     """Turn {metric: scalar tensor} into {metric: number}, and wait for the device only once.
 
     Raises FloatingPointError, which says what went wrong, if one of the SUSPECTS is not finite. By
-    then `Optimizer.step` has skipped the bad update. Only `log_prob` is different: its update was
-    finite and was made, but the new weights give logits that are not finite.
+    then `Optimizer.step` has skipped the bad update. With `log_prob` it
+    was made, because the update itself was finite, but the new weights give logits that are not.
     """
     values = torch.stack(list(metrics.values())).tolist()
     numbers = dict(zip(metrics, values))
@@ -72,7 +72,7 @@ def as_numbers(metrics):
 class Run:
     """This holds the models, data, optimizer and files of a run, and logs and saves its steps.
 
-    It finds a user's mistakes while it is made, before it writes anything. Use it from Python:
+    Making a `Run` finds a user's mistakes before anything is written. To use it from Python:
 
         from train_grpo import Run, load_config, train
 
@@ -122,7 +122,7 @@ class Run:
         with torch.compiler.set_stance("force_eager"):  # a user's faulty reward fails now
             evaluate.opinions(self.judge, self.rewards, fills, few)
         self.optimizer = Optimizer(self.policy_network, config)
-        # Inputs and draws have seeds of their own. This seed is for a user's reward that draws.
+        # This seed is only for a user's reward that draws. Inputs and draws have their own seeds.
         torch.manual_seed(config.seed)
         if state:
             restore_training(state, self.optimizer.adamw, config.out_dir)
@@ -155,7 +155,7 @@ class Run:
         return self.clock.timed("data", draw_batch)(self.data, self.config, step, self.device)
 
     def log_and_save(self, step, rollout, metrics):
-        """Write the step's line of metrics.jsonl. Every few steps, save and show some fills.
+        """Write the step's line of metrics.jsonl. Every few steps, save the run, and show fills.
 
         After Ctrl-C, save and end the program. Raises FloatingPointError if a metric is not finite.
         """
@@ -197,7 +197,7 @@ class Run:
         as_numbers({"log_prob": log_prob})
 
     def finish(self):
-        """Make the table. Print it, the curves of the run, and commands to try next."""
+        """Make and print the table. Then print the run's curves, and commands to try next."""
         out = self.config.out_dir
         self.log.bar.close()
         trained = time.monotonic()

@@ -2,9 +2,9 @@
 
     python -m grpo.tools.bench                        # takes minutes on 2 CPU cores
 
-Variants take turns in one process, and the first round, which warms up, does not count. We print
-the median of seven rounds in milliseconds, and the median ratio to the first variant's time in the
-same round.
+Variants take turns in one process. A first round warms up and does not count. Seven more follow.
+For each variant we print its median time in milliseconds. We also divide its time in each round by
+the first variant's time in that round, and print the median of these ratios.
 
 step        times `grpo_step` in the default experiment, but with 16 inputs and one update for each
             rollout. It also times the judge alone on the same completions. Both are measured eager

@@ -13,8 +13,8 @@ from grpo.evaluation.evaluate import COLUMNS, aligned
 from grpo.plumbing.command_line import Parser, exit_on_mistake
 from grpo.plumbing.log import CURVES, curves, read_metrics
 
-# If runs differ in one of these, you cannot compare their rewards. Then each run's curve of the
-# reward gets its own scale.
+# If runs differ in one of these settings, you cannot compare their rewards. Then the curve of the
+# reward has a scale of its own for each run.
 SCALES = {"reward", "judge_score", "judge_checkpoint"}
 
 
@@ -37,7 +37,7 @@ def cell(value):
 
 
 def named(columns, wanted):
-    """List the names in `columns` that are `wanted`, and those of all parts of the reward."""
+    """List the names in `columns` that are in `wanted` or that name a part of the reward."""
     names = dict.fromkeys(name for column in columns for name in column)
     return [name for name in names if name in wanted or name.startswith("reward_")]
 

@@ -42,7 +42,7 @@ class Completion(NamedTuple):
 
 
 def locate(path):
-    """Find a generator's file, which in a run's folder is the checkpoint: -> Path."""
+    """Find a generator's file. If `path` is a run's folder, take its checkpoint: -> Path."""
     file = find(path)
     return file / LATEST if file.is_dir() else file
 

@@ -1,9 +1,9 @@
 """Watch it learn: `python -m grpo.tools.replay out` writes out/replay.html, for any browser.
 
 The page shows step by step how the run fills held-out texts, and which of the letters drawn in a
-step became likelier or less likely. The template beside this file, replay.html, draws all of it.
-This command puts the lines that the run recorded (grpo/plumbing/replay_recorder.py) into it, with
-the run's metrics and settings.
+step became likelier or less likely. The template beside this file, replay.html, draws the page.
+This command puts data into the template: the run's metrics, its settings, and the lines that
+grpo/plumbing/replay_recorder.py recorded.
 """
 
 import json

@@ -5,8 +5,8 @@
 A model that finds `help` and `half` equally likely fills the first blank with e or a, and the
 second with p or f, each with probability one half. Here the policy is a table of logits, and not a
 network. train_grpo.py's own `grpo_step` trains it, with plain gradient descent. The first step
-draws each of the four words in turn, as in README's sums, and later steps draw at random. But what
-we print about the table is exact after every step, because we sum over all four words.
+draws each of the four words in turn, as in README's sums, and later steps draw at random. But the
+probabilities, reward, KL and entropy that we print are exact, because we sum over all four words.
 
 Letters: T characters, V vocabulary, G completions, K values of a latent, B = 1 input.
 """
@@ -68,7 +68,7 @@ class Table(torch.nn.Module):
         self.n_latent = n_latent
         logits = torch.full((1, T, n_latent, len(VOCABULARY)), IMPOSSIBLE, dtype=torch.float64)
         logits[:, range(T), :, COMPLETIONS] = 0  # e is as likely as a, and p as f
-        if n_latent > 1:  # if all z began alike, their gradients would stay alike
+        if n_latent > 1:  # values of the latent that began alike would stay alike
             for z in range(n_latent):
                 logits[:, range(T), z, COMPLETIONS[z]] = APART
             self.prior = torch.nn.Parameter(logits.new_zeros(1, T, n_latent))  # (1,T,K)
@@ -110,10 +110,10 @@ def look(q, q_ref, **figures):
 def train(**settings):
     """Train a table: -> a list of {name: number}, before the first step and after each step.
 
-    The probabilities of the four words, `reward`, `kl` and `entropy` are the table's exact figures.
-    The other numbers tell of the step that led there. They are its `loss`, the largest `ratio` of a
-    letter in any update, the share of letters that were `clipped`, and the norm of the gradient,
-    `grad`.
+    The probabilities of the four words, `reward`, `kl` and `entropy` are exact figures of the table
+    of logits. The other numbers describe the step that was just made: its `loss`, the largest
+    `ratio` of a letter in any update, the share of letters that were `clipped`, and `grad`, the
+    norm of the gradient.
     """
     config = Settings(**settings)
     table, base = Table(config.n_latent), Table(config.n_latent)
