@@ -37,8 +37,9 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     old, now         `Scores` of the fills when they were drawn, and in the current update. logp and
                      ref_logp (B,G,T) are the log-probabilities of each letter under the policy and
                      the reference. kl and entropy (B,T) are exact sums for each blank. Under
-                     `Latent`, logp is that of a letter given the earlier letters of its word,
-                     summed over z, and kl and entropy are those of z and the letters together.
+                     `Latent`, logp is the log-probability of a letter given the earlier letters of
+                     its word, with z summed out. kl and entropy are then those of the pair of z and
+                     the letters.
     batch.mask       (B,T) bool, True at a blank
     batch.words      (B,T) int: a blank has the number of its hidden word (run of blanks) in the
                      input, counted from 1. The visible text has 0.

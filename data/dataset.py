@@ -1,8 +1,8 @@
 """Read a prepared text, and draw batches of inputs with blanks from it.
 
-A batch is a function of its seed alone, which contains the number of the step. So a resumed run
-draws what it would have drawn without the stop, and several processes draw the same inputs before
-each takes its share.
+A batch is a function of its seed alone, and the seed contains the number of the step. So a resumed
+run draws what it would have drawn without the stop, and several processes draw the same inputs
+before each process takes its share.
 
 Letters: B inputs, T characters.
 """
@@ -32,8 +32,8 @@ def encode(text, vocabulary, longest, name):
 
     Raises a Mistake, which calls the text `name`, if it is too long or has no blank.
     """
-    # `normalise` strips spaces at both ends. To keep those of a piece, we put an x at each end and
-    # cut it off afterwards.
+    # `normalise` strips the spaces at both ends of a text. To keep the spaces at the ends of a
+    # piece, we put an x at each end, and cut both off afterwards.
     pieces = [normalise(f"x{piece}x")[1:-1] for piece in text.split(BLANK)]
     text = BLANK.join(pieces).strip()
     refuse(
@@ -48,7 +48,7 @@ def encode(text, vocabulary, longest, name):
 
 
 class Dataset:
-    """This is the train or val part of a prepared text. A token is a place in `vocabulary`."""
+    """This is the train or val part of a prepared text. A token is an index into `vocabulary`."""
 
     def __init__(self, folder, split, block_size):
         """Read a part. Raises a Mistake if it is missing, damaged or shorter than block_size."""
@@ -78,8 +78,8 @@ class Dataset:
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
         """Draw windows of the text, and decide what to hide: -> tokens (B,T), mask (B,T) bool.
 
-        `masking` is {name: weight}, and `seed` is a tuple of whole numbers. `mask_ratio` and
-        `words` are one number for all inputs, or (B,).
+        `masking` is {name: weight}, and `seed` is a tuple of whole numbers. `mask_ratio` is one
+        number for all inputs, or has one for each (B,), and so is `words`.
         """
         rng = np.random.default_rng(seed)
         starts = rng.integers(len(self.tokens) - block_size + 1, size=size)  # (B,)
@@ -92,8 +92,8 @@ class Dataset:
 class Prompts(Dataset):
     """This holds the same text, but draws its batches from the user's own inputs.
 
-    The inputs are JSON, {"prompts": ["th_ c_t", ...]}, with `_` for a blank. Those shorter than
-    block_size end in PAD. Nobody knows what a blank hides, so its token is that of the letter `a`.
+    The inputs are JSON, {"prompts": ["th_ c_t", ...]}, with `_` for a blank. A prompt shorter than
+    block_size ends in PAD. Nobody knows what a blank hides, so we give the letter `a` for it.
     """
 
     def __init__(self, folder, split, path, block_size):

@@ -30,7 +30,7 @@ def hidden_spans(text, mask, cut=True):
 
 
 def is_valid(fill, start, end, words):
-    """Tell whether the text `fill` has, exactly at start:end, one word of the lexicon `words`."""
+    """Tell whether fill[start:end] is one whole word of `fill`, and in the lexicon `words`."""
     word = WORD.match(fill, start)  # WORD also looks at the character before start
     return word is not None and word.end() == end and word[0] in words
 

@@ -7,10 +7,10 @@
     the ___ purred on ___ mat  short    whole words of two to four letters
     the cat __r_ed __ the mat  sticky   runs of four characters on average
 
-Each way is a function. It gets the characters of an input, an array (T,) of one-letter strings, the
-settings mask_ratio and hidden_words as `ratio` and `words`, and a numpy Generator `rng`, the source
-of all randomness. It returns a mask (T,) bool. To add a way of your own, write such a function and
-add a line to MASKINGS.
+Each way is a function of four arguments. `characters` (T,) is one input, an array of one-letter
+strings. `ratio` and `words` are the settings mask_ratio and hidden_words. `rng` is a numpy
+Generator, the source of all randomness. The function returns a mask (T,) bool. To add a way of your
+own, write such a function and add a line to MASKINGS.
 
 Letters: B inputs, T characters of each.
 """
@@ -71,8 +71,8 @@ MASKINGS = {
     "random": random_mask,
     "span": span_mask,
     "word": word_mask,
-    # Such words have enough letters to clash, and so few spellings that a policy learns in minutes
-    # to make the letters agree.
+    # Words of two to four letters have enough letters to clash, and so few spellings that a policy
+    # learns in minutes to make the letters agree.
     "short": partial(word_mask, shortest=2, longest=4),
     "sticky": sticky_mask,
 }

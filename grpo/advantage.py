@@ -8,7 +8,7 @@ import torch
 from grpo.distributed import gather
 
 EPSILON = 1e-4  # added to the standard deviation
-INDISTINCT = 1e-6  # rewards that span no more than this differ by rounding alone
+INDISTINCT = 1e-6  # if the rewards of a group span no more than this, we call them equal
 
 
 def group_advantages(reward, mask, config):
@@ -18,9 +18,10 @@ def group_advantages(reward, mask, config):
 
     baseline        mean           the mean of the group, as in GRPO (2402.03300, section 4.1.2)
                     leave_one_out  the mean of the other rewards of the group, as in RLOO
-                                   (2402.14740). It makes A larger by the factor G/(G−1).
+                                   (2402.14740). This baseline multiplies A by G/(G−1).
     scale_rewards   group          the group's population standard deviation + 1e-4, as in GRPO
-                    batch          the same over all blanks of the step (2508.08221)
+                    batch          the standard deviation over all blanks of the step + 1e-4
+                                   (2508.08221)
                     none           1, as in Dr. GRPO (2503.20783)
 
     If all rewards of a group lie within 1e-6, they differ by rounding alone, so its advantages are
@@ -48,9 +49,9 @@ def group_advantages(reward, mask, config):
 def keep_uncertain(advantages, entropy, mask, top_entropy_quantile):
     """Let only the most uncertain blanks of the step learn from the reward: (B,G,T) -> (B,G,T).
 
-    We rank the blanks by their entropy (B,T) at the time of the draw. The most uncertain share of
-    them, `top_entropy_quantile`, keeps its advantages, and so does a blank that ties with the last
-    of these. All other blanks get 0 ("Beyond the 80/20 rule", 2506.01939).
+    We rank the blanks by their entropy (B,T) at the time of the draw. With a `top_entropy_quantile`
+    of 0.2 the most uncertain fifth keeps its advantages, and so do blanks that tie with the last
+    blank of that fifth. All other blanks get 0 ("Beyond the 80/20 rule", 2506.01939).
     """
     if top_entropy_quantile == 1:
         return advantages

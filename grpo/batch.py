@@ -39,10 +39,10 @@ class Rows:
 class Batch(Rows):
     """This holds texts with blanks, and the random numbers that will fill them."""
 
-    tokens: torch.Tensor  # (B,T) the original text; the blanks of a user's own prompt read `a`
+    tokens: torch.Tensor  # (B,T) the original text; in a user's own prompt each blank has `a`
     masked: torch.Tensor  # (B,T) the text, with the mask token at its blanks
     mask: torch.Tensor  # (B,T) bool, True at a blank
-    words: torch.Tensor  # (B,T) a blank has the number of its hidden word, from 1; 0 elsewhere
+    words: torch.Tensor  # (B,T) the number of each blank's hidden word, from 1; 0 elsewhere
     uniforms: torch.Tensor  # (B,G,T,2) in [0,1): [..., 0] draws letters, [..., 1] latents
     seed: tuple  # the batch is drawn from this seed
 
@@ -93,9 +93,9 @@ def draw_batch(dataset, config, step, device):
 def minibatches(batch, epoch, config):
     """List the rows that each update of an epoch takes.
 
-    By default there is one update, and it takes all rows. With `minibatch_size` we shuffle the rows
-    and give each update that many. One random generator makes the shuffles of all epochs, so we
-    repeat the earlier ones to reach this epoch's.
+    By default there is one update, and it takes all rows. Otherwise we shuffle the rows and give
+    each update `minibatch_size` of them. One random generator makes the shuffles of all epochs in
+    turn, so we repeat the shuffles of the earlier epochs before we make this one.
     """
     B = len(batch.mask)
     if not config.minibatch_size:

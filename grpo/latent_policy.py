@@ -9,19 +9,21 @@ score each letter given the letters before it in its word. By the chain rule its
 
     logp_t = L_t − L_{t−1},    L_t = log Σ_z π(z) Π_{s≤t} q_z,s(y_s)
 
-The logp_t of a word add up to its exact log-probability, and with K = 1 they equal those of
-`Product`. So every letter has a ratio and a clip of its own, as without a latent. KL and entropy
-are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖r_z), where r is the reference,
-and the first blank of a word adds KL(π‖π_ref). The sum over all blanks is an upper bound of the KL
-of the fills. All of this is plain PyTorch, and autograd differentiates it.
+The logp_t of a word add up to the word's exact log-probability. With K = 1 each logp_t equals the
+one of `Product`. So every letter has a ratio and a clip of its own, as without a latent.
+
+KL and entropy are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖r_z), where r_z is
+the reference's q_z. The first blank of a word adds KL(π‖π_ref), where π_ref is the reference's π.
+The sum over all blanks is an upper bound of the KL of the fills. All of this is plain PyTorch, and
+autograd differentiates it.
 
 Temperature acts on the letters and on the prior π. Truncation and XTC act on the letters alone.
 Others have used a shared latent for translation (Shen et al. 2019, 1902.07816) and mixtures for
 discrete diffusion (Di4C, 2410.08709).
 
-Letters: B inputs, T characters, G completions of each input in a step, n completions of each in a
-function that takes any number, K values of z, V vocabulary. All inputs together have M blanks and N
-hidden words, and the longest word has L letters.
+Letters: B inputs, T characters, K values of z, V vocabulary. A step draws G completions of each
+input. A function that takes any number of completions calls this number n. All inputs together have
+M blanks and N hidden words, and the longest word has L letters.
 """
 
 from dataclasses import replace
@@ -67,8 +69,9 @@ class Latent:
     def chain(self, log_q, log_pi, y):
         """Compute logp_t = L_t − L_{t−1}: y (M,n) -> (B,n,T).
 
-        Truncation may leave a z unable to write a letter. Its term in the sum over z is then 0.
-        The sum stays positive and L_t finite, because the z that drew the letters can write them.
+        Truncation may leave some z unable to write a letter of y. Then the term of this z in the
+        sum over z is 0. The sum is still positive, and L_t finite, because the z that drew the
+        letters can write them.
         """
         L = self.running(log_q, log_pi, y)  # (N,L,n)
         before = F.pad(L, (0, 0, 1, 0))[:, :-1]  # (N,L,n) 0 before a word's first letter

@@ -6,14 +6,15 @@ The blanks of an input are independent, so we can compute KL and entropy exactly
 For one blank with logits s, temperature τ and kept set S:
 
     p = softmax(s / τ)                     over the whole vocabulary
-    p_ref                                  the same from the reference's logits
+    p_ref = softmax(s_ref / τ)             from the reference's logits s_ref
     q = p restricted to S, renormalised    what the characters were drawn from
 
     logp = log q(y)    KL = Σ_v p(v) (log p(v) − log p_ref(v))    H = −Σ_v p(v) log p(v)    in nats
 
 GRPO (2402.03300, equation 4) estimates this KL from the drawn letter. We sum over all characters.
-We wrote the gradient out by hand, so that you can read what GRPO does to each logit, and because
-the fused kernel has to equal it. tests/algorithm/test_logprobs.py compares it with autograd's.
+We wrote the gradient out by hand for two reasons: you can read what GRPO does to each logit, and
+the fused kernel has to compute the same. tests/algorithm/test_logprobs.py compares our gradient
+with autograd's.
 """
 
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def draws_by_position(completions, mask):
 
 
 def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
-    """Compute log q(y), log p_ref(y) (B,G,T), KL and H (B,T), without a gradient.
+    """Compute log q(y) and log p_ref(y), each (B,G,T), KL and H, each (B,T), without a gradient.
 
     logits, ref_logits (B,T,V), completions (B,G,T), kept (B,T,V) bool, mask (B,T) bool.
     """
@@ -82,10 +83,10 @@ def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
 
 
 def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, temperature):
-    """Turn the gradients of logp (B,G,T), kl and entropy (B,T) into that of logits (B,T,V).
+    """Turn gradients of logp (B,G,T), kl (B,T) and entropy (B,T) into one of logits (B,T,V).
 
-    This is ds for one blank. g_x is the gradient of the loss with respect to x, and j counts the G
-    draws:
+    For one blank with the logits s, ds is the gradient of the loss with respect to s, g_x is its
+    gradient with respect to x, and j counts the G draws:
 
     ds[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])
                     + g_kl p[v] (log p[v] − log p_ref[v] − KL)

@@ -24,11 +24,12 @@ def loss_weights(mask, blanks, config):
 
     `blanks` is the number of blanks in the update, on all processes.
 
-    grpo      a mean over completions of the mean over their blanks (2402.03300, equation 3)
-    dapo      a mean over all blanks of the update (2503.14476, equation 8, has those of a group)
-    bnpo      a mean over micro-batches of the mean over all their blanks (TRL's name)
+    grpo      average the blanks of each completion, then the completions (2402.03300, equation 3)
+    dapo      average all blanks of the update (2503.14476, equation 8: all blanks of a group)
+    bnpo      average all blanks of each micro-batch, then the micro-batches (TRL's name)
     dr_grpo   the same as `sum`, divided by the constant T (2503.20783)
-    sum       a mean over completions of the sum over their blanks (policy gradient theorem)
+    sum       add up the blanks of each completion, then average the completions. This is the
+              estimate that follows from the policy gradient theorem.
     """
     B, T = mask.shape
     G = config.group_size
@@ -52,10 +53,10 @@ def loss_weights(mask, blanks, config):
 def log_ratio(logp, old_logp, words, importance_sampling_level):
     """Compute log ρ = log π(y)/π_old(y), of each letter or of the whole completion: -> (B,G,T).
 
-    With `sequence` the value of log ρ is the mean over a completion's blanks, as in GSPO
-    (2507.18071, equation 7). But each letter gets the gradient of its own log π(y), as in
-    GSPO-token (equations 13 and 14). If all letters of a completion have the same advantage, GSPO
-    and GSPO-token make the same update.
+    With `sequence` every letter gets the same value, the mean of log ρ over the completion's
+    blanks, as in GSPO (2507.18071, equation 7). But each letter gets the gradient of its own
+    log π(y), as in GSPO-token (equations 13 and 14). If all letters of a completion have the same
+    advantage, GSPO and GSPO-token make the same update.
     """
     difference = logp - old_logp  # (B,G,T)
     if importance_sampling_level == "sequence":
@@ -69,8 +70,9 @@ def policy_objective(logp, old_logp, advantages, words, config):
     """Compute what each letter wants to maximise, and where a bound acts: -> (B,G,T), bool (B,G,T).
 
     In the first update after a rollout ρ is 1, and every objective has the gradient A ∇log π(y).
-    They differ in how they treat a letter whose probability has moved since it was drawn. Where a
-    bound acts, the letter gets no gradient. Only cispo keeps its gradient, and limits the weight.
+    The objectives differ in how they treat a letter whose probability has moved since the draw.
+    Where a bound acts, the letter gets no gradient. The exception is cispo, where the letter keeps
+    its gradient, with the limited weight.
     """
     A = advantages
     if config.importance_sampling_level == "none":  # REINFORCE: no ratio and no bound
@@ -81,8 +83,8 @@ def policy_objective(logp, old_logp, advantages, words, config):
 
     if config.objective == "clip":
         # min(ρA, clip(ρ, 1−ε, 1+ε_high)·A), as in PPO (1707.06347, equation 7), with a separate
-        # upper bound as in DAPO (2503.14476, equation 8). Where A < 0, the ρ of the first term
-        # could grow without limit. If clip_delta is set, it bounds that ρ, too (2505.07291).
+        # upper bound as in DAPO (2503.14476, equation 8). Where A < 0, the first term, ρA, has no
+        # bound. The setting clip_delta gives its ρ an upper bound (2505.07291).
         bounded = rho.clamp(max=config.clip_delta or math.inf)
         clipped = rho.clamp(1 - eps, 1 + eps_high)
         objective = torch.minimum(bounded * A, clipped * A)
@@ -90,8 +92,8 @@ def policy_objective(logp, old_logp, advantages, words, config):
 
     if config.objective == "cispo":
         # sg(min(ρ, 1+ε_high))·A·log π, with sg(x) for x.detach(). This is CISPO (2506.13585,
-        # equations 4 and 5), in which every letter keeps its gradient. In TRL, epsilon_high is the
-        # whole bound, our 1+ε_high. verl also bounds ρ from below.
+        # equations 4 and 5), in which every letter keeps its gradient. TRL's epsilon_high is the
+        # whole bound, which is 1+ε_high here. verl also bounds ρ from below.
         bound = 1 + eps_high
         return rho.clamp(max=bound).detach() * A * logp, rho > bound
 
@@ -103,8 +105,8 @@ def policy_objective(logp, old_logp, advantages, words, config):
 
     if config.objective == "gmpo":
         # A·exp(mean of log ρ), as in GMPO (2507.20673, equation 4): a geometric mean of ρ over the
-        # letters that share an advantage. We first clip each log ρ, but only in the direction in
-        # which A pushes it.
+        # letters that share an advantage. We first clip each log ρ, from above where A is
+        # positive, and from below elsewhere.
         shares = words if config.credit == "run" else (words > 0).long()  # (B,T)
         limited = torch.where(A > 0, log_rho.clamp(max=eps_high), log_rho.clamp(min=-eps))
         return A * mean_over_words(limited, shares).exp(), limited != log_rho
@@ -122,10 +124,14 @@ def policy_objective(logp, old_logp, advantages, words, config):
 def kl_estimate(logp, ref_logp, kl, kl_estimator):
     """Return KL(π‖π_ref) of each blank, `exact` (B,1,T) or estimated from each draw (B,G,T).
 
-    The estimators are Schulman's ("Approximating KL divergence"). Suppose that we minimise one of
-    them on-policy. The expected gradient of k1 is 0, so k1 restrains nothing. The expected gradient
-    of k2 is that of KL(π‖π_ref). The expected gradient of k3, which the papers use, is that of
-    KL(π_ref‖π). The estimators only see the set S, and `exact` sees the whole vocabulary.
+    The estimators are Schulman's ("Approximating KL divergence"). While π is still the policy that
+    drew the letters, their expected gradients are
+
+    k1    0, so k1 restrains nothing
+    k2    the gradient of KL(π‖π_ref)
+    k3    the gradient of KL(π_ref‖π). The papers use k3.
+
+    The estimators compare π and π_ref on the kept set S only, `exact` on the whole vocabulary.
     """
     if kl_estimator == "exact":
         return kl[:, None]
@@ -152,9 +158,9 @@ class Terms:
 def grpo_loss(now, old, advantages, words, weights, config):
     """Compute the loss of one micro-batch: -> a scalar, and its `Terms`.
 
-    `old` holds the `Scores` of the fills under the policy that drew them, and `now` those under the
-    policy as it is now. words (B,T) numbers the word of each blank, and weights (B,T) come from
-    `loss_weights`.
+    `old` and `now` are `Scores` of the same fills: `old` under the policy that drew them, `now`
+    under the current policy. words (B,T) has the number of each blank's word. weights (B,T) come
+    from `loss_weights`.
     """
     objective, stopped = policy_objective(now.logp, old.logp, advantages, words, config)
     kl = kl_estimate(now.logp, now.ref_logp, now.kl, config.kl_estimator)  # (B,G,T) or (B,1,T)

@@ -14,7 +14,7 @@ from grpo.distributed import gather, total_over_processes
 
 
 class StepMetrics:
-    """Collects the metrics of one step: sums over micro-batches, averaged over updates."""
+    """Collects the metrics of one step. Adds up micro-batches, and averages over updates."""
 
     def __init__(self, parts, advantages, mask):
         """Compute the rollout's metrics from its rewards {name: (B,G)} and advantages (B,G,T)."""
@@ -70,8 +70,8 @@ def text_metrics(rollout, decode, lexicon, cut):
     """Return {metric: number} of the whole step. data/lexicon.py explains lexicon and cut.
 
     `valid_words` is the share of the hidden words whose fill is a word of the lexicon. This metric
-    reads in the original text where each word ends. The reward of the same name cannot, so where a
-    space is hidden, it takes the two words for one long word.
+    reads in the original text where each word ends. The reward `valid_words` does not look at the
+    original. So where a space is hidden, the reward takes the words on both sides for one word.
     """
     tokens = gather(rollout.batch.tokens)  # (B,T)
     mask = gather(rollout.batch.mask).cpu().numpy()  # (B,T)

@@ -2,8 +2,8 @@
 
     q(y) = Π_t q_t(y_t)
 
-Letters: B masked inputs, T characters, G completions of each input in a step, n completions of each
-in a function that takes any number, V vocabulary.
+Letters: B masked inputs, T characters, V vocabulary. A step draws G completions of each input. A
+function that takes any number of completions calls this number n.
 """
 
 from dataclasses import replace

@@ -27,7 +27,7 @@ def make_reference(base, mode, state=None):
 
 @torch.no_grad()
 def update_reference(model, generator, done, config):
-    """Move the weights of `model`, the reference, towards the policy's, after `done` steps."""
+    """After `done` steps, move the reference `model` towards the policy `generator`."""
     if config.reference_mode == "ema":
         alpha = config.ema_alpha
     elif config.reference_mode == "periodic" and done % config.reference_update_freq == 0:

@@ -9,8 +9,9 @@ True at the blanks. `decode` turns any (...,T) tokens into a flat list of string
 
     reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) with a number for each character
 
-A judge is a model that maps tokens (N,T) to logits (N,T), its log-odds that each character stood in
-the text and was not filled in. `grpo/plumbing/load.py` loads what the setting `reward` names.
+A judge is a model that maps tokens (N,T) to logits (N,T). A logit is the judge's log-odds that the
+character stood in the text and was not filled in. `grpo/plumbing/load.py` loads the judges and
+functions that the setting `reward` names.
 
 Letters: B masked inputs, T characters, G completions of each, N rows of tokens, D different rows.
 """
@@ -48,9 +49,9 @@ def judge_logits(judge, completions):
 def log_odds(judge, completions, words):
     """Score each hidden word by the judge's log-odds that it is from the text: -> (B,G,T).
 
-    A well trained judge's log-odds are log p/q, with p the distribution of words in the text and q
-    that of the generator whose draws the judge has read (model/losses.py). Every letter of a word
-    has the word's score, in nats, within ±8.
+    A well trained judge's log-odds of a word are log(p/q). Here p is the word's probability in real
+    text, and q is its probability under the generator whose draws the judge learned from
+    (model/losses.py). Every letter gets the score of its word, in nats, within ±8.
     """
     return mean_over_words(judge_logits(judge, completions), words).clamp(-SUREST, SUREST)
 
@@ -115,11 +116,12 @@ class Rewards:
     def __call__(self, fills, batch, credit):
         """Return the reward of each blank (B,G,T), and what to log of each part, {name: (B,G)}.
 
-        With `credit=run` a blank gets the reward of its own word, because the rewards of the other
-        words would only add noise to its gradient. The price is a bias, because no word is credited
-        for what it does to the judge's view of the others. With `credit=input` a blank gets the sum
-        over all words of the input. Apart from that bias the expected gradient is the same, and so
-        is the meaning of β. If a part returns (B,G), each blank gets the number of its completion.
+        With `credit=run` a blank gets the reward of its own word. This leaves out the noise of the
+        other words' rewards, but it biases the gradient, because no word is credited for how it
+        changes the judge's view of the other words. With `credit=input` a blank gets the sum of the
+        rewards of all words of the input. Apart from the bias of `run`, both settings have the same
+        expected gradient, and β means the same in both. If a part returns (B,G), every blank of a
+        completion gets that completion's reward.
 
         For the log we average each part over the blanks of a completion. The entry `reward` is the
         weighted sum of these averages.

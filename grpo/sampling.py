@@ -3,13 +3,13 @@
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
 The policy of a blank is q = softmax(logits / temperature), restricted to a kept set S and
-renormalised. We draw from q, up to a rounding by at most 2^-22 of its largest probability, and
+renormalised. When we draw from q, we round each probability by at most 2^-22 of the largest one.
 `grpo/logprobs.py` differentiates log q on the same S. So we score what we sample from.
 
-We compute S and the draws with whole numbers. The weight of a character is its probability divided
-by that of the likeliest one, in units of 2^-21. A sum of whole numbers does not depend on their
-order. So two implementations that agree on the weights also agree on S and on every draw, bit for
-bit. A character of weight 0 cannot be drawn, so it is never in S.
+We compute S and the draws with whole numbers. A character's weight is its probability divided by
+the likeliest character's, in units of 2^-21. The sum of whole numbers does not depend on the order
+of adding them. So two implementations that agree on the weights also agree on S and on every draw,
+bit for bit. A character of weight 0 cannot be drawn, so it is never in S.
 """
 
 from dataclasses import dataclass
@@ -58,10 +58,10 @@ def integer_weights(logits, temperature):
 def keep(weights, sampling):
     """Decide which characters may be drawn, the set S of each blank: (...,V) -> (...,V) bool.
 
-    top_k keeps the k likeliest characters (0 keeps all). Of these, top_p keeps just enough of
-    the likeliest to hold the share top_p (1904.09751). min_p drops characters that are less than
-    min_p times as likely as the likeliest (2407.01082). A character that ties with the last one
-    kept is kept, too.
+    top_k keeps the k likeliest characters (0 keeps all). top_p then keeps the likeliest of these,
+    as few as together have the share top_p of their probability (1904.09751). min_p drops
+    characters that are less than min_p times as likely as the likeliest (2407.01082). top_k and
+    top_p also keep any character that ties with the last one they keep.
     """
     kept = weights > 0
     if 0 < sampling.top_k < weights.shape[-1]:
@@ -73,8 +73,8 @@ def keep(weights, sampling):
         total = falling.sum(dim=-1, keepdim=True).double()  # (...,1)
         enough = (total * sampling.top_p).ceil()  # (...,1)
         still_short = falling.cumsum(dim=-1) < enough  # (...,V)
-        last = still_short.sum(dim=-1, keepdim=True)  # (...,1) the place where it does
-        kept &= weights >= falling.gather(-1, last)  # and what ties with it
+        last = still_short.sum(dim=-1, keepdim=True)  # (...,1) where the sum reaches it
+        kept &= weights >= falling.gather(-1, last)  # up to there, and ties
     if sampling.min_p > 0:
         best = weights.amax(dim=-1, keepdim=True).double()  # (...,1)
         kept &= weights >= best * sampling.min_p
@@ -84,11 +84,13 @@ def keep(weights, sampling):
 def exclude_top_choices(weights, kept, uniforms, sampling):
     """Leave out the likeliest characters now and then (XTC, text-generation-webui's pull 6335).
 
-    With probability xtc_probability, a blank loses all kept characters whose share is at least
-    xtc_threshold, except the least likely of these. weights and kept are (...,V), uniforms (...,G),
-    and the new set S is (...,V). All G completions share S, so we toss one coin for each blank. The
-    coin is a hash of the sum of the blank's G uniforms. If G > 1, knowing one uniform tells
-    nothing about the coin, because the others are still random.
+    weights (...,V), kept (...,V) bool, uniforms (...,G) -> the new set S (...,V) bool
+
+    A character is a top choice if it has at least the share xtc_threshold of the kept probability.
+    With probability xtc_probability, a blank loses all of its top choices but the least likely one.
+    All G completions share S, so we toss one coin for each blank. The coin is a hash of the sum of
+    the blank's G uniforms. If G > 1, knowing one uniform tells nothing about the coin, because the
+    other uniforms are still random.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash
@@ -110,9 +112,9 @@ def draw(weights, uniforms):
 
 
 def allowed(logits, uniforms, sampling):
-    """Return the weights (...,V), 0 for a character that may not be drawn, and S (...,V) bool.
+    """Compute weights and S: logits (...,V), uniforms (...,G) -> (...,V) int64, (...,V) bool.
 
-    logits are (...,V). XTC makes its coin from uniforms (...,G).
+    Characters outside S get the weight 0. XTC makes its coin from the uniforms.
     """
     weights = integer_weights(logits, sampling.temperature)  # (...,V)
     kept = keep(weights, sampling)  # (...,V)
@@ -138,10 +140,10 @@ def sample_completions(logits, masked, mask, uniforms, sampling):
 def penalise_repetition(logits, masked, mask, penalty):
     """Make a character less likely if the visible text has it: logits (B,T,...,V) -> (B,T,...,V).
 
-    CTRL (1909.05858, section 4.1) divides the logit by the penalty, but a negative logit would
-    become larger by that. We multiply negative logits instead, as others do. We centre the logits
-    first, because a constant that is added to all of them changes no probability, so it should not
-    change their signs either. The penalty does little here, because any input shows most of the
+    CTRL (1909.05858, section 4.1) divides the logit by the penalty, but division would make a
+    negative logit larger. We multiply negative logits instead, as others do. A constant added to
+    all logits changes no probability, so it should not decide which logits are negative. We
+    therefore centre them first. The penalty does little here, because any input shows most of the
     alphabet.
     """
     V = logits.shape[-1]

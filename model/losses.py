@@ -31,7 +31,7 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
     tokens, mask = dataset.batch(*shape, parse_masking(masking), ratio, words, (*seed, 0))
     if reveal:
         whole = rng.random(size) < 0.6  # (B,) do all blanks stay hidden?
-        share = rng.random(size)  # (B,) if not, this share of them
+        share = rng.random(size)  # (B,) if not, this share of them stays
         hide = np.where(whole, 1.0, share)  # (B,)
         stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
         mask = mask & torch.from_numpy(stays)
@@ -55,10 +55,11 @@ def judge_loss(judge, policy, dataset, args, temperature, seed):
     """Compute the cross-entropy of telling words of the text from drawn ones: -> a scalar.
 
     For each hidden word a coin decides whether the judge sees the word of the text or the one that
-    the policy drew. The logit of a word is the mean over its letters. The loss is least where that
-    is log p/q, with p the distribution of the text and q the policy (residual energy-based models,
-    2004.11714). A drawn word that happens to equal the text still counts as drawn. Draws at a
-    temperature above 1 are plainly wrong, so a new judge begins with them.
+    the policy drew. The logit of a word is the mean over its letters. The loss is least if this
+    logit is log(p/q), with p the word's probability in the text and q its probability under the
+    policy (residual energy-based models, 2004.11714). A drawn word that happens to equal the text
+    still counts as drawn. A new judge begins with draws at a temperature above 1, because those are
+    plainly wrong.
     """
     batch = masked_batch(dataset, args, args.judge_masking, seed)
     drawn = draw_fills(policy, batch, temperature)  # (B,T)

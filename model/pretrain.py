@@ -60,7 +60,8 @@ def make_optimizers(model, learning_rate):
     matrices = [p for p in model.trunk.blocks.parameters() if p.dim() == 2]
     taken = set(matrices)
     rest = [p for p in model.parameters() if p not in taken]
-    # This makes Muon's steps as long as AdamW's (2502.16982), so Muon can take its learning rate.
+    # match_rms_adamw makes Muon's steps as long as AdamW's (2502.16982), so Muon can take a
+    # learning rate that suits AdamW.
     how = {"weight_decay": 0.05, "adjust_lr_fn": "match_rms_adamw"}
     muon = torch.optim.Muon(matrices, lr=learning_rate, **how)
     adamw = torch.optim.AdamW(rest, lr=learning_rate / 4, betas=(0.9, 0.98), weight_decay=0.05)
@@ -168,7 +169,7 @@ def pretrain(args):
 
     def loss_of_judge(step):
         # Begin with draws at a high temperature. A judge that has never seen a draw could take good
-        # ones for text for a long time.
+        # draws for text for a long time.
         hot = 0 if args.start_judge else max(0, 1 - 2 * step / args.judge_steps)
         source = sources[step % len(sources)]  # alternate
         return judge_loss(score, source, train, args, 1 + hot, (args.seed, 1, step))

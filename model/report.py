@@ -22,7 +22,7 @@ TESTS = [  # masking, ratio, hidden words
 def auc(real, drawn):
     """Compute how often a real word scores more than a drawn one: (N,), (N,) -> a number.
 
-    This is a share of all N · N pairs. A tie counts half.
+    The number is a share of all N · N pairs of a real and a drawn word. A tie counts half.
     """
     drawn = drawn.sort().values
     below = torch.searchsorted(drawn, real)  # (N,) how many drawn words score less
@@ -34,10 +34,10 @@ def calibration(real, drawn, inputs):
     """Fit P(real) = σ(slope · score): -> the slope, and its standard error.
 
     real and drawn (N,) are scores in nats, and `inputs` (N,) says which input each word comes from.
-    With a slope of 1 the judge is calibrated. If the slope is more than 1, its scores are too
-    small. This is a logistic regression without intercept, by Newton's method. Words of the same
-    input are not independent, so the standard error adds up each input's words before it squares
-    (the sandwich estimator of Liang & Zeger 1986).
+    With a slope of 1 the judge is calibrated. With a larger slope its scores are too close to 0. We
+    fit a logistic regression without intercept, by Newton's method. Words of the same input are not
+    independent. So for the standard error we first add up the gradients of the words of each input,
+    and then square these sums (the sandwich estimator of Liang & Zeger 1986).
     """
     x = torch.cat([real, drawn]).double()  # (2N,)
     y = torch.cat([torch.ones_like(real), torch.zeros_like(drawn)]).double()  # (2N,)
@@ -57,8 +57,8 @@ def calibration(real, drawn, inputs):
 def word_scores(policy, judge, batch):
     """Let the judge score each hidden word twice, as it is in the text and as the policy draws it.
 
-    Returns, for the N hidden words, the scores of the text and of the draws, not clipped, and the
-    place in the batch of the input that holds the word, each (N,).
+    Returns three tensors (N,), with one number for each hidden word: the score of the text's word,
+    the score of the drawn word, and the row of the word's input in the batch. No score is clipped.
     """
     drawn = draw_fills(policy, batch, 1.0)  # (B,T)
     both = torch.stack([batch.tokens, drawn], dim=1)  # (B,2,T)

@@ -3,9 +3,9 @@
 Letters: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads, D = C / H width
 of a head, K values of the latent, M blanks of all inputs.
 
-The trunk is RMSNorm (1910.07467), rotary positions (2104.09864), scaled_dot_product_attention
-without a causal mask and a GELU MLP. There is no dropout anywhere: in GRPO the policy that is
-sampled must be the policy that is differentiated.
+The trunk has RMSNorm (1910.07467), rotary positions (2104.09864), a GELU MLP, and
+scaled_dot_product_attention without a causal mask. There is no dropout anywhere: in GRPO the policy
+that is sampled must be the policy that is differentiated.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def rotary_table(length, head_width):
 def rotate(x, cos, sin):
     """Turn each pair (x[i], x[i + D/2]) by its position's angle: (B,H,T,D) -> (B,H,T,D).
 
-    So the product q·k depends only on how far apart its two positions are.
+    Then the product q·k of two positions depends on where they are only through their offset.
     """
     a, b = x.chunk(2, dim=-1)  # (B,H,T,D/2) twice
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
@@ -133,10 +133,10 @@ class Generator(nn.Module):
     def forward(self, tokens, **options):
         """Map masked inputs (B,T) to the tensors that the policy is made from, as a tuple.
 
-        For `Product` there is one tensor, the logits (B,T,V). For `Latent` there are two: the
-        logits of the prior (B,T,K), equal at all blanks of a word, and those of the letters given z
-        (B,T,K,V). Both are 0 where there is no blank. The mask token can never be drawn. The
-        options are those of `Trunk`.
+        For `Product` there is one tensor, the logits (B,T,V). For `Latent` there are two tensors.
+        The first has the logits of the prior (B,T,K), equal at all blanks of a word. The second has
+        the logits of the letters for each z (B,T,K,V). Both are 0 where there is no blank. The mask
+        token can never be drawn. The options are those of `Trunk`.
         """
         features = self.trunk(tokens, **options)  # (B,T,C)
         if self.n_latent == 1:

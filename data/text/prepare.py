@@ -25,7 +25,7 @@ from data.exceptions import Mistake, refuse  # noqa: E402
 
 BLANK = "_"  # the mask token of every vocabulary, so it is never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK
-MIN_CHARACTERS = 1000  # train.bin and val.bin need at least as many, to learn from and to test on
+MIN_CHARACTERS = 1000  # the least that train.bin needs to learn from, and val.bin to test on
 SOURCES = {  # folders to read; all of torch would take too long for what it adds
     "numpy": "_core lib linalg fft random polynomial ma matrixlib",
     "torch": "nn optim distributions utils autograd linalg fft special func cuda amp masked",
@@ -36,8 +36,8 @@ PLAIN_WORD = re.compile(r"[\"'(*`]*[A-Za-z][a-z'-]*[\"').,:;*`?!]*")
 def documentation():
     """Yield every string of two lines or more: docstrings, and the texts in torch's *_docs.py.
 
-    The order is fixed. A string keeps its indentation from the file, because some versions of
-    Python remove it from `__doc__` and others do not, and the text must not depend on that.
+    The order is fixed. We read each string from the file, with its indentation. In `__doc__` some
+    versions of Python remove the indentation, and the text must not depend on the version.
     """
     for package, folders in SOURCES.items():
         root = Path(find_spec(package).origin).parent
@@ -76,7 +76,7 @@ def normalise(text):
 
 
 def is_validation(paragraph):
-    """Tell whether to hold a paragraph out, one in ten, by a hash of its letters alone."""
+    """Tell whether a paragraph goes into val.bin. A hash of its letters alone picks one in ten."""
     return hashlib.sha256(paragraph.encode()).digest()[0] < 26
 
 
