@@ -89,8 +89,8 @@ def exclude_top_choices(weights, kept, uniforms, sampling):
     A character is a top choice if it has at least the share xtc_threshold of the kept probability.
     With probability xtc_probability, a blank loses all of its top choices but the least likely one.
     All G completions share S, so we toss one coin for each blank. The coin is a hash of the sum of
-    the blank's G uniforms. If G > 1, knowing one uniform tells nothing about the coin, because the
-    other uniforms are still random.
+    the blank's G uniforms. With G > 1 it is independent of each single uniform, so it biases no
+    completion's draw.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash

@@ -19,7 +19,7 @@ from grpo.batch import make_batch
 
 
 def masked_batch(dataset, args, masking, seed, reveal=False):
-    """Draw inputs with few or many blanks: -> `Batch`, with random numbers for one fill of each.
+    """Draw inputs with few or many blanks: -> `Batch`, whose uniforms serve one fill of each.
 
     `reveal` shows a part of the blanks again in four inputs of ten.
     """

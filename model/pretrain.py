@@ -35,7 +35,7 @@ SAVE_INTERVAL = 500
 class Settings:
     dataset: str = "text"  # folder under data/, made by prepare.py
     out_dir: str = "out-pretrain"  # generator.pt and judge.pt are written here
-    start: str = ""  # a generator's file to begin from, of any size; empty: random weights
+    start: str = ""  # a generator.pt to begin from, also with another n_layer; empty: random
     masking: str = "word:0.5,random:0.25,span:0.1,sticky:0.15"  # what is hidden from the generator
     judge_masking: str = "short:0.8,word:0.2"  # what is hidden, filled and shown to the judge
     block_size: int = 64  # characters per input

@@ -160,5 +160,5 @@ class Judge(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, tokens, **options):
-        """Map text without blanks (B,T) to the log-odds that each character is real (B,T)."""
+        """Map text without blanks (B,T) to log-odds that each character stood in the text (B,T)."""
         return self.head(self.trunk(tokens, **options)).squeeze(-1)

@@ -83,8 +83,8 @@ def is_validation(paragraph):
 def prepare(out_dir, input_file=None):
     """Write train.bin, val.bin and meta.json into `out_dir`: -> {file: its size in bytes}.
 
-    Raises a Mistake if the text is not UTF-8 or too short, before it writes anything, or if the
-    folder cannot be written.
+    If the text is not UTF-8 or too short, this raises a Mistake before it writes anything. It also
+    raises one if the folder cannot be written.
     """
     if input_file:
         try:

@@ -46,7 +46,7 @@ def compiled(folder, source, flags):
     if not shutil.which("g++"):
         pytest.skip("no g++")
     (folder / "source.cc").write_text(HEADER + source)
-    command = f"g++ -std=c++20 -O1 -Wno-unknown-pragmas {flags} source.cc -o made"
+    command = f"g++ -std=c++20 -O0 -Wno-unknown-pragmas {flags} source.cc -o made"
     subprocess.run(command.split(), cwd=folder, check=True)
     return folder / "made"
 
