@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from grpo.evaluation import evaluate
-from grpo.logprobs import expectation, log_softmax
 from train_grpo import Run, load_config, train
 
 FILE = Path(__file__).with_name("figures.json")
@@ -122,10 +121,7 @@ def measure_after(run):
     inputs = run.held_out
     q = run.policy(inputs.batch)
     figures = evaluate.measure(q.sample(inputs.batch.uniforms).completions, inputs)
-    logits = q.marginal().logits[inputs.batch.mask]  # (blanks,V)
-    log_p = log_softmax(logits, run.config.temperature)
-    figures["entropy"] = -expectation(log_p.exp(), log_p).mean().item()
-    return {"after_sample": figures}
+    return {"after_sample": figures | {"entropy": evaluate.entropy(q, inputs.batch.mask)}}
 
 
 def train_and_measure(settings):

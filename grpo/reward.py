@@ -1,4 +1,4 @@
-"""What a completion is worth: a judge's score, valid words, your own function, or their sum.
+"""This says what a completion is worth, by a judge, valid words, your own function or a sum.
 
     --reward=judge                                                              the default
     --reward=judge:1.0,valid_words:0.5,my_rewards.py:no_double_space:0.1

@@ -1,4 +1,4 @@
-"""What the generator and the judge learn from: masked inputs, their fills, and the losses.
+"""This makes what the generator and the judge learn from: inputs, fills of them, and losses.
 
 The generator learns to fill hidden characters (masked language modelling, 1810.04805). In some of
 its inputs we show a part of the blanks again, because a model that fills blank by blank will meet

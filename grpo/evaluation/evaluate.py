@@ -158,6 +158,12 @@ def measure(fills, inputs):
     return figures
 
 
+def entropy(q, mask):
+    """Average the entropy of each blank's own distribution, in nats: mask (N,T) -> a number."""
+    log_p = log_softmax(q.marginal().logits[mask], q.sampling.temperature)  # (blanks,V)
+    return -expectation(log_p.exp(), log_p).mean().item()
+
+
 def completion_lines(fills, said, inputs):
     """Make a dict of each fill (N,n,T): its input, its text, and its numbers in `said` (N,n)."""
     masked = inputs.batch.masked[:, None].expand(fills.shape)  # (N,n,T)
@@ -194,8 +200,7 @@ def table(policy, before, judge, rewards, held_out, config, after_row=lambda: No
     for name, q in (("before", base), ("after", policy(batch))):
         completions = q.sample(batch.uniforms).completions  # (N,16,T)
         scores, said = add(f"{name}_sample", completions, 1)
-        log_p = log_softmax(q.marginal().logits[mask], config.temperature)  # (blanks,V)
-        result[f"{name}_sample"]["entropy"] = -expectation(log_p.exp(), log_p).mean().item()
+        result[f"{name}_sample"]["entropy"] = entropy(q, mask)
         add(f"{name}_argmax", q.at(1.0).best_guess()[:, None], 1)
         if name == "before":
             add("before_best_of_16", best_by_word(base.at(1.0), completions, scores), 1)

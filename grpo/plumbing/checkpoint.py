@@ -116,8 +116,8 @@ def load_model(path, kind, vocabulary):
 def save_training(config, generator, reference, adamw, iteration, vocabulary):
     """Write out_dir/checkpoint.pt, and keep the checkpoint before it as checkpoint_prev.pt.
 
-    `iteration` is the number of finished steps. The inputs and draws of a step
-    depend only on the seed and on which step it is, so nothing else has to be saved for them.
+    `iteration` is the number of finished steps. The inputs and draws of a step depend only on the
+    seed and on which step it is, so nothing else has to be saved for them.
     """
     content = model_file(generator, vocabulary)
     content["training"] = {

@@ -111,9 +111,8 @@ class Config:
 def load_config(arguments=()):
     """Read config files and --key=value flags, applied left to right: -> `Config`.
 
-    A resumed run takes its settings from its checkpoint. Settings in `arguments` replace
-    the checkpoint's, and this prints what changed. Raises a Mistake if anything is wrong with the
-    settings.
+    A resumed run takes its settings from its checkpoint. Settings in `arguments` replace those, and
+    this prints what changed. Raises a Mistake if anything is wrong with the settings.
     """
     usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
     given = read_arguments(Config, arguments, usage)

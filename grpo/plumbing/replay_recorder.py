@@ -82,8 +82,8 @@ def record(policy, held_out, config, step, rollout):
     """Write what the policy says after the step, and the group that the step pushed most.
 
     That group has the largest sum of |advantages|. We compute each letter's ratio with the policy
-    after all updates of the step. `bounded` says whether a bound of the objective, such as
-    the clip, would act on this ratio in one more update on the same draws.
+    after all updates of the step. `bounded` says whether a bound of the objective, such as the
+    clip, would act on this ratio in one more update on the same draws.
     """
     at_blanks = rollout.advantages * rollout.batch.mask[:, None]  # (B,G,T)
     most = at_blanks.abs().sum(dim=(1, 2)).argmax()

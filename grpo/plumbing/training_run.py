@@ -57,8 +57,8 @@ def as_numbers(metrics):
     """Turn {metric: scalar tensor} into {metric: number}, and wait for the device only once.
 
     Raises FloatingPointError, which says what went wrong, if one of the SUSPECTS is not finite. By
-    then `Optimizer.step` has skipped the bad update. With `log_prob` it
-    was made, because the update itself was finite, but the new weights give logits that are not.
+    then `Optimizer.step` has skipped the bad update. Only with `log_prob` the update was made. It
+    was finite, but the new weights give logits that are not.
     """
     values = torch.stack(list(metrics.values())).tolist()
     numbers = dict(zip(metrics, values))
