@@ -73,7 +73,7 @@ class Dataset:
 
     def decode(self, row):
         """Turn tokens (T,) into a string, with `_` for a blank."""
-        return "".join(self.vocabulary[t] for t in row)
+        return decode(torch.as_tensor(row), self.vocabulary)[0]
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
         """Draw windows of the text, and decide what to hide: -> tokens (B,T), mask (B,T) bool.

@@ -1,4 +1,4 @@
-"""The lexicon of a text, its hidden words, and whether a fill is a valid word."""
+"""This collects the words of a text, finds the hidden ones, and tells which fills are words."""
 
 import os
 import re
