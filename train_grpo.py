@@ -33,13 +33,13 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                      independent (grpo/latent_policy.py).
     reference(batch) the same kind of distribution, from the frozen base model by default
     fills            `Fills`: completions (B,G,T), and a mask of the characters that top_k, top_p,
-                     ... allow. logp and ref_logp are renormalised over these characters.
+                     ... allow
     old, now         `Scores` of the fills when they were drawn, and in the current update. logp and
                      ref_logp (B,G,T) are the log-probabilities of each letter under the policy and
-                     the reference. kl and entropy (B,T) are exact sums for each blank. Under
-                     `Latent`, logp is the log-probability of a letter given the earlier letters of
-                     its word, with z summed out. kl and entropy are then those of the pair of z and
-                     the letters.
+                     the reference, renormalised over the allowed characters. kl and entropy (B,T)
+                     are exact sums for each blank. Under `Latent`, logp is the log-probability of a
+                     letter given the earlier letters of its word, with z summed out. kl and entropy
+                     are then those of the pair of z and the letters.
     batch.mask       (B,T) bool, True at a blank
     batch.words      (B,T) int: a blank has the number of its hidden word (run of blanks) in the
                      input, counted from 1. The visible text has 0.
@@ -108,7 +108,7 @@ def main(arguments):
     with exit_on_mistake("train_grpo.py"):  # prints a user's mistake in one line, exits with 2
         with Run(load_config(arguments)) as run:  # Ctrl-C ends the run after the current step
             train(run)
-            run.finish()  # prints how well it fills held-out inputs, before and after
+            run.finish()  # prints how well the policy fills held-out inputs, before and after
 
 
 if __name__ == "__main__":

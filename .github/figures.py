@@ -5,7 +5,7 @@
     PYTHONPATH=. python .github/figures.py table               # prints the rows in Markdown
     PYTHONPATH=. python .github/figures.py keep NAME SEED OUT  # adds a run that you made yourself
 
-Each figure is the mean over the seeds, ± half of their range.
+Each figure is a mean over seeds, ± half the gap between the largest and the smallest value.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from grpo.evaluation import evaluate
 from train_grpo import Run, load_config, train
 
 FILE = Path(__file__).with_name("figures.json")
-COLUMNS = {  # {figure in a row of evaluation.json: (title, digits)}
+COLUMNS = {  # {key in a row of evaluation.json: (column title, decimal places)}
     "valid_words": ("valid", 3),
     "exact_words": ("exact", 3),
     "distinct_words": ("distinct", 3),
@@ -86,7 +86,7 @@ def stored():
 
 
 def run(row, seed, folder):
-    """Train in a process of its own: -> its evaluation.json as a dict, with the last step's KL."""
+    """Train in a new process: -> the table of the run, as `read_table` returns it."""
     name = "".join(c if c.isalnum() else "-" for c in row) + f"-{seed}"
     out = Path(folder) / name
     flags = [] if row == "none" else shlex.split(row)
@@ -108,7 +108,7 @@ def read_table(out):
 
 
 def keep(row, seed, table):
-    """Store the table of a run of this row and seed."""
+    """Store a run's table in figures.json, under its row and its seed."""
     figures = stored()
     figures.setdefault(row, {})[seed] = table
     FILE.write_text(json.dumps(figures, indent=0, sort_keys=True))
@@ -125,7 +125,7 @@ def measure_after(run):
 
 
 def train_and_measure(settings):
-    """Train, and compute one row of the table. All rows would take a third of the whole time."""
+    """Train, and compute only the row `after_sample`, because the whole table takes long."""
     with Run(load_config(settings)) as run:
         train(run)
         table = measure_after(run)
@@ -151,7 +151,7 @@ def run_all(args):
 
 
 def cell(values, digits):
-    """Format the mean of the values, one for each seed, ± half of their range."""
+    """Format `values`, one for each seed, as their mean ± half of their range."""
     mean = f"{np.mean(values):.{digits}f}"
     return mean if np.ptp(values) == 0 else f"{mean} ± {np.ptp(values) / 2:.{digits}f}"
 
@@ -177,7 +177,7 @@ def print_tables():
                 if isinstance(tables[0][name], dict):
                     print(line(title, tables, name))
     print(f"\n| change | seeds | {titles} |\n|" + "---|" * (len(COLUMNS) + 2))
-    for row in dict.fromkeys([*ROWS, *figures]):  # each row once, and those of `keep` at the end
+    for row in dict.fromkeys([*ROWS, *figures]):  # the ROWS, then the names that `keep` added
         if row in figures:
             print(line(f"`{row}`", list(figures[row].values()), "after_sample"))
 

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from grpo.plumbing.replay_recorder import unpack
 from grpo.tools import replay, toy
 
-GREY = "#4a5058"  # readable on dark pages, too, because the pictures have a white background
+GREY = "#4a5058"  # for text and axes; the pictures are white on dark pages, too
 for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick."):
     rcParams[f"{name}color"] = GREY
 rcParams["font.size"] = 11
@@ -29,7 +29,10 @@ def new_figure(width, height):
 
 
 def tables():
-    """Draw each h_l_ word's probability before GRPO, after GRPO, and if a word is chosen first."""
+    """Draw three tables of the probabilities of the h_l_ words.
+
+    They show the toy before GRPO, the toy after it, and a policy that chooses a whole word first.
+    """
     chosen = {"help": 0.5, "half": 0.5, "helf": 0, "halp": 0}
     titles = {
         "each blank by itself": toy.train()[0],
@@ -59,7 +62,7 @@ def tables():
 def frontier(folders):
     """Plot the share of valid words against the number of different ones, before and after GRPO.
 
-    `folders` is {title: a run's folder}. Before GRPO, we draw at five temperatures.
+    `folders` is {title: a run's folder}. The base model has one point for each temperature.
     """
     figure = new_figure(8, 4.5)
     axes = figure.subplots()

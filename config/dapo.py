@@ -8,6 +8,6 @@ loss_type = "dapo"
 baseline = "mean"
 scale_rewards = "group"
 clip_eps_high = 0.28
-minibatch_size = 20  # two updates per rollout of 40 inputs; with only one nothing would be clipped
+minibatch_size = 20  # two updates per rollout of 40 inputs; the first update clips nothing
 kl_beta = 0.0
 num_iterations = 1

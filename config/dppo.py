@@ -1,6 +1,6 @@
 # DPPO (2602.04879) bounds how much a letter's probability changes, and not the ratio. Suppose that
-# a rare letter rises from 0.01 to 0.05. A clip of the ratio stops it at 0.012, though hardly
-# anything has changed yet, and DPPO lets it rise. Like the paper, this file does not divide
+# a rare letter is about to rise from 0.01 to 0.05. A clip of the ratio stops it at 0.012, though
+# its probability has hardly changed. DPPO lets it rise. Like the paper, this file does not divide
 # advantages by their standard deviation.
 #     python train_grpo.py config/grpo_config.py config/dppo.py
 
@@ -11,5 +11,5 @@ clip_eps_high = 0.15  # and rise by this much
 baseline = "mean"
 scale_rewards = "none"
 kl_beta = 0.0
-minibatch_size = 10  # four updates per rollout of 40 inputs; with only one no bound would act
+minibatch_size = 10  # four updates per rollout of 40 inputs; a single update would meet no bound
 num_iterations = 1

@@ -1,7 +1,7 @@
-# The default experiment: a model that fills all blanks in one parallel step learns to make them
-# agree. We hide whole words, because their blanks clash worst. The words are short, so that a small
-# model can learn this in minutes. (The program has the same defaults. This file lists the settings
-# that are worth changing, with reasons.)
+# The default experiment. A model fills all blanks in one parallel step, and learns to choose
+# letters that agree. We hide whole words, because the letters of a word clash most. The words are
+# short, so that a small model can learn this in minutes. The program has the same defaults. This
+# file lists the settings that are worth changing, with reasons.
 #     python train_grpo.py config/grpo_config.py
 
 out_dir = "out"
@@ -21,7 +21,7 @@ learning_rate = 1e-3  # far above an LLM's 1e-6 to 1e-5, because the model is so
 warmup_iters = 5
 
 # The reward of a word is the judge's log p/q. Here p is the distribution of the text, and q is the
-# base model's. With kl_beta = 1 the expected reward minus the KL is greatest if p is the policy.
+# base model's. With kl_beta = 1 the expected reward minus the KL is greatest if the policy is p.
 # So nothing may rescale the reward, and a fill's baseline may not contain its own reward.
 judge_score = "log_odds"
 scale_rewards = "none"

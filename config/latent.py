@@ -6,6 +6,8 @@
 out_dir = "out-latent"
 generator_checkpoint = "model/pretrained/generator_latent.pt"
 judge_checkpoint = "model/pretrained/judge_latent.pt"
-kl_beta = 1.0  # this policy need not commit to one word; with 1 the best policy is nearly the text
-max_iters = 60  # it keeps improving for longer
-batch_size = 64  # with 32 it ends with a little less variety
+# With kl_beta = 1 the best policy has the distribution of the text. A policy with a latent need not
+# commit to one word, so it can come close to that.
+kl_beta = 1.0
+max_iters = 60  # this policy keeps improving after 30 steps
+batch_size = 64  # with 32 the fills end up a little less varied

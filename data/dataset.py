@@ -30,7 +30,7 @@ def decode(tokens, vocabulary):
 def encode(text, vocabulary, longest, name):
     """Normalise a text with blanks, and turn it into tokens (T,), with T <= longest.
 
-    Raises a Mistake, which calls the text `name`, if it is too long or has no blank.
+    Raises a Mistake if the text is too long or has no blank. The message begins with `name`.
     """
     # `normalise` strips the spaces at both ends of a text. To keep the spaces at the ends of a
     # piece, we put an x at each end, and cut both off afterwards.
@@ -51,7 +51,10 @@ class Dataset:
     """This is the train or val part of a prepared text. A token is an index into `vocabulary`."""
 
     def __init__(self, folder, split, block_size):
-        """Read a part. Raises a Mistake if it is missing, damaged or shorter than block_size."""
+        """Read the part `split` of the dataset in `folder`.
+
+        Raises a Mistake if it is missing, damaged or shorter than block_size.
+        """
         meta = Path(folder) / "meta.json"
         file = meta.with_name(f"{split}.bin")
         make = f"make it with: python data/text/prepare.py --input=FILE --out_dir={folder}"
@@ -78,8 +81,8 @@ class Dataset:
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
         """Draw windows of the text, and decide what to hide: -> tokens (B,T), mask (B,T) bool.
 
-        `masking` is {name: weight}, and `seed` is a tuple of whole numbers. `mask_ratio` is one
-        number for all inputs, or has one for each (B,), and so is `words`.
+        `masking` is {name: weight}, and `seed` is a tuple of whole numbers. `mask_ratio` and
+        `words` are each one number for all inputs, or an array (B,) with a number for each input.
         """
         rng = np.random.default_rng(seed)
         starts = rng.integers(len(self.tokens) - block_size + 1, size=size)  # (B,)
@@ -90,10 +93,10 @@ class Dataset:
 
 
 class Prompts(Dataset):
-    """This holds the same text, but draws its batches from the user's own inputs.
+    """This is a `Dataset` that draws its batches from the user's own inputs, not from the text.
 
     The inputs are JSON, {"prompts": ["th_ c_t", ...]}, with `_` for a blank. A prompt shorter than
-    block_size ends in PAD. Nobody knows what a blank hides, so we give the letter `a` for it.
+    block_size ends in PAD. Nobody knows what a blank hides, so its token is the letter `a`.
     """
 
     def __init__(self, folder, split, path, block_size):

@@ -1,4 +1,4 @@
-"""This collects the words of a text, finds the hidden ones, and tells which fills are words."""
+"""This collects a text's words, finds those with a blank, and tells which fills are words."""
 
 import os
 import re

@@ -23,7 +23,7 @@ from data.exceptions import Mistake
 
 
 def whole_words(characters):
-    """List (start, end) of each word between two spaces, which is sure to be whole."""
+    """List (start, end) of each word between two spaces. Other words may be cut off."""
     spaces = np.flatnonzero(characters == " ")
     return [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1]
 
@@ -71,8 +71,8 @@ MASKINGS = {
     "random": random_mask,
     "span": span_mask,
     "word": word_mask,
-    # Words of two to four letters have enough letters to clash, and so few spellings that a policy
-    # learns in minutes to make the letters agree.
+    # The letters of these words can disagree, but the words are so short that a policy learns in
+    # minutes to make the letters agree.
     "short": partial(word_mask, shortest=2, longest=4),
     "sticky": sticky_mask,
 }
@@ -100,7 +100,8 @@ def make_mask(characters, masking, ratio, words, rng):
     """Choose what to hide in each input: characters (B,T) -> mask (B,T) bool.
 
     `masking` is {name: weight}, and each input draws its way of hiding by these weights. `ratio`
-    and `words` are one number for all inputs, or (B,). Every input has at least one blank.
+    and `words` are each one number for all inputs, or an array (B,) with a number for each input.
+    Every input gets at least one blank.
     """
     B, T = characters.shape
     names = rng.choice(list(masking), p=list(masking.values()), size=B)

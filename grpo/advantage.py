@@ -18,14 +18,14 @@ def group_advantages(reward, mask, config):
 
     baseline        mean           the mean of the group, as in GRPO (2402.03300, section 4.1.2)
                     leave_one_out  the mean of the other rewards of the group, as in RLOO
-                                   (2402.14740). This baseline multiplies A by G/(G−1).
+                                   (2402.14740). It gives G/(G−1) times the A of `mean`.
     scale_rewards   group          the group's population standard deviation + 1e-4, as in GRPO
                     batch          the standard deviation over all blanks of the step + 1e-4
                                    (2508.08221)
                     none           1, as in Dr. GRPO (2503.20783)
 
-    If all rewards of a group lie within 1e-6, they differ by rounding alone, so its advantages are
-    exactly 0. Dividing by a tiny standard deviation would only magnify the rounding.
+    If the rewards of a group differ by 1e-6 at most, we take that for rounding, and set the group's
+    advantages to 0. Dividing by a tiny standard deviation would only magnify the rounding.
     """
     G = reward.shape[1]
     centred = reward - reward.mean(dim=1, keepdim=True)

@@ -39,10 +39,10 @@ class Rows:
 class Batch(Rows):
     """This holds texts with blanks, and the random numbers that will fill them."""
 
-    tokens: torch.Tensor  # (B,T) the original text; in a user's own prompt each blank has `a`
+    tokens: torch.Tensor  # (B,T) the original text; a user's own prompt has an `a` at each blank
     masked: torch.Tensor  # (B,T) the text, with the mask token at its blanks
     mask: torch.Tensor  # (B,T) bool, True at a blank
-    words: torch.Tensor  # (B,T) the number of each blank's hidden word, from 1; 0 elsewhere
+    words: torch.Tensor  # (B,T) 1 in the first hidden word, 2 in the second, ...; 0 elsewhere
     uniforms: torch.Tensor  # (B,G,T,2) in [0,1): [..., 0] draws letters, [..., 1] latents
     seed: tuple  # the batch is drawn from this seed
 

@@ -9,8 +9,8 @@ score each letter given the letters before it in its word. By the chain rule its
 
     logp_t = L_t − L_{t−1},    L_t = log Σ_z π(z) Π_{s≤t} q_z,s(y_s)
 
-The logp_t of a word add up to the word's exact log-probability. With K = 1 each logp_t equals the
-one of `Product`. So every letter has a ratio and a clip of its own, as without a latent.
+The logp_t of a word add up to the word's exact log-probability. As without a latent, every letter
+has a ratio and a clip of its own. With K = 1 each logp_t is the same as in `Product`.
 
 KL and entropy are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖r_z), where r_z is
 the reference's q_z. The first blank of a word adds KL(π‖π_ref), where π_ref is the reference's π.
@@ -67,11 +67,10 @@ class Latent:
         return (log_pi[:, None, :, None] + up_to).logsumexp(dim=2)
 
     def chain(self, log_q, log_pi, y):
-        """Compute logp_t = L_t − L_{t−1}: y (M,n) -> (B,n,T).
+        """Compute each letter's logp_t = L_t − L_{t−1}, with L from `running`: y (M,n) -> (B,n,T).
 
-        Truncation may leave some z unable to write a letter of y. Then the term of this z in the
-        sum over z is 0. The sum is still positive, and L_t finite, because the z that drew the
-        letters can write them.
+        Truncation may give a letter of y the probability 0 under some z. Then this z adds 0 to the
+        sum in L_t. L_t is still finite, because the z that drew the letters allows all of them.
         """
         L = self.running(log_q, log_pi, y)  # (N,L,n)
         before = F.pad(L, (0, 0, 1, 0))[:, :-1]  # (N,L,n) 0 before a word's first letter
@@ -104,9 +103,9 @@ class Latent:
         first = self.first[self.mask][:, None]  # (M,1)
 
         def of_pairs(letters, priors):
-            """Average letters (M,K,V) over z and v: -> (B,T).
+            """Compute the expectation of letters (M,K,V) over z ~ π and v ~ q_z: -> (B,T).
 
-            The first blank of a word adds the average of priors (N,K) over z.
+            The first blank of a word adds the expectation of priors (N,K) over z ~ π.
             """
             given_z = expectation(log_q.exp(), letters).squeeze(-1)  # (M,K)
             each = given_z + first * priors[self.word]  # (M,K)
@@ -137,7 +136,7 @@ class Latent:
         return self.batch.masked.masked_scatter(self.mask, letters)
 
     def marginal(self):
-        """Give each blank its own distribution Σ_z π(z) q_z, without a latent: -> `Product`."""
+        """Mix the q_z of each blank into one distribution, Σ_z π(z) q_z: -> `Product`."""
         joint = self.log_pi()[self.word][..., None] + self.log_q()  # (M,K,V)
         log_m = joint.logsumexp(dim=1)  # (M,V)
         logits = spread(self.sampling.temperature * log_m, self.mask)  # (B,T,V)

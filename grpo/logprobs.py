@@ -29,7 +29,7 @@ class Scores(Rows):
     """This holds a policy's scores of fills, in nats. All are 0 where there is no blank."""
 
     logp: torch.Tensor  # (B,G,T) log q(y)
-    ref_logp: torch.Tensor  # (B,G,T) log p_ref(y), renormalised on S; k1, k2, k3 need it
+    ref_logp: torch.Tensor  # (B,G,T) log p_ref(y), renormalised on S, for the KL estimators
     kl: torch.Tensor  # (B,T)
     entropy: torch.Tensor  # (B,T)
 
@@ -41,7 +41,7 @@ def log_softmax(logits, temperature):
 
 
 def restrict(log_probs, kept):
-    """Renormalise log_probs (...,V) on the set kept (...,V) bool. Outside it they become -inf."""
+    """Renormalise log_probs (...,V) over the characters in `kept` (...,V). Others become -inf."""
     return torch.log_softmax(log_probs.masked_fill(~kept, float("-inf")), dim=-1)
 
 
@@ -61,13 +61,14 @@ def draws_by_position(completions, mask):
 
 
 def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
-    """Compute log q(y) and log p_ref(y), each (B,G,T), KL and H, each (B,T), without a gradient.
+    """Compute the four tensors of `Scores`, without a gradient: -> logp, ref_logp, kl, entropy.
 
-    logits, ref_logits (B,T,V), completions (B,G,T), kept (B,T,V) bool, mask (B,T) bool.
+    logits and ref_logits are (B,T,V), completions (B,G,T) and mask (B,T) bool. kept (B,T,V) bool is
+    the set S of each blank.
     """
     log_p = log_softmax(logits, temperature)  # (B,T,V)
     log_p_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
-    log_q = restrict(log_p, kept)  # (B,T,V) the draws came from q
+    log_q = restrict(log_p, kept)  # (B,T,V) q is p, renormalised over the kept characters
     log_q_ref = restrict(log_p_ref, kept)  # (B,T,V)
 
     y = draws_by_position(completions, mask)  # (B,T,G)
@@ -85,8 +86,9 @@ def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
 def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, temperature):
     """Turn gradients of logp (B,G,T), kl (B,T) and entropy (B,T) into one of logits (B,T,V).
 
-    For one blank with the logits s, ds is the gradient of the loss with respect to s, g_x is its
-    gradient with respect to x, and j counts the G draws:
+    All of these are gradients of the loss. For one blank with the logits s we are given g_logp,
+    g_kl and g_entropy, and return ds. The draws are y_1 to y_G. The docstring of this file explains
+    the other letters.
 
     ds[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])
                     + g_kl p[v] (log p[v] − log p_ref[v] − KL)

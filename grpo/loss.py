@@ -25,11 +25,12 @@ def loss_weights(mask, blanks, config):
     `blanks` is the number of blanks in the update, on all processes.
 
     grpo      average the blanks of each completion, then the completions (2402.03300, equation 3)
-    dapo      average all blanks of the update (2503.14476, equation 8: all blanks of a group)
+    dapo      average all blanks of the update. In the paper it is all blanks of a group
+              (2503.14476, equation 8).
     bnpo      average all blanks of each micro-batch, then the micro-batches (TRL's name)
-    dr_grpo   the same as `sum`, divided by the constant T (2503.20783)
     sum       add up the blanks of each completion, then average the completions. This is the
               estimate that follows from the policy gradient theorem.
+    dr_grpo   divide `sum` by the constant T (2503.20783)
     """
     B, T = mask.shape
     G = config.group_size
@@ -67,12 +68,12 @@ def log_ratio(logp, old_logp, words, importance_sampling_level):
 
 
 def policy_objective(logp, old_logp, advantages, words, config):
-    """Compute what each letter wants to maximise, and where a bound acts: -> (B,G,T), bool (B,G,T).
+    """Compute the objective of each letter, and where a bound acts: -> (B,G,T), bool (B,G,T).
 
-    In the first update after a rollout ρ is 1, and every objective has the gradient A ∇log π(y).
-    The objectives differ in how they treat a letter whose probability has moved since the draw.
-    Where a bound acts, the letter gets no gradient. The exception is cispo, where the letter keeps
-    its gradient, with the limited weight.
+    In the first update after a rollout the ratio ρ is 1, and every objective has the gradient
+    A ∇log π(y), where A is the advantage. The objectives differ in how they treat a letter whose
+    probability has moved since the draw. Where a bound acts, the letter gets no gradient. Only
+    cispo keeps its gradient there, and limits the ρ that multiplies it.
     """
     A = advantages
     if config.importance_sampling_level == "none":  # REINFORCE: no ratio and no bound
@@ -112,8 +113,9 @@ def policy_objective(logp, old_logp, advantages, words, config):
         return A * mean_over_words(limited, shares).exp(), limited != log_rho
 
     if config.objective == "dppo":
-        # sg(ρ)·A·log π, or 0 once the letter's probability has moved by more than ε in A's
-        # direction. This is DPPO with the binary total variation (2602.04879, equations 12, 13).
+        # ρ·A·log π, with ρ detached. It is 0 where A is positive and the letter's probability has
+        # risen by more than ε_high, and where A is negative and it has fallen by more than ε. This
+        # is DPPO with the binary total variation (2602.04879, equations 12, 13).
         moved = logp.detach().exp() - old_logp.exp()  # (B,G,T)
         stopped = ((A > 0) & (moved > eps_high)) | ((A < 0) & (moved < -eps))
         return torch.where(stopped, 0, rho.detach() * A * logp), stopped
@@ -131,7 +133,8 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
     k2    the gradient of KL(π‖π_ref)
     k3    the gradient of KL(π_ref‖π). The papers use k3.
 
-    The estimators compare π and π_ref on the kept set S only, `exact` on the whole vocabulary.
+    The estimators compare π and π_ref only on the characters that may be drawn. `exact` compares
+    them on the whole vocabulary.
     """
     if kl_estimator == "exact":
         return kl[:, None]
@@ -147,12 +150,12 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
 
 @dataclass
 class Terms:
-    """These are the parts of a loss. They add up over micro-batches."""
+    """This holds a micro-batch's share of an update's loss, two parts of it, and a count."""
 
     loss: torch.Tensor  # ()
     pg_loss: torch.Tensor  # () the policy gradient's part
     kl_penalty: torch.Tensor  # () β·KL
-    clipped: torch.Tensor  # () the number of drawn letters at which a bound acts
+    clipped: torch.Tensor  # () how many drawn letters the clip or another bound limits
 
 
 def grpo_loss(now, old, advantages, words, weights, config):
@@ -172,5 +175,6 @@ def grpo_loss(now, old, advantages, words, weights, config):
     pg_loss = -total(objective)
     kl_penalty = config.kl_beta * total(kl)
     loss = pg_loss + kl_penalty - config.entropy_coef * total(now.entropy[:, None])
-    clipped = (stopped & (words > 0)[:, None]).sum()  # `sequence` gives visible text a ρ, too
+    # With `sequence`, `stopped` can be True at visible text, too. We count blanks only.
+    clipped = (stopped & (words > 0)[:, None]).sum()
     return loss, Terms(loss, pg_loss, kl_penalty, clipped)

@@ -14,7 +14,10 @@ from grpo.distributed import gather, total_over_processes
 
 
 class StepMetrics:
-    """Collects the metrics of one step. Adds up micro-batches, and averages over updates."""
+    """This collects the metrics of one step.
+
+    It adds up the metrics of an update's micro-batches, and averages them over the updates.
+    """
 
     def __init__(self, parts, advantages, mask):
         """Compute the rollout's metrics from its rewards {name: (B,G)} and advantages (B,G,T)."""
@@ -35,9 +38,10 @@ class StepMetrics:
 
     @torch.no_grad()
     def add(self, now, old, terms, blanks):
-        """Add the metrics of one micro-batch, from its `Scores` now and old and from its `Terms`.
+        """Add the metrics of one micro-batch.
 
-        `blanks` is the number of blanks in the whole update, on all processes.
+        `now` and `old` are its `Scores`, and `terms` is its `Terms`. `blanks` is the number of
+        blanks in the whole update, on all processes.
         """
         draws = now.logp.shape[1] * blanks
         d = now.logp - old.logp  # (B,G,T)
@@ -56,7 +60,7 @@ class StepMetrics:
             self.sums[name] = self.sums.get(name, 0) + value.float()
 
     def updated(self, grad_norm):
-        """Count an update, and keep the norm () of its gradient."""
+        """Count an update, and keep the norm of its gradient, a scalar tensor."""
         self.norms.append(grad_norm)
 
     def result(self):
@@ -70,8 +74,8 @@ def text_metrics(rollout, decode, lexicon, cut):
     """Return {metric: number} of the whole step. data/lexicon.py explains lexicon and cut.
 
     `valid_words` is the share of the hidden words whose fill is a word of the lexicon. This metric
-    reads in the original text where each word ends. The reward `valid_words` does not look at the
-    original. So where a space is hidden, the reward takes the words on both sides for one word.
+    looks at the original text to find where each word ends. The reward `valid_words` does not. So
+    where a space is hidden, the reward counts the words on both sides as one word.
     """
     tokens = gather(rollout.batch.tokens)  # (B,T)
     mask = gather(rollout.batch.mask).cpu().numpy()  # (B,T)

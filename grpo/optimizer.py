@@ -18,7 +18,10 @@ def learning_rate(step, config):
 
 
 class Optimizer:
-    """This is AdamW on the clipped sum of all gradients. It skips an update that is not finite."""
+    """This adds up the gradients of all processes, clips the sum, and takes a step of AdamW.
+
+    If the loss or the gradient of any process is not finite, it takes no step.
+    """
 
     def __init__(self, model, config):
         decayed = [p for p in model.parameters() if p.dim() >= 2]  # matrices only
@@ -41,7 +44,7 @@ class Optimizer:
     def step(self, loss):
         """Update the parameters, unless the loss or the gradient of any process is not finite.
 
-        `loss` () is that of this process. Returns the norm () of the gradient before the clip.
+        `loss` () is this process's own loss. Returns the gradient's norm () before the clip.
         """
         loss = total_over_processes(loss)
         for p in self.parameters:

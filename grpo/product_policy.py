@@ -32,8 +32,8 @@ class Product:
     def score(self, fills, reference):
         """Score fills under this policy, with a gradient, and under a reference: -> `Scores`.
 
-        The log-probabilities use the temperature and the set S of the draws, so we score the same
-        distribution that we sample. KL and entropy are exact, over the whole vocabulary.
+        logp and ref_logp use the temperature of the draws, and are renormalised over the characters
+        in `fills.kept`. kl and entropy are exact, over the whole vocabulary.
         """
         compute = kernel.logprobs if self.sampling.fused else compute_logprobs
         drawn = (fills.completions, fills.kept, self.batch.mask)

@@ -23,7 +23,7 @@ from data.exceptions import Mistake, refuse
 from data.lexicon import hidden_spans, is_valid
 from data.per_word import begins_word, mean_over_blanks, mean_over_words
 
-CPU_ROWS = 32  # rows that a CPU judges at once; 64 are as fast, but more overflow its cache
+CPU_ROWS = 32  # rows that a CPU judges at once; many more would overflow its cache
 CUDA_ROWS = 8192  # rows that a GPU judges at once, so that the activations fit into its memory
 SUREST = 8  # nats; the score of a word is cut off at ±8
 
@@ -57,7 +57,7 @@ def log_odds(judge, completions, words):
 
 
 def judge_reward(judge, judge_score, completions, batch, decode):
-    """Return the judge's score of each word, or its probability of being real: -> (B,G,T)."""
+    """Return the log-odds or the probability that a word is real: -> (B,G,T)."""
     logits = log_odds(judge, completions, batch.words)  # (B,G,T)
     return logits if judge_score == "log_odds" else logits.sigmoid()
 
@@ -71,7 +71,7 @@ def valid_words(lexicon, completions, batch, decode, cut=True):
     mask = batch.mask
     G = completions.shape[1]
     texts = decode(completions)
-    letters = decode(completions[:, 0].masked_fill(mask, 1))  # token 1 is the letter a
+    letters = decode(completions[:, 0].masked_fill(mask, 1))  # every blank holds "a", token 1
     blanks = mask.cpu().numpy()  # (B,T)
     shares = []
     for i, filled in enumerate(letters):
@@ -85,7 +85,8 @@ def valid_words(lexicon, completions, batch, decode, cut=True):
 @torch.enable_grad()  # evaluation runs under no_grad, but a user's function may need gradients
 def own_reward(name, function, completions, batch, decode):
     """Call a user's function: -> (B,G) or (B,G,T). If it fails, this raises a Mistake."""
-    own = (completions.clone(), batch.masked.clone(), batch.mask.clone())  # it may write into them
+    # The user's function gets copies, because it may write into them.
+    own = (completions.clone(), batch.masked.clone(), batch.mask.clone())
     try:
         values = function(*own, decode)
         values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
@@ -103,10 +104,10 @@ def own_reward(name, function, completions, batch, decode):
 
 
 class Rewards:
-    """This computes the setting `reward`, a weighted sum of parts."""
+    """This computes the reward, a weighted sum of the parts that the setting `reward` names."""
 
     def __init__(self, parts, decode):
-        """Keep the parts, {name in the metrics: (function, weight)}.
+        """Keep the parts of the reward, {name: (function, weight)}.
 
         Each function maps completions (B,G,T), their `Batch` and `decode` to (B,G) or (B,G,T).
         """
@@ -120,8 +121,8 @@ class Rewards:
         other words' rewards, but it biases the gradient, because no word is credited for how it
         changes the judge's view of the other words. With `credit=input` a blank gets the sum of the
         rewards of all words of the input. Apart from the bias of `run`, both settings have the same
-        expected gradient, and β means the same in both. If a part returns (B,G), every blank of a
-        completion gets that completion's reward.
+        expected gradient, and kl_beta means the same in both. If a part returns (B,G), every blank
+        of a completion gets that completion's reward.
 
         For the log we average each part over the blanks of a completion. The entry `reward` is the
         weighted sum of these averages.

@@ -18,8 +18,8 @@ import torch
 
 from grpo.batch import Rows
 
-SCALE = 1 << 21  # V <= 1024 weights of at most SCALE add up to less than 2^32
-UNIT = 1 << 24  # a float32 uniform is a whole number of 2^-24
+SCALE = 1 << 21  # the largest weight; even V = 1024 of them add up to less than 2^32
+UNIT = 1 << 24  # a float32 uniform is a multiple of 1 / UNIT
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Fills(Rows):
-    """This keeps the draws and the set S that they came from. Updates score them on the same S."""
+    """This holds the completions, and the set S of characters that each blank was drawn from.
+
+    Updates score the completions on the same S.
+    """
 
     completions: torch.Tensor  # (B,G,T) the filled-in copies of each input
-    kept: torch.Tensor  # (B,T,V) bool, with a latent (B,T,K,V): the set S, empty at visible text
+    kept: torch.Tensor  # (B,T,V), with a latent (B,T,K,V): True if in S, False at visible text
 
 
 def integer_weights(logits, temperature):
@@ -58,10 +61,10 @@ def integer_weights(logits, temperature):
 def keep(weights, sampling):
     """Decide which characters may be drawn, the set S of each blank: (...,V) -> (...,V) bool.
 
-    top_k keeps the k likeliest characters (0 keeps all). top_p then keeps the likeliest of these,
-    as few as together have the share top_p of their probability (1904.09751). min_p drops
-    characters that are less than min_p times as likely as the likeliest (2407.01082). top_k and
-    top_p also keep any character that ties with the last one they keep.
+    top_k keeps the k likeliest characters (0 keeps all). top_p then goes through these from the
+    likeliest down, and keeps them until they have the share top_p of their total probability
+    (1904.09751). min_p drops characters that are less than min_p times as likely as the likeliest
+    (2407.01082). top_k and top_p also keep any character that ties with the last one they keep.
     """
     kept = weights > 0
     if 0 < sampling.top_k < weights.shape[-1]:
@@ -73,8 +76,8 @@ def keep(weights, sampling):
         total = falling.sum(dim=-1, keepdim=True).double()  # (...,1)
         enough = (total * sampling.top_p).ceil()  # (...,1)
         still_short = falling.cumsum(dim=-1) < enough  # (...,V)
-        last = still_short.sum(dim=-1, keepdim=True)  # (...,1) where the sum reaches it
-        kept &= weights >= falling.gather(-1, last)  # up to there, and ties
+        last = still_short.sum(dim=-1, keepdim=True)  # (...,1) rank of the last to keep
+        kept &= weights >= falling.gather(-1, last)  # that one, its ties and all above
     if sampling.min_p > 0:
         best = weights.amax(dim=-1, keepdim=True).double()  # (...,1)
         kept &= weights >= best * sampling.min_p
@@ -84,13 +87,13 @@ def keep(weights, sampling):
 def exclude_top_choices(weights, kept, uniforms, sampling):
     """Leave out the likeliest characters now and then (XTC, text-generation-webui's pull 6335).
 
-    weights (...,V), kept (...,V) bool, uniforms (...,G) -> the new set S (...,V) bool
+    weights (...,V), kept (...,V) bool, uniforms (...,G) -> what is still kept (...,V) bool
 
-    A character is a top choice if it has at least the share xtc_threshold of the kept probability.
-    With probability xtc_probability, a blank loses all of its top choices but the least likely one.
-    All G completions share S, so we toss one coin for each blank. The coin is a hash of the sum of
-    the blank's G uniforms. With G > 1 it is independent of each single uniform, so it biases no
-    completion's draw.
+    A kept character is a top choice if it has at least the share xtc_threshold of the probability
+    of all kept characters. With probability xtc_probability, a blank loses all of its top choices
+    but the least likely one. All G completions draw from the same characters, so we toss one coin
+    for each blank. The coin is a hash of the sum of the blank's G uniforms. With G > 1 the coin is
+    independent of each single uniform, so it does not bias the draw that this uniform makes.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash
@@ -112,9 +115,11 @@ def draw(weights, uniforms):
 
 
 def allowed(logits, uniforms, sampling):
-    """Compute weights and S: logits (...,V), uniforms (...,G) -> (...,V) int64, (...,V) bool.
+    """Compute each character's weight, and the set S of characters that may be drawn.
 
-    Characters outside S get the weight 0. XTC makes its coin from the uniforms.
+    logits (...,V), uniforms (...,G) -> weights (...,V) int64, S (...,V) bool
+
+    A character outside S gets the weight 0. Only XTC uses the uniforms, for its coin.
     """
     weights = integer_weights(logits, sampling.temperature)  # (...,V)
     kept = keep(weights, sampling)  # (...,V)
@@ -127,7 +132,7 @@ def sample_completions(logits, masked, mask, uniforms, sampling):
     """Fill every blank of each input G times, in parallel, from one set of logits.
 
     logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T) in [0,1)
-    -> completions (B,G,T) int64, kept (B,T,V) bool, empty where there is no blank
+    -> completions (B,G,T) int64, kept (B,T,V) bool, all False where there is no blank
     """
     uniforms = uniforms.transpose(1, 2).contiguous()  # (B,T,G)
     weights, kept = allowed(logits, uniforms, sampling)  # (B,T,V) twice

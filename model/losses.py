@@ -1,9 +1,9 @@
-"""This makes what the generator and the judge learn from: inputs, fills of them, and losses.
+"""This draws masked inputs, fills them, and computes the losses of the generator and the judge.
 
 The generator learns to fill hidden characters (masked language modelling, 1810.04805). In some of
-its inputs we show a part of the blanks again, because a model that fills blank by blank will meet
-such inputs. The judge learns to tell whole words of the text from words that the generator drew,
-because GRPO hides whole words.
+its inputs a part of the blanks is filled in already, because a model that fills blank by blank will
+meet such inputs. The judge learns to tell whole words of the text from words that the generator
+drew, because GRPO hides whole words.
 
 Letters: B inputs, T characters. A policy maps a `Batch` to a distribution over its fills, a judge
 maps tokens (B,T) to log-odds (B,T). `args` are the settings of `model/pretrain.py`.
@@ -19,9 +19,9 @@ from grpo.batch import make_batch
 
 
 def masked_batch(dataset, args, masking, seed, reveal=False):
-    """Draw inputs with few or many blanks: -> `Batch`, whose uniforms serve one fill of each.
+    """Draw inputs, and hide few or many characters: -> `Batch`, with random numbers for one fill.
 
-    `reveal` shows a part of the blanks again in four inputs of ten.
+    With `reveal`, about four inputs in ten show a random part of the hidden characters again.
     """
     size = args.batch_size
     rng = np.random.default_rng((*seed, 1))
@@ -31,7 +31,7 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
     tokens, mask = dataset.batch(*shape, parse_masking(masking), ratio, words, (*seed, 0))
     if reveal:
         whole = rng.random(size) < 0.6  # (B,) do all blanks stay hidden?
-        share = rng.random(size)  # (B,) if not, this share of them stays
+        share = rng.random(size)  # (B,) otherwise, the chance that a blank stays hidden
         hide = np.where(whole, 1.0, share)  # (B,)
         stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
         mask = mask & torch.from_numpy(stays)
@@ -52,7 +52,7 @@ def draw_fills(policy, batch, temperature):
 
 
 def judge_loss(judge, policy, dataset, args, temperature, seed):
-    """Compute the cross-entropy of telling words of the text from drawn ones: -> a scalar.
+    """Compute the judge's cross-entropy at telling real words from drawn ones: -> a scalar.
 
     For each hidden word a coin decides whether the judge sees the word of the text or the one that
     the policy drew. The logit of a word is the mean over its letters. The loss is least if this

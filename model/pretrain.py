@@ -35,20 +35,20 @@ SAVE_INTERVAL = 500
 class Settings:
     dataset: str = "text"  # folder under data/, made by prepare.py
     out_dir: str = "out-pretrain"  # generator.pt and judge.pt are written here
-    start: str = ""  # a generator.pt to begin from, also with another n_layer; empty: random
+    start: str = ""  # a generator.pt to begin from; it keeps its own n_layer; empty: random
     masking: str = "word:0.5,random:0.25,span:0.1,sticky:0.15"  # what is hidden from the generator
-    judge_masking: str = "short:0.8,word:0.2"  # what is hidden, filled and shown to the judge
+    judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
     block_size: int = 64  # characters per input
     n_layer: int = 6  # layers of the generator
     judge_layers: int = 0  # layers of the judge; 0: as many as the generator has
     start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
     policy: str = ""  # a run's checkpoint; the judge learns from its draws, too
     n_embd: int = 128  # width, a multiple of 32
-    n_latent: int = 1  # values of a latent (grpo/latent_policy.py); 1: none; `start` keeps its own
+    n_latent: int = 1  # values of a latent (grpo/latent_policy.py); 1: no latent
     batch_size: int = 64  # inputs per step
     generator_steps: int = 2500  # training steps of the generator; 0: none
     judge_steps: int = 1000  # training steps of the judge
-    seed: int = 1  # of weights, inputs and draws
+    seed: int = 1  # for the weights, inputs and draws
     # With bfloat16 a step takes two thirds of the time, on a CPU that has instructions for it.
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"  # auto, cpu, cuda, cuda:1; auto: cuda where there is one
@@ -69,7 +69,7 @@ def make_optimizers(model, learning_rate):
 
 
 def schedule(step, steps):
-    """Return a share of the peak learning rate: a linear warm-up, then a cosine to zero."""
+    """Return the learning rate as a share of its peak. It warms up, then falls to 0 as a cosine."""
     warm_up = (step + 1) / min(200, 1 + steps // 5)
     cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
     return min(warm_up, cosine)
@@ -138,7 +138,10 @@ def make_models(args, vocabulary):
 
 
 def with_latent(product, n_latent):
-    """Make a generator with a latent. Each z begins as a copy of `product`, plus a little noise."""
+    """Make a generator with a latent from `product`, a generator without one.
+
+    Each value of the latent begins with the head of `product`, plus a little noise.
+    """
     generator = Generator(replace(product.trunk.config, n_latent=n_latent))
     generator.trunk.load_state_dict(product.trunk.state_dict())
     head = product.head.weight.detach().repeat(n_latent, 1)  # (K·(V-1),C)
@@ -153,7 +156,7 @@ def pretrain(args):
     train, val = load_data(args.dataset, args.block_size)
     vocabulary = train.vocabulary
     generator, judge = make_models(args, vocabulary)
-    models = [generator]  # the judge learns from their fills, in turn
+    models = [generator]  # the judge learns from these models' fills, in turn
     if args.policy:
         models.append(load_model(args.policy, "generator", vocabulary))
     check_length(args.block_size, *models, judge)
@@ -168,8 +171,8 @@ def pretrain(args):
         return generator_loss(policy, train, args, (args.seed, 0, step))
 
     def loss_of_judge(step):
-        # Begin with draws at a high temperature. A judge that has never seen a draw could take good
-        # draws for text for a long time.
+        # A new judge first sees draws at a high temperature, which are easy to tell from text.
+        # With good draws alone it could take long to learn a difference.
         hot = 0 if args.start_judge else max(0, 1 - 2 * step / args.judge_steps)
         source = sources[step % len(sources)]  # alternate
         return judge_loss(score, source, train, args, 1 + hot, (args.seed, 1, step))

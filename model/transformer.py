@@ -40,7 +40,7 @@ def rotary_table(length, head_width):
 def rotate(x, cos, sin):
     """Turn each pair (x[i], x[i + D/2]) by its position's angle: (B,H,T,D) -> (B,H,T,D).
 
-    Then the product q·k of two positions depends on where they are only through their offset.
+    After this, the two positions enter the product q·k only by their difference.
     """
     a, b = x.chunk(2, dim=-1)  # (B,H,T,D/2) twice
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
@@ -160,5 +160,5 @@ class Judge(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, tokens, **options):
-        """Map text without blanks (B,T) to log-odds that each character stood in the text (B,T)."""
+        """Map text without blanks (B,T) to log-odds that each character was not filled in (B,T)."""
         return self.head(self.trunk(tokens, **options)).squeeze(-1)

@@ -25,7 +25,7 @@ from data.exceptions import Mistake, refuse  # noqa: E402
 
 BLANK = "_"  # the mask token of every vocabulary, so it is never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK
-MIN_CHARACTERS = 1000  # the least that train.bin needs to learn from, and val.bin to test on
+MIN_CHARACTERS = 1000  # train.bin and val.bin must each have at least this many
 SOURCES = {  # folders to read; all of torch would take too long for what it adds
     "numpy": "_core lib linalg fft random polynomial ma matrixlib",
     "torch": "nn optim distributions utils autograd linalg fft special func cuda amp masked",
@@ -34,10 +34,10 @@ PLAIN_WORD = re.compile(r"[\"'(*`]*[A-Za-z][a-z'-]*[\"').,:;*`?!]*")
 
 
 def documentation():
-    """Yield every string of two lines or more: docstrings, and the texts in torch's *_docs.py.
+    """Yield every string of two lines or more in the code of SOURCES, such as its docstrings.
 
-    The order is fixed. We read each string from the file, with its indentation. In `__doc__` some
-    versions of Python remove the indentation, and the text must not depend on the version.
+    The order is fixed. We do not read `__doc__`, because some versions of Python remove the
+    indentation there, and the text must not depend on the version.
     """
     for package, folders in SOURCES.items():
         root = Path(find_spec(package).origin).parent
@@ -69,7 +69,7 @@ def is_prose(paragraph):
 
 
 def normalise(text):
-    """Make a text lower case without accents, and turn each run of other signs into one space."""
+    """Turn a text into words of a to z, without accents, with one space between two words."""
     text = unicodedata.normalize("NFKD", text)
     text = "".join(c for c in text if not unicodedata.combining(c))
     return re.sub("[^a-z]+", " ", text.lower()).strip()

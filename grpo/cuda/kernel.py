@@ -22,7 +22,8 @@ from data.exceptions import Mistake
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 128  # in a block
-LAYOUTS = {32: (4, 8), 96: (8, 12), 256: (8, 32), 1024: (32, 32)}  # largest V: lanes, columns
+# {largest V: (lanes, columns)}. The function `layout` says what lanes and columns are.
+LAYOUTS = {32: (4, 8), 96: (8, 12), 256: (8, 32), 1024: (32, 32)}
 NUMBERS = {torch.float32: "float", torch.bfloat16: "bf16"}
 # {function: (inputs, outputs)}. The first letter of each is its type (f: float32, i: int64,
 # b: bool, x: that of the logits), and the rest is its shape.
@@ -76,7 +77,7 @@ def checked(result):
 
 @functools.cache
 def load(index, dtype, layout):
-    """Compile kernel.cu for the GPU `index`: -> its CUDA context, {operation: CUfunction}."""
+    """Compile kernel.cu for GPU number `index`: -> (CUDA context, {operation: CUfunction})."""
     from cuda.bindings import driver, nvrtc
 
     lanes, columns = layout

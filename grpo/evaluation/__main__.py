@@ -1,11 +1,11 @@
-"""Is a finished run really better? This prints its table, or the answer to another question.
+"""Print the table of a finished run, or check in other ways whether the run is really better.
 
     python -m grpo.evaluation out                        # prints the table that the run made
     python -m grpo.evaluation out --again                # computes the table anew, and keeps it
     python -m grpo.evaluation out --eval_seed=1          # takes other inputs, and keeps nothing
-    python -m grpo.evaluation out --temperatures         # compares it with lower temperatures
+    python -m grpo.evaluation out --temperatures         # shows the base model at low temperatures
     python -m grpo.evaluation out --judges=A.pt,B.pt     # asks these judges about the fills, too
-    python -m grpo.evaluation out --fresh_judge          # trains judges that no run optimised
+    python -m grpo.evaluation out --fresh_judge          # trains two new judges on the draws
 
 A checkpoint may name a FILE.py as its reward. We do not run a file just because a checkpoint names
 it, so you have to name the file again with --reward.
@@ -85,7 +85,7 @@ class FinishedRun:
 
 
 def make_table(run, args):
-    """Compute the table, and save it if its inputs and reward are the run's own."""
+    """Compute the table, and save it if the user asked for no other inputs and no other reward."""
     parts = (run.policy, run.before, run.judge, run.rewards, run.held_out, run.config)
     result, completions = table(*parts)
     used = (args.eval_seed, run.config.eval_inputs, run.config.reward)
@@ -95,7 +95,7 @@ def make_table(run, args):
 
 
 def tempered(q, choose, spell):
-    """Divide the prior's logits by `choose`, the letters' by `spell`: -> a distribution."""
+    """Divide the prior's logits by `choose`, and the letters' logits by `spell`: -> a policy."""
     if isinstance(q, Product):
         return Product(q.logits / spell, q.batch, q.sampling)
     return Latent(q.prior / choose, q.letters / spell, q.batch, q.sampling)
@@ -103,7 +103,7 @@ def tempered(q, choose, spell):
 
 @torch.no_grad()
 def temperatures(run):
-    """Return a table with a row for the run, and one for the base model at each temperature."""
+    """Return a table that compares the run's policy with the base model at several temperatures."""
     batch = run.held_out.batch
     base = run.before(batch)
     fills = {"after": run.policy(batch)}
@@ -147,9 +147,8 @@ def judges(run, files):
 def fresh_judge(run, scratch):
     """Train one judge on the base model's draws and one on the run's, and show the AUC of each.
 
-    Both start as the shipped judge that learned from draws of independent blanks, and learn for
-    FRESH_STEPS steps. A judge's AUC says how well it tells words of held-out text from new draws of
-    the policy that it was trained on.
+    Both judges start from the default judge_checkpoint and learn for FRESH_STEPS steps. The AUC
+    says how well a judge tells words of held-out text from new draws of its own policy.
     """
     lines = []
     for when, policy in {"before": run.before, "after": run.policy}.items():

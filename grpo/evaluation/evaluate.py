@@ -1,11 +1,11 @@
-"""Is a run really better? Of the figures in its table, a run by default optimises only `judge`.
+"""Is a run really better? By default it optimises only one column of its table, `judge`.
 
 A higher reward alone proves nothing, because the run optimised it. And a lower temperature alone
 raises most figures. So a run has to beat what the base model (the generator before GRPO) can do
-without any training. We show the base model's *argmax*, its draws at lower temperatures, and for
-each word the one of its 16 draws that the judge chooses. One row is a cheat. It fills each hidden
-word with the most frequent word of its length. grpo/README.md#the-table says what each row and
-column is.
+without any training. We show the base model's *argmax*, its draws at lower temperatures, and its
+*best of 16*, where the judge chooses one of 16 draws for each word. One row is a cheat. It fills
+each hidden word with the most frequent word of its length. grpo/README.md#the-table says what each
+row and column is.
 
 Letters: N held-out inputs, n fills of each, T characters, V vocabulary.
 """
@@ -82,7 +82,7 @@ SHORT_COLUMNS = [
 class HeldOut:
     """This holds held-out inputs, and the text and lexicon by which we measure their fills."""
 
-    batch: Batch  # of N inputs, with the random numbers for 16 fills of each
+    batch: Batch  # N inputs, with the random numbers for 16 fills of each
     vocabulary: str
     text: str  # the whole training split
     lexicon: set
@@ -101,9 +101,9 @@ def hold_out(config, train, val, device, seed=EVALUATION_SEED):
 def opinions(judge, rewards, fills, batch):
     """Ask the judge and the rewards about fills (N,n,T): -> scores (N,n,T), {column: (N,n)}.
 
-    A blank's score is the judge's log p/q of its word, with probability p in real text and q under
-    the base model. The column "judge" is the judge's P(real), averaged over the blanks of a fill.
-    Each other part of the reward has a column "reward_NAME".
+    A blank's score is the judge's log-odds that its word is from the text. The column "judge" is
+    the probability with these log-odds, averaged over the blanks of a fill. Each other part of the
+    reward has a column "reward_NAME".
     """
     scores = log_odds(judge, fills, batch.words)  # (N,n,T)
     said = {"judge": mean_over_blanks(scores.sigmoid(), batch.mask)}  # (N,n)
@@ -165,7 +165,10 @@ def entropy(q, mask):
 
 
 def completion_lines(fills, said, inputs):
-    """Make a dict of each fill (N,n,T): its input, its text, and its numbers in `said` (N,n)."""
+    """Make one dict for each fill: fills (N,n,T), said {name: (N,n)} -> a list of dicts.
+
+    A dict holds the fill's input, its text, and its numbers from `said`.
+    """
     masked = inputs.batch.masked[:, None].expand(fills.shape)  # (N,n,T)
     columns = {"input": decode(masked, inputs.vocabulary)}
     columns["completion"] = decode(fills, inputs.vocabulary)
@@ -177,10 +180,11 @@ def completion_lines(fills, said, inputs):
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")  # compiling for these shapes takes longer than it saves
 def table(policy, before, judge, rewards, held_out, config, after_row=lambda: None):
-    """Compute all rows: -> the dict for evaluation.json, a list of dicts for completions.jsonl.
+    """Compute all rows of the table: -> result, lines.
 
-    `policy` and the base model, `before`, map a batch to a distribution over its fills. We call
-    `after_row` after each row, and it may end the program.
+    `result` is the dict for evaluation.json. `lines` is the list of dicts for completions.jsonl.
+    `policy` maps a batch to a distribution over its fills, and so does `before`, the base model. We
+    call `after_row` after each row. It may end the program.
     """
     batch = held_out.batch
     mask = batch.mask
@@ -204,7 +208,7 @@ def table(policy, before, judge, rewards, held_out, config, after_row=lambda: No
         add(f"{name}_argmax", q.at(1.0).best_guess()[:, None], 1)
         if name == "before":
             add("before_best_of_16", best_by_word(base.at(1.0), completions, scores), 1)
-    lines = completion_lines(completions, said, held_out)  # the fills of after_sample
+    lines = completion_lines(completions, said, held_out)  # the fills that `policy` drew
     passes = mask.sum(dim=1).float().mean().item()
     for name in ("random", "confident"):
         blank_by_blank = fill_blank_by_blank(before, batch, config.seed, name == "confident")
@@ -225,11 +229,11 @@ def table(policy, before, judge, rewards, held_out, config, after_row=lambda: No
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def peek(policy, before, held_out, step):
-    """Return three held-out texts, as the base model and as the policy now fills them.
+    """Return lines that show how the base model and the policy fill three held-out texts.
 
-    We add the share of valid words of each model, measured on PEEK texts. The three texts are those
-    with the most and the longest hidden words, because the blanks of a long word are the likeliest
-    to clash.
+    The first line has each model's share of valid words, measured on PEEK texts. The three texts
+    are those with the most and the longest hidden words, because the blanks of a long word are the
+    likeliest to clash.
     """
     few = replace(held_out, batch=held_out.batch[:PEEK])
     batch = few.batch
@@ -257,7 +261,10 @@ def aligned(rows):
 
 
 def format_table(result, rows=tuple(ROWS), columns=tuple(COLUMNS)):
-    """Format the dict of evaluation.json: these rows, these columns and the run's own rewards."""
+    """Format the dict of evaluation.json as a table with these rows and columns: -> str.
+
+    Each "reward_NAME" in the dict, a part of the run's reward, adds a column.
+    """
     columns = [*columns, *(name for name in result["original"] if name.startswith("reward_"))]
     cells = [["filled by", *(COLUMNS.get(name, name.removeprefix("reward_")) for name in columns)]]
     for name in rows:

@@ -10,12 +10,12 @@ ORDER = 5  # characters: the one that is predicted, and the four before it
 
 @functools.cache
 def ngram(text, vocab_size):
-    """Return a function of a string: P(c | h), with c its last character and h all before it.
+    """Return a function that maps a string hc to P(c | h), where c is its last character.
 
     P(c | h) = (count(hc) + distinct(h) · P(c | h without its first character))
                / (count(h) + distinct(h))
     This smoothing is by Witten & Bell (1991). distinct(h) is the number of different characters
-    that follow h in the text. If h is empty, 1/vocab_size takes the place of the P on the right.
+    that follow h in the text. If h is empty, the P on the right of the formula is 1/vocab_size.
     """
     count, followed = Counter(), Counter()
     windows = Counter(text[start : start + ORDER] for start in range(len(text)))

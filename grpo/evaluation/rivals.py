@@ -1,4 +1,4 @@
-"""One-step filling has three rivals: filling blank by blank, the judge's choice, and a cheat.
+"""This fills the blanks in three other ways, to compare them with one-step filling.
 
 Letters: N inputs, M inputs that still have blanks, n fills of each, T characters, V vocabulary.
 """
@@ -58,8 +58,8 @@ def best_by_word(q, fills, scores):
 def most_frequent_words(batch, text, vocabulary):
     """Fill every hidden word with the most frequent word of its length in the text: -> (N,1,T).
 
-    This is a cheat. It never looks at the visible text, but where whole words are hidden, almost
-    all of its words are valid.
+    The table calls this a cheat, because it never looks at the visible text. Even so, where whole
+    words are hidden, almost all of its words are valid.
     """
     best = {}
     for word, _ in Counter(text.split()).most_common():

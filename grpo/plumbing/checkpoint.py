@@ -66,7 +66,7 @@ def read(path, keys=MODEL_KEYS):
             damaged = archive.testzip()  # torch.load would not notice a flipped bit
         content = torch.load(path, map_location="cpu", weights_only=True)
         whole = not damaged and isinstance(content, dict) and {*keys} <= {*content}
-    except Exception:  # a foreign file may make zipfile or torch.load raise anything
+    except Exception:  # reading a file that is no checkpoint may raise any error
         whole = False
     refuse(not whole, f"checkpoint {path} is damaged, or no checkpoint; {fix}")
     return content
@@ -102,7 +102,7 @@ def build(content, kind, vocabulary, path):
     try:
         model = KINDS[kind](TransformerConfig(**content["architecture"]))
         model.load_state_dict(content["weights"])
-    except (RuntimeError, TypeError) as error:  # its text names both shapes
+    except (RuntimeError, TypeError) as error:  # `error` says what does not fit
         line = " ".join(str(error).split())
         raise Mistake(f"checkpoint {path} does not fit: {line} Make the file again") from None
     return model.eval()
@@ -126,7 +126,7 @@ def save_training(config, generator, reference, adamw, iteration, vocabulary):
         "iteration": iteration,
         "config": asdict(config),
         "processes": n_processes(),
-        "rng": torch.get_rng_state(),  # only a user's own reward draws from it
+        "rng": torch.get_rng_state(),  # a user's own reward may draw random numbers
     }
     latest = Path(config.out_dir) / LATEST
     if latest.exists():

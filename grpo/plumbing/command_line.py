@@ -2,9 +2,9 @@
 
     python train_grpo.py config/latent.py --group_size=8         # left to right, the last one wins
 
-A config file is Python, and we execute it. Every name that it assigns is a setting, except names
-that begin with _, which it may use for itself. The settings of a run are listed in the dataclass
-`Config`. The settings of `model/pretrain.py` are listed in its dataclass `Settings`.
+A config file is Python, and we execute it. Every name that it assigns has to be a setting, unless
+the name begins with _. The settings of a run are listed in the dataclass `Config`. The settings of
+`model/pretrain.py` are listed in its dataclass `Settings`.
 """
 
 import argparse
@@ -52,8 +52,8 @@ for name in "beta1 beta2".split():
 def convert(settings, name, value, source):
     """Convert the text of a flag, or a value from a config file, to the type of its setting.
 
-    `settings` is the dataclass. Raises a Mistake, which names `source`, if there is no such setting
-    or if it does not take this value.
+    `settings` is the dataclass. If it has no setting `name`, or if the setting does not take this
+    value, this raises a Mistake that names `source`.
     """
     kinds = settings.__annotations__  # {name: type}
     fix = "--help lists them; a config file's own names begin with _"
@@ -66,10 +66,10 @@ def convert(settings, name, value, source):
     text = str(value)
     with contextlib.suppress(ValueError):  # for text that is not a number
         if kind is str and isinstance(value, str):
-            return os.path.expanduser(value)  # the shell leaves ~ in --out_dir=~/runs
+            return os.path.expanduser(value)  # the shell does not expand the ~ in --out_dir=~/runs
         if kind is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
-        if text.lower() in choices:  # in small letters, because a file may say compile = True
+        if text.lower() in choices:  # compile = True in a config file means "true"
             return text.lower()
         if kind in (int, float) and low <= kind(text) <= high:
             return kind(text)
@@ -137,7 +137,7 @@ def read_arguments(settings, arguments, usage):
 
 
 def help_text(config, usage):
-    """Return `usage` and the source of the dataclass, with the values of `config` put into it."""
+    """Return `usage`, and the source of config's class with the values of `config` as defaults."""
     setting = r"(?m)^(    (\w+): .*? = ).+?(?=  #|$)"
     source = inspect.getsource(type(config))
     return f"{usage}\n\n" + re.sub(setting, lambda it: it[1] + repr(getattr(config, it[2])), source)

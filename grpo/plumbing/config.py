@@ -26,8 +26,8 @@ class Config:
     judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model
     # judge, valid_words, JUDGE.pt, FILE.py:FUNCTION, or a weighted sum: judge:1.0,my.py:f:0.5
     reward: str = "judge"
-    # A judge's score of a word. log_odds: how much likelier it is in real text than from the base
-    # model, as a log; probability: how likely it is to be real text.
+    # How a judge scores a word. log_odds: its estimate of log(p/q), where p is the probability of
+    # the word in real text, and q under the base model. probability: P(the word is real).
     judge_score: Literal["log_odds", "probability"] = "log_odds"
     reference_checkpoint: str = ""  # the policy to stay close to; empty: generator_checkpoint
     # static: the reference never changes. ema: it moves towards the policy a little in every step.
@@ -41,8 +41,8 @@ class Config:
     eval_inputs: int = 256  # held-out inputs of the final table
     replay: bool = True  # record replay.jsonl, which `python -m grpo.tools.replay` shows
     wandb_log: bool = False  # log to Weights & Biases too
-    wandb_project: str = "fill-in-grpo"  # its project
-    wandb_run_name: str = ""  # its run name; empty: wandb invents one
+    wandb_project: str = "fill-in-grpo"  # the project on wandb
+    wandb_run_name: str = ""  # name of the run on wandb; empty: wandb invents one
 
     # The inputs.
     batch_size: int = 40  # masked inputs per micro-batch
@@ -59,23 +59,26 @@ class Config:
     group_size: int = 16  # completions per input, G: each is compared with the others
     temperature: float = 1.0  # softmax temperature of the policy
     top_k: int = 0  # draw from the k likeliest characters; 0: from all
-    top_p: float = 1.0  # draw from the likeliest that together have this probability; 1: from all
+    top_p: float = 1.0  # draw from the fewest characters with this total probability; 1: from all
     min_p: float = 0.0  # drop characters with less than this share of the top probability; 0: none
-    xtc_threshold: float = 0.1  # of characters this likely or more, XTC keeps only the least likely
+    # XTC drops every character with this probability or more, except for the least likely of them.
+    xtc_threshold: float = 0.1
     xtc_probability: float = 0.0  # chance that XTC is used at a blank; 0: off
-    # Above 1, characters of the visible text become less likely. Most of the alphabet is visible.
+    # Above 1 it makes the characters of the visible text less likely. This changes little, because
+    # the visible text has most of the alphabet.
     repetition_penalty: float = 1.0
 
     # GRPO.
     kl_beta: float = 0.65  # weight of KL(policy || reference)
     kl_estimator: Literal["exact", "k1", "k2", "k3"] = "exact"
     entropy_coef: float = 0.0  # weight of the entropy bonus
-    top_entropy_quantile: float = 1.0  # share of blanks, the least sure, that learn from rewards
+    # Only the most uncertain blanks learn from rewards. This is their share of all blanks.
+    top_entropy_quantile: float = 1.0
     loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are averaged
     baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
     scale_rewards: Literal["group", "batch", "none"] = "none"  # what advantages are divided by
-    credit: Literal["input", "run"] = "run"  # input: words share a reward; run: each has its own
-    # What each letter wants to maximise. All but PPO's `clip` need importance_sampling_level=token.
+    credit: Literal["input", "run"] = "run"  # run: one reward per word; input: one for all words
+    # What we maximise for each letter. All but PPO's `clip` need importance_sampling_level=token.
     objective: Literal["clip", "cispo", "sapo", "gmpo", "dppo"] = "clip"
     sapo_tau: float = 1.0  # sapo: how sharply the ratio is bounded; larger is sharper
     sapo_tau_negative: float = 1.05  # sapo_tau where the advantage is negative
@@ -102,9 +105,9 @@ class Config:
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one
     reference_device: str = "auto"  # where the reference lives; auto: on `device`
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 if it is fast here
-    compile: Literal["auto", "true", "false"] = "auto"  # auto: true on cuda
+    compile: Literal["auto", "true", "false"] = "auto"  # torch.compile; auto: on cuda, if it works
     gradient_checkpointing: bool = False  # less memory, more time, the same gradients
-    kernel: Literal["auto", "cuda", "torch"] = "auto"  # cuda: the fused kernel; auto: if it can run
+    kernel: Literal["auto", "cuda", "torch"] = "auto"  # auto: the fused cuda kernel if it can run
     seed: int = 1  # seed of the inputs and the draws
 
 
@@ -127,7 +130,8 @@ def load_config(arguments=()):
 def resume(out, given):
     """Take the settings of the run in `out`, changed as `given` {name: value} says: -> `Config`.
 
-    Raises a Mistake if the run has no steps left, or if its reward is a FILE.py that `given` lacks.
+    Raises a Mistake if the run has no steps left. A checkpoint may not choose a file that we
+    execute. So this also raises one if the run's reward names a FILE.py and `given` has no reward.
     """
     path = Path(out) / LATEST
     state = training_state(read(path), path)

@@ -96,9 +96,9 @@ def load_models(config, vocabulary, saved=None):
     """Load the generator, the reference (the base model) and the judge, all on the CPU.
 
     `saved` is the content of the checkpoint that a resumed run goes on from. Raises a Mistake for a
-    file that is missing, damaged, or of another kind or vocabulary. It also raises one for a model
-    that was made for shorter texts, and for a reference whose latent has another number of values
-    than the generator's.
+    file that is missing, damaged, of the wrong kind, or made for another vocabulary. It also raises
+    one if a model was made for texts shorter than block_size, or if the generator and the reference
+    differ in n_latent.
     """
     base = config.reference_checkpoint or config.generator_checkpoint
     reference = load_model(base, "generator", vocabulary).requires_grad_(False)
@@ -128,9 +128,10 @@ def check_length(block_size, *models):
 
 
 def on_device(model, device, config):
-    """Move a model to `device`, and wrap it as a function of tokens that lie on any device.
+    """Move a model to `device`, and return a function that calls it.
 
-    The function autocasts and is compiled if the settings say so. Its result lies on `device`.
+    The function takes tokens on any device, and its result lies on `device`. It autocasts and is
+    compiled if the settings say so.
     """
     model.to(device)
     if config.compile == "true":
@@ -180,7 +181,7 @@ def make_policy(generator, device, config):
 
 
 def load_function(path, name):
-    """Load a user's own reward function. Raises a Mistake if the file fails or lacks it."""
+    """Load a user's own function. Raises a Mistake if the file fails or has no such function."""
     values = run_file(path, "reward file")
     if not callable(values.get(name)):
         line = f"reward file {path} has no function {name}; write"
@@ -193,7 +194,7 @@ def load_rewards(config, judge, vocabulary, lexicon, device):
     """Make the `Rewards` that the setting `reward` describes. `judge` maps tokens to logits."""
     parts = {}
     for name, weight in parse_reward(config.reward).items():
-        path, _, short = name.rpartition(":")  # for my.py:f, metrics say f
+        path, _, short = name.rpartition(":")  # the name in the metrics; my.py:f is called f there
         if name == "judge":
             function = partial(judge_reward, judge, config.judge_score)
         elif name == "valid_words":

@@ -46,7 +46,7 @@ class Clock:
         return event
 
     def timed(self, name, call):
-        """Wrap `call` in a function that also adds the time of each call to the figure NAME_ms."""
+        """Wrap `call` so that each use also adds its time to the figure {name}_ms."""
 
         def timed_call(*arguments):
             begin = self.now()
@@ -104,7 +104,7 @@ class Signals:
         All processes get the same answer, because if only one ended, the others would wait for it.
         """
         stop = largest_of_processes(self.received)
-        self.received = stop or self.received  # if one arrives just now, the next call returns it
+        self.received = stop or self.received  # keep a signal that came in the meantime
         return stop
 
     def __exit__(self, *_):
@@ -150,7 +150,7 @@ def save_table(out_dir, result, completions):
 
 
 def cut_back(path, start):
-    """Cut off the lines of a .jsonl from iteration `start` on."""
+    """Remove the lines of the .jsonl file `path` from iteration `start` on."""
     kept = sum(line["iteration"] < start for line in read_metrics(path))
     os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
 
@@ -196,7 +196,7 @@ def start_wandb(config):
         dir=config.out_dir,
         config=asdict(config),
         settings=WANDB,
-        resume="auto",  # if a kill ended a run here, wandb goes on with it
+        resume="auto",  # if a run in this folder was killed, wandb continues its log
     )
     tqdm.write(f"wandb: {run.url or run.dir}")
     return run
@@ -227,7 +227,7 @@ class Log:
         """Call wandb. If it fails, the run prints one warning and goes on without wandb."""
         try:
             return call(*arguments)
-        except Exception as error:  # in the network, the login, or wandb's own process
+        except Exception as error:  # the network, the login or wandb's own process may fail
             self.wandb = None
             line = f"{type(error).__name__}: {error}".splitlines()[0]
             self.say(f"wandb_log=true is given up, the run goes on without: {line}")
@@ -251,6 +251,6 @@ class Log:
 
     def close(self, failed):
         self.bar.close()
-        with contextlib.suppress(OSError):  # a full disk may have ended the run
+        with contextlib.suppress(OSError):  # on a full disk, closing the file can fail, too
             self.file.close()
         self.to_wandb(lambda run: run.finish(exit_code=int(failed)))

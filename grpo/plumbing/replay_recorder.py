@@ -1,12 +1,13 @@
 """This writes replay.jsonl, for grpo/tools/replay.py: a header, then a line for each step.
 
 A line says how likely each character is at each blank of a few held-out inputs, after the step. It
-also holds the group of completions that the step pushed most. For every letter of that group it
-has the reward, the advantage, the log-probability before the updates, and the importance ratio
-after the updates. In the default experiment a line takes about 9 kB.
+also holds one group of completions, the one with the largest sum of |advantages|. For each letter
+that we record of this group, the line has the reward, the advantage, the log-probability before the
+updates, and the log of the importance ratio after them. In the default experiment a line takes
+about 9 kB.
 
-Letters: N held-out inputs, n blanks of one text or of all texts, G completions, T characters, V
-vocabulary.
+Letters: n blanks (of all inputs in `view`, of one input in `record`), G completions, T characters,
+V vocabulary.
 """
 
 import base64
@@ -23,12 +24,12 @@ from grpo.plumbing.log import cut_back, read_metrics
 
 FILE = "replay.jsonl"
 FORMAT = 3
-INPUTS = 8  # we watch this many held-out inputs, the first ones
-DRAWS = 200  # we record a group's first completions, about this many letters in all
+INPUTS = 8  # each line shows this many held-out inputs
+DRAWS = 200  # we record about this many letters of a group, those of its first completions
 
 
 def unpack(text, width):
-    """Unpack what `view` packed: text -> numbers from 0 to 255, an array in rows of `width`."""
+    """Unpack the probabilities that `view` packed: text -> (n,width), whole numbers up to 255."""
     return np.frombuffer(base64.b64decode(text), "u1").reshape(-1, width)
 
 
@@ -37,7 +38,8 @@ def unpack(text, width):
 def view(policy, batch, vocabulary):
     """Return the policy's best guess, and each character's probability, at all blanks of a batch.
 
-    The probabilities (n,V) are packed into a text. Each takes one byte, where 255 stands for 1.
+    The probabilities (n,V) are stored as base64 text. Each takes one byte before the encoding,
+    and 255 stands for 1.
     """
     q = policy(batch)
     guess = q.best_guess()[batch.mask]  # (n,)
@@ -56,7 +58,10 @@ def append(config, line):
 
 
 def begin(before, held_out, config, start):
-    """Write the header, with the base model's view. A resumed run keeps the header it has."""
+    """Write the header, with the base model's best guess and probabilities.
+
+    A resumed run with the same held-out inputs keeps the header of its file.
+    """
     vocabulary = held_out.vocabulary
     few = held_out.batch[:INPUTS]
     header = {
@@ -79,11 +84,11 @@ def begin(before, held_out, config, start):
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def record(policy, held_out, config, step, rollout):
-    """Write what the policy says after the step, and the group that the step pushed most.
+    """Write what the policy says after the step, and one group of completions.
 
-    That group has the largest sum of |advantages|. We compute each letter's ratio with the policy
-    after all updates of the step. `bounded` says whether a bound of the objective, such as the
-    clip, would act on this ratio in one more update on the same draws.
+    We take the group with the largest sum of |advantages|. The ratio of a letter compares the
+    policy after all updates of the step with the policy that drew it. `bounded` says whether the
+    objective would limit this ratio in one more update, for example by the clip.
     """
     at_blanks = rollout.advantages * rollout.batch.mask[:, None]  # (B,G,T)
     most = at_blanks.abs().sum(dim=(1, 2)).argmax()

@@ -1,4 +1,4 @@
-"""A `Run` makes everything that the steps need, logs them, saves, and prints a table at the end."""
+"""A `Run` makes all that the steps need, logs and saves the steps, and prints the final table."""
 
 import math
 import shlex
@@ -57,8 +57,8 @@ def as_numbers(metrics):
     """Turn {metric: scalar tensor} into {metric: number}, and wait for the device only once.
 
     Raises FloatingPointError, which says what went wrong, if one of the SUSPECTS is not finite. By
-    then `Optimizer.step` has skipped the bad update. Only with `log_prob` the update was made. It
-    was finite, but the new weights give logits that are not.
+    then `Optimizer.step` has skipped the bad update. The exception is `log_prob`. There the update
+    was finite, so it was made, but the new weights give logits that are not finite.
     """
     values = torch.stack(list(metrics.values())).tolist()
     numbers = dict(zip(metrics, values))
@@ -119,16 +119,16 @@ class Run:
         self.rewards = load_rewards(config, self.judge, vocabulary, self.held_out.lexicon, device)
         few = self.held_out.batch[:2]
         fills = few.tokens[:, None].repeat(1, 3, 1)  # (2,3,T)
-        with torch.compiler.set_stance("force_eager"):  # a user's faulty reward fails now
+        with torch.compiler.set_stance("force_eager"):  # try the reward, so a faulty one fails now
             evaluate.opinions(self.judge, self.rewards, fills, few)
         self.optimizer = Optimizer(self.policy_network, config)
-        # This seed is only for a user's reward that draws. Inputs and draws have their own seeds.
+        # This seed is only for a user's reward function, in case it draws random numbers.
         torch.manual_seed(config.seed)
         if state:
             restore_training(state, self.optimizer.adamw, config.out_dir)
 
         self.again = shlex.quote(config.out_dir)  # how to name this run on a command line
-        if ".py:" in config.reward:  # a checkpoint may not make us run code, only the user may
+        if ".py:" in config.reward:  # only the user may make us run a file, never a checkpoint
             self.again += f" --reward={shlex.quote(config.reward)}"
         self.start = self.step = self.saved = state.get("iteration", 0)
         self.signals = Signals()

@@ -79,7 +79,7 @@ def step(G, device):
 
 
 def gradient(compute, logits, *others):
-    """Sum all log-probabilities, KLs and entropies, and return the sum's gradient by the logits."""
+    """Sum all log-probabilities, KLs and entropies: -> the gradient with respect to `logits`."""
     logp, _, kl, entropy = compute(logits, *others)
     return torch.autograd.grad(logp.sum() + kl.sum() + entropy.sum(), logits)
 

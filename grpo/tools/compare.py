@@ -49,7 +49,7 @@ def difference(settings):
 
 
 def side_by_side(folders, settings, metrics, tables):
-    """Make a line for each setting that differs and for each figure, with a column for each run."""
+    """Make a line for each setting that differs and for each metric, with a column for each run."""
     last = [lines[-1] for lines in metrics]
     parts = {
         "settings that differ": (difference(settings), settings),

@@ -11,9 +11,9 @@ In a program of your own:
     for one in fill(generator, vocabulary, "this function returns a ____ of strings"):
         print(one.text, one.log_prob)
 
-This prints each different completion once, the likeliest first, with the exact probability of
-drawing it and the judge's P(real), averaged over its blanks. The filled-in letters are coloured on
-a terminal, and stand in [brackets] elsewhere.
+The command prints each different completion once, the likeliest first. Before each stand the exact
+probability of drawing it, and the judge's P(real), averaged over the blanks. The filled-in letters
+are coloured on a terminal, and stand in [brackets] elsewhere.
 
 Letters: k draws, of which n are different, T characters.
 """
@@ -57,7 +57,7 @@ def load(path):
 
 @torch.no_grad()
 def fill(generator, vocabulary, text, k=5, temperature=1.0, seed=1):
-    """Fill the blanks of a text k times: -> the n different `Completion`s, the likeliest first."""
+    """Fill the blanks of a text k times: -> the different `Completion`s, the likeliest first."""
     masked = encode(text, vocabulary, generator.trunk.config.block_size, "text")[None]  # (1,T)
     mask_id = vocabulary.index(BLANK)
     batch = make_batch(masked, masked == mask_id, mask_id, k, (seed,))

@@ -31,7 +31,7 @@ def load(folder):
 
 
 def page(folder):
-    """Return the page as HTML: the template with the lines, curves and settings of a run in it."""
+    """Fill the template with a run's recorded lines, curves and settings: -> the page as HTML."""
     lines, metrics = load(folder)
     figures = {line["iteration"]: line for line in metrics}
     shown = {

@@ -5,7 +5,7 @@
 A model that finds `help` and `half` equally likely fills the first blank with e or a, and the
 second with p or f, each with probability one half. Here the policy is a table of logits, and not a
 network. train_grpo.py's own `grpo_step` trains it, with plain gradient descent. The first step
-draws each of the four words in turn, as in README's sums, and later steps draw at random. But the
+draws the four words in turn, as in README's example, and later steps draw at random. But the
 probabilities, reward, KL and entropy that we print are exact, because we sum over all four words.
 
 Letters: T characters, V vocabulary, G completions, K values of a latent, B = 1 input.
@@ -32,9 +32,10 @@ VOCABULARY = "aefhlp_"
 WORDS = {"help": 2.0, "half": 0.8, "helf": -1.6, "halp": -2.2}  # the judge's log-odds
 COMPLETIONS = torch.tensor([[VOCABULARY.index(c) for c in word] for word in WORDS])  # (4,T)
 MASK = torch.tensor([[False, True, False, True]])  # (1,T)
-IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])  # (4,blanks) uniforms
+# (4,2) These uniforms, one for each blank, draw the words of WORDS in turn.
+IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])
 T = 4
-APART = 1.0  # a value of the latent adds this to the logits of its own word's letters
+APART = 1.0  # a latent's value starts with this logit for the letters of its own word
 SHOWN = (0, 1, 2, 5, 10, 20, 50, 100)  # the steps that we print
 LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 
@@ -43,7 +44,7 @@ LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 class Settings(Config):
     """The toy takes these settings, and those of train_grpo.py that are about the method."""
 
-    n_latent: int = 1  # values of a latent, each of which leans to a word of its own; 1: no latent
+    n_latent: int = 1  # values of a latent; at the start each prefers another word; 1: no latent
     group_size: int = 4  # completions, G
     num_iterations: int = 1  # times that each rollout is used
     kl_beta: float = 0.4  # weight of KL(policy || reference)
@@ -52,7 +53,7 @@ class Settings(Config):
     max_iters: int = 100  # steps
 
 
-Settings.__annotations__ |= Config.__annotations__  # read_arguments looks here
+Settings.__annotations__ |= Config.__annotations__  # so that read_arguments finds all settings
 OTHERS = """dataset generator_checkpoint judge_checkpoint reward judge_score reference_checkpoint
 init_from save_interval eval_interval eval_inputs replay wandb_log wandb_project wandb_run_name
 batch_size gradient_accumulation_steps block_size prompts_file masking mask_ratio hidden_words
@@ -67,7 +68,7 @@ class Table(torch.nn.Module):
         super().__init__()
         self.n_latent = n_latent
         logits = torch.full((1, T, n_latent, len(VOCABULARY)), IMPOSSIBLE, dtype=torch.float64)
-        logits[:, range(T), :, COMPLETIONS] = 0  # e is as likely as a, and p as f
+        logits[:, range(T), :, COMPLETIONS] = 0  # both letters of a blank are equally likely
         if n_latent > 1:  # values of the latent that began alike would stay alike
             for z in range(n_latent):
                 logits[:, range(T), z, COMPLETIONS[z]] = APART
@@ -84,12 +85,12 @@ def reward(completions, batch, decode):
 
 
 def draw_batch(step, config):
-    """Make the only input, h_l_, and draw the random numbers of a step: -> `Batch`."""
+    """Make a batch of one input, h_l_, and draw the random numbers of a step: -> `Batch`."""
     seed = (config.seed, step)
     batch = make_batch(COMPLETIONS[:1], MASK, VOCABULARY.index("_"), config.group_size, seed)
     if step == 0:
         batch.uniforms[:, :, MASK[0], 0] = IN_TURN[torch.arange(config.group_size) % 4]
-    return replace(batch, words=MASK.long())  # one word; `number_words` would make two of h_l_
+    return replace(batch, words=MASK.long())  # one hidden word, where `number_words` counts two
 
 
 def look(q, q_ref, **figures):
@@ -108,12 +109,11 @@ def look(q, q_ref, **figures):
 
 
 def train(**settings):
-    """Train a table: -> a list of {name: number}, before the first step and after each step.
+    """Train a `Table`: -> a list of {name: number}, one before the first step, one after each step.
 
-    The probabilities of the four words, `reward`, `kl` and `entropy` are exact figures of the table
-    of logits. The other numbers describe the step that was just made: its `loss`, the largest
-    `ratio` of a letter in any update, the share of letters that were `clipped`, and `grad`, the
-    norm of the gradient.
+    The probabilities of the four words, `reward`, `kl` and `entropy` are exact. The other numbers
+    describe the step that was just made: its `loss`, the largest `ratio` of a letter in any update,
+    the share of letters that were `clipped`, and `grad`, the norm of the gradient.
     """
     config = Settings(**settings)
     table, base = Table(config.n_latent), Table(config.n_latent)
@@ -130,7 +130,7 @@ def train(**settings):
     rows = [look(policy(batch), reference(batch))]
     for step in range(config.max_iters):
         batch = draw_batch(step, config)
-        seen = []  # the policy that drew, and the policy of each update
+        seen = []  # `watched` adds the policy at the draw, and then the policy at each update
         rollout, metrics = grpo_step(watched, reference, rewards, optimizer, batch, config)
         update_reference(base, table, step + 1, config)
         log_ratios = [q.score(rollout.fills, q).logp - rollout.old.logp for q in seen]
