@@ -41,10 +41,10 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                      letter given the earlier letters of its word, with z summed out. kl and entropy
                      are then those of the pair of z and the letters.
     batch.mask       (B,T) bool, True at a blank
-    batch.words      (B,T) int: a blank has the number of its hidden word (run of blanks) in the
-                     input, counted from 1. The visible text has 0.
-    batch.uniforms   (B,G,T,2) random numbers. [..., 0] draws the letter of a blank, and [..., 1]
-                     at the first blank of a word draws the z of that word.
+    batch.words      (B,T) int: 1 in the first hidden word of an input, 2 in the second, ..., and 0
+                     in the visible text. A hidden word is a run of blanks.
+    batch.uniforms   (B,G,T,2) random numbers. [..., 0] draws the letter of each blank. [..., 1]
+                     draws the z of each word, with the number at the word's first blank.
     """
     # 1. Sample. One forward pass per input serves all of its G completions, because all blanks are
     #    filled at once, so no fill changes the input of the network.
@@ -52,7 +52,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         q_old = policy(batch)
         q_ref = reference(batch)
         fills = q_old.sample(batch.uniforms)
-        old = q_old.score(fills, q_ref)  # its ref_logp and kl compare with q_ref
+        old = q_old.score(fills, q_ref)  # only old.ref_logp and old.kl use q_ref
 
     # 2. Judge. By default a frozen classifier estimates log(p/q) of every hidden word: how much
     #    likelier its spelling is in real text (p) than from the base model (q). That is the

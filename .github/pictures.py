@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from grpo.plumbing.replay_recorder import unpack
 from grpo.tools import replay, toy
 
-GREY = "#4a5058"  # for text and axes; the pictures are white on dark pages, too
+GREY = "#4a5058"  # for text and axes; the background is white, even on a dark page
 for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick."):
     rcParams[f"{name}color"] = GREY
 rcParams["font.size"] = 11
@@ -29,7 +29,7 @@ def new_figure(width, height):
 
 
 def tables():
-    """Draw three tables of the probabilities of the h_l_ words.
+    """Draw three tables of the probabilities of help, half, helf and halp.
 
     They show the toy before GRPO, the toy after it, and a policy that chooses a whole word first.
     """
@@ -60,9 +60,10 @@ def tables():
 
 
 def frontier(folders):
-    """Plot the share of valid words against the number of different ones, before and after GRPO.
+    """Plot the share of valid words against the number of different valid words in 16 fills.
 
-    `folders` is {title: a run's folder}. The base model has one point for each temperature.
+    `folders` is {title: a run's folder}. For each run a line joins the points of the base model at
+    several temperatures, and a star is the policy after GRPO.
     """
     figure = new_figure(8, 4.5)
     axes = figure.subplots()

@@ -1,7 +1,8 @@
-# CISPO (MiniMax-M1, 2506.13585) bounds the ratio, so that a letter which has moved far does not
-# count too much, but it never takes a letter's gradient away. There is no lower bound. The paper
-# does not name its upper bound. We take 5 from ScaleRL (2510.13786), which found that the value
-# hardly matters. Each rollout serves 20 updates (16 in the paper), and there is no KL.
+# CISPO (MiniMax-M1, 2506.13585) puts an upper bound on the ratio, so that a letter whose
+# probability has risen a lot does not count too much. Every letter keeps its gradient. There is no
+# lower bound. The paper does not give the value of the upper bound. We take 5 from ScaleRL
+# (2510.13786), which found that the value hardly matters. Each rollout serves 20 updates (16 in the
+# paper), and there is no KL.
 #     python train_grpo.py config/grpo_config.py config/cispo.py
 
 out_dir = "out-cispo"

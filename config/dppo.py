@@ -11,5 +11,5 @@ clip_eps_high = 0.15  # and rise by this much
 baseline = "mean"
 scale_rewards = "none"
 kl_beta = 0.0
-minibatch_size = 10  # four updates per rollout of 40 inputs; a single update would meet no bound
+minibatch_size = 10  # four updates per rollout of 40 inputs; in the first one no bound can act
 num_iterations = 1

@@ -26,7 +26,7 @@ warmup_iters = 5
 judge_score = "log_odds"
 scale_rewards = "none"
 baseline = "leave_one_out"
-# But no policy with independent blanks equals p. With kl_beta = 1 our blanks stayed undecided. With
-# a smaller kl_beta they commit to a word.
+# But our policy cannot equal p, because its blanks are independent. With kl_beta = 1 many blanks
+# stayed undecided between several letters. With a smaller kl_beta they agree on a word.
 kl_beta = 0.65
 credit = "run"  # a letter gets the reward of its own word, and not of the others in its input

@@ -17,8 +17,8 @@ def lexicon(text):
 def hidden_spans(text, mask, cut=True):
     """List (start, end) of each word of `text` that holds a blank.
 
-    With `cut` the text is a window, and its edges may cut through words. So we leave out a word
-    that touches an edge.
+    With `cut`, `text` may begin and end in the middle of a word. So we leave out a word that
+    touches either end.
     """
     spans = []
     for match in WORD.finditer(text):

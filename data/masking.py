@@ -56,8 +56,8 @@ def sticky_mask(characters, ratio, words, rng):
 
     In the long run it hides the share `ratio` of the characters, but at most 0.8.
     """
-    stay = 1 - 1 / 4  # P(hidden | the one before is hidden)
-    enter = ratio / ((1 - ratio) * 4) if ratio < 0.8 else 1.0  # P(hidden | the one before is not)
+    stay = 1 - 1 / 4  # P(hidden | previous hidden)
+    enter = ratio / ((1 - ratio) * 4) if ratio < 0.8 else 1.0  # P(hidden | previous visible)
     u = rng.random(len(characters))
     hidden = rng.random() < ratio
     mask = []
@@ -71,8 +71,8 @@ MASKINGS = {
     "random": random_mask,
     "span": span_mask,
     "word": word_mask,
-    # The letters of these words can disagree, but the words are so short that a policy learns in
-    # minutes to make the letters agree.
+    # Letters that are drawn independently may not make a word. These words are so short that a
+    # policy learns in minutes to draw letters that do.
     "short": partial(word_mask, shortest=2, longest=4),
     "sticky": sticky_mask,
 }

@@ -10,7 +10,7 @@ def vowels(completions, masked, mask, decode):
     """Give each vowel 1 and everything else 0: (B,G,T) -> (B,G,T).
 
     masked (B,T) are the inputs, and mask (B,T) says where their blanks are. `decode` turns tokens
-    into a flat list of texts. The reward of a word is the mean of this over its blanks.
+    into a flat list of texts. The reward of a word is the mean over its blanks.
     """
     found = [[c in "aeiou" for c in text] for text in decode(completions)]  # B·G texts
     return completions.new_tensor(found).view(completions.shape)

@@ -55,6 +55,7 @@ def keep_uncertain(advantages, entropy, mask, top_entropy_quantile):
     """
     if top_entropy_quantile == 1:
         return advantages
-    of_blanks = gather(entropy).where(gather(mask), torch.nan)  # (B,T) of all processes
+    # The entropy at the blanks of all processes. Visible text gets NaN.
+    of_blanks = gather(entropy).where(gather(mask), torch.nan)  # (B,T)
     threshold = torch.nanquantile(of_blanks, 1 - top_entropy_quantile)  # ()
     return advantages * (entropy >= threshold)[:, None]

@@ -24,7 +24,7 @@ class Rows:
         return self.map(lambda x: x[rows])
 
     def map(self, change):
-        """Apply `change` to every tensor, also inside records that this record holds."""
+        """Return a copy with `change` applied to every tensor, also inside nested `Rows`."""
         changed = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -64,7 +64,10 @@ def draw_uniforms(shape, seed):
 
 
 def make_batch(tokens, mask, mask_id, G, seed):
-    """Hide tokens (B,T) where mask (B,T) is True, and draw the random numbers for G fills each."""
+    """Hide tokens where mask is True, and draw the random numbers for G fills of each input.
+
+    tokens and mask are (B,T).
+    """
     shape = (len(mask), G, mask.shape[1])
     letters = draw_uniforms(shape, (*seed, 1))  # (B,G,T)
     latents = draw_uniforms(shape, (*seed, 3))  # (B,G,T)

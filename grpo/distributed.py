@@ -1,11 +1,13 @@
 """Several processes work on one step: `torchrun --nproc_per_node=N train_grpo.py ...`.
 
-N processes with A micro-batches each take the same step as one process with N·A micro-batches.
+If each of N processes takes A micro-batches, the step is the same as with one process that takes
+N·A micro-batches.
 Every process draws the whole step's inputs and random numbers from the seed and keeps its share.
 The weights of the loss are normalised over the whole step, so we add up the gradients of the
-processes and do not average them. Whatever is computed over the whole step, such as a metric or
-scale_rewards=batch, first gathers the tensors of all processes. Only the first process logs and
-saves. Without torchrun there is a single process, and these functions change nothing.
+processes and do not average them. Some values need the whole step, such as the metrics and the
+scale of scale_rewards=batch. For these we gather or add up the tensors of all processes. Only the
+first process logs and saves. Without torchrun there is a single process, and these functions change
+nothing.
 """
 
 import atexit

@@ -9,8 +9,8 @@ score each letter given the letters before it in its word. By the chain rule its
 
     logp_t = L_t − L_{t−1},    L_t = log Σ_z π(z) Π_{s≤t} q_z,s(y_s)
 
-The logp_t of a word add up to the word's exact log-probability. As without a latent, every letter
-has a ratio and a clip of its own. With K = 1 each logp_t is the same as in `Product`.
+The logp_t of a word add up to the word's exact log-probability. Every letter has a ratio
+and a clip of its own. With K = 1 each logp_t is the same as in `Product`.
 
 KL and entropy are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖r_z), where r_z is
 the reference's q_z. The first blank of a word adds KL(π‖π_ref), where π_ref is the reference's π.
@@ -23,7 +23,7 @@ discrete diffusion (Di4C, 2410.08709).
 
 Letters: B inputs, T characters, K values of z, V vocabulary. A step draws G completions of each
 input. A function that takes any number of completions calls this number n. All inputs together have
-M blanks and N hidden words, and the longest word has L letters.
+M blanks and N hidden words. In a shape, L is the number of letters of the longest word.
 """
 
 from dataclasses import replace
@@ -58,7 +58,10 @@ class Latent:
         return log_softmax(self.prior[self.first], self.sampling.temperature)
 
     def running(self, log_q, log_pi, y):
-        """Compute L_t, the log-probability of a word's first t letters: y (M,n) -> (N,L,n)."""
+        """Compute the log-probability L_t of each word's first t letters, for every t.
+
+        y (M,n) holds n letters for each blank. The result is (N,L,n), with L_t at index t - 1.
+        """
         each = log_q.take_along_dim(y[:, None], dim=2)  # (M,K,n) log q_z(y)
         N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # without blanks N = 0, L = 1
         letters = each.new_zeros(N, L, *each.shape[1:])  # (N,L,K,n) 0 beyond a word's end
@@ -103,9 +106,9 @@ class Latent:
         first = self.first[self.mask][:, None]  # (M,1)
 
         def of_pairs(letters, priors):
-            """Compute the expectation of letters (M,K,V) over z ~ π and v ~ q_z: -> (B,T).
+            """Average `letters` (M,K,V) over z ~ π and v ~ q_z at each blank: -> (B,T).
 
-            The first blank of a word adds the expectation of priors (N,K) over z ~ π.
+            At the first blank of a word, this adds the average of `priors` (N,K) over z ~ π.
             """
             given_z = expectation(log_q.exp(), letters).squeeze(-1)  # (M,K)
             each = given_z + first * priors[self.word]  # (M,K)

@@ -46,7 +46,7 @@ def restrict(log_probs, kept):
 
 
 def times(p, values):
-    """Multiply p(v) by values(v), (...,V). Where p is 0 the result is 0, also if values is inf."""
+    """Multiply p(v) by values(v), (...,V). Where p is 0, the result is 0 even if values is inf."""
     return torch.where(p == 0, 0, p * values)
 
 
@@ -64,7 +64,7 @@ def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
     """Compute the four tensors of `Scores`, without a gradient: -> logp, ref_logp, kl, entropy.
 
     logits and ref_logits are (B,T,V), completions (B,G,T) and mask (B,T) bool. kept (B,T,V) bool is
-    the set S of each blank.
+    True for the characters that a blank could draw.
     """
     log_p = log_softmax(logits, temperature)  # (B,T,V)
     log_p_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
@@ -84,11 +84,11 @@ def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
 
 
 def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, temperature):
-    """Turn gradients of logp (B,G,T), kl (B,T) and entropy (B,T) into one of logits (B,T,V).
+    """Compute the gradient for logits (B,T,V) from those for logp (B,G,T), kl and entropy (B,T).
 
-    All of these are gradients of the loss. For one blank with the logits s we are given g_logp,
-    g_kl and g_entropy, and return ds. The draws are y_1 to y_G. The docstring of this file explains
-    the other letters.
+    Each is the gradient of the loss with respect to that tensor. The formula is for one blank with
+    logits s. It computes ds from g_logp, g_kl and g_entropy. The draws are y_1 to y_G. The
+    docstring of this file explains the other letters.
 
     ds[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])
                     + g_kl p[v] (log p[v] − log p_ref[v] − KL)

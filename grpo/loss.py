@@ -52,12 +52,13 @@ def loss_weights(mask, blanks, config):
 
 
 def log_ratio(logp, old_logp, words, importance_sampling_level):
-    """Compute log ρ = log π(y)/π_old(y), of each letter or of the whole completion: -> (B,G,T).
+    """Compute log ρ = log (π(y)/π_old(y)) of each letter, or of the whole completion: -> (B,G,T).
 
-    With `sequence` every letter gets the same value, the mean of log ρ over the completion's
-    blanks, as in GSPO (2507.18071, equation 7). But each letter gets the gradient of its own
-    log π(y), as in GSPO-token (equations 13 and 14). If all letters of a completion have the same
-    advantage, GSPO and GSPO-token make the same update.
+    With `token` each letter has its own log ρ. With `sequence` all letters of a completion have the
+    same value, the mean of log ρ over its blanks, as in GSPO (2507.18071, equation 7). Only the
+    value is shared. The gradient of a letter is still that of its own log π(y), as in GSPO-token
+    (equations 13 and 14). If all letters of a completion have the same advantage, GSPO and
+    GSPO-token make the same update.
     """
     difference = logp - old_logp  # (B,G,T)
     if importance_sampling_level == "sequence":
@@ -72,8 +73,8 @@ def policy_objective(logp, old_logp, advantages, words, config):
 
     In the first update after a rollout the ratio ρ is 1, and every objective has the gradient
     A ∇log π(y), where A is the advantage. The objectives differ in how they treat a letter whose
-    probability has moved since the draw. Where a bound acts, the letter gets no gradient. Only
-    cispo keeps its gradient there, and limits the ρ that multiplies it.
+    probability has moved since the draw. Except with cispo, a letter gets no gradient where a bound
+    acts. cispo keeps the gradient there, and limits the ρ that multiplies it.
     """
     A = advantages
     if config.importance_sampling_level == "none":  # REINFORCE: no ratio and no bound
@@ -84,8 +85,8 @@ def policy_objective(logp, old_logp, advantages, words, config):
 
     if config.objective == "clip":
         # min(ρA, clip(ρ, 1−ε, 1+ε_high)·A), as in PPO (1707.06347, equation 7), with a separate
-        # upper bound as in DAPO (2503.14476, equation 8). Where A < 0, the first term, ρA, has no
-        # bound. The setting clip_delta gives its ρ an upper bound (2505.07291).
+        # upper bound as in DAPO (2503.14476, equation 8). Where A < 0, the ρ of the first term can
+        # grow without limit, unless clip_delta bounds it (2505.07291).
         bounded = rho.clamp(max=config.clip_delta or math.inf)
         clipped = rho.clamp(1 - eps, 1 + eps_high)
         objective = torch.minimum(bounded * A, clipped * A)
@@ -150,20 +151,20 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
 
 @dataclass
 class Terms:
-    """This holds a micro-batch's share of an update's loss, two parts of it, and a count."""
+    """This holds the loss of one micro-batch, two terms of that loss, and a count of letters."""
 
     loss: torch.Tensor  # ()
     pg_loss: torch.Tensor  # () the policy gradient's part
     kl_penalty: torch.Tensor  # () β·KL
-    clipped: torch.Tensor  # () how many drawn letters the clip or another bound limits
+    clipped: torch.Tensor  # () the number of letters where a bound acts, such as the clip
 
 
 def grpo_loss(now, old, advantages, words, weights, config):
     """Compute the loss of one micro-batch: -> a scalar, and its `Terms`.
 
     `old` and `now` are `Scores` of the same fills: `old` under the policy that drew them, `now`
-    under the current policy. words (B,T) has the number of each blank's word. weights (B,T) come
-    from `loss_weights`.
+    under the current policy. words (B,T) is 1 in the first hidden word of an input, 2 in the
+    second, and so on. weights (B,T) come from `loss_weights`.
     """
     objective, stopped = policy_objective(now.logp, old.logp, advantages, words, config)
     kl = kl_estimate(now.logp, now.ref_logp, now.kl, config.kl_estimator)  # (B,G,T) or (B,1,T)
@@ -175,6 +176,7 @@ def grpo_loss(now, old, advantages, words, weights, config):
     pg_loss = -total(objective)
     kl_penalty = config.kl_beta * total(kl)
     loss = pg_loss + kl_penalty - config.entropy_coef * total(now.entropy[:, None])
-    # With `sequence`, `stopped` can be True at visible text, too. We count blanks only.
+    # With importance_sampling_level=sequence, `stopped` can be True at visible
+    # text, too. We count blanks only.
     clipped = (stopped & (words > 0)[:, None]).sum()
     return loss, Terms(loss, pg_loss, kl_penalty, clipped)

@@ -1,9 +1,10 @@
 """The metrics of one step.
 
 `StepMetrics` computes metrics as tensors, and never makes the CPU wait for a GPU. `text_metrics`
-reads the fills as text when a line is logged. Add a metric of your own there if it needs the words.
+reads the fills as text when a line is logged. If a metric of your own needs the words, add it to
+`text_metrics`.
 
-Letters: B inputs, T characters, G completions of each.
+Letters: B inputs, T characters, G completions of each input.
 """
 
 import torch

@@ -41,9 +41,9 @@ class Product:
         return Scores(*scores)
 
     def log_prob(self, completions):
-        """Compute the exact log-probability of each letter, untruncated: (B,n,T) -> (B,n,T).
+        """Compute each letter's exact log-probability, without truncation: (B,n,T) -> (B,n,T).
 
-        The unit is nats, and visible text gets 0. So the sum over T is the log-probability of all
+        The unit is nats. Visible text gets 0, so the sum over T is the log-probability of all
         blanks of a completion.
         """
         log_p = log_softmax(self.logits, self.sampling.temperature)  # (B,T,V)
@@ -57,7 +57,7 @@ class Product:
         return torch.where(self.batch.mask, self.logits.argmax(dim=-1), self.batch.masked)
 
     def marginal(self):
-        """Return a `Product` of each blank's own distribution. This policy is one already."""
+        """Return the `Product` of each blank's own distribution, which is this policy itself."""
         return self
 
     def at(self, temperature):

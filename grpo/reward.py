@@ -1,4 +1,4 @@
-"""This says what a completion is worth, by a judge, valid words, your own function or a sum.
+"""A completion's reward comes from a judge, valid words, your own function, or a sum of these.
 
     --reward=judge                                                              the default
     --reward=judge:1.0,valid_words:0.5,my_rewards.py:no_double_space:0.1
@@ -13,7 +13,8 @@ A judge is a model that maps tokens (N,T) to logits (N,T). A logit is the judge'
 character stood in the text and was not filled in. `grpo/plumbing/load.py` loads the judges and
 functions that the setting `reward` names.
 
-Letters: B masked inputs, T characters, G completions of each, N rows of tokens, D different rows.
+Letters: B masked inputs, T characters, G completions of each, N rows of tokens, D rows without
+repeats.
 """
 
 import torch
@@ -115,7 +116,7 @@ class Rewards:
         self.decode = decode
 
     def __call__(self, fills, batch, credit):
-        """Return the reward of each blank (B,G,T), and what to log of each part, {name: (B,G)}.
+        """Return the reward of each blank (B,G,T), and the numbers for the log, {name: (B,G)}.
 
         With `credit=run` a blank gets the reward of its own word. This leaves out the noise of the
         other words' rewards, but it biases the gradient, because no word is credited for how it

@@ -24,7 +24,7 @@ UNIT = 1 << 24  # a float32 uniform is a multiple of 1 / UNIT
 
 @dataclass(frozen=True)
 class Sampling:
-    """This says how to draw characters. All but `fused` are settings of a run, with these names."""
+    """This says how to draw characters. Each field except `fused` is also a setting of a run."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -39,7 +39,7 @@ class Sampling:
 class Fills(Rows):
     """This holds the completions, and the set S of characters that each blank was drawn from.
 
-    Updates score the completions on the same S.
+    An update uses the same S when it computes the log-probabilities of the completions.
     """
 
     completions: torch.Tensor  # (B,G,T) the filled-in copies of each input
@@ -49,8 +49,8 @@ class Fills(Rows):
 def integer_weights(logits, temperature):
     """Turn logits into whole numbers, w[v] = round(exp((s[v] − max s) / τ) · 2^21): (...,V) int64.
 
-    A logit of -inf gives 0. We compute in float64, because with two implementations of a float32
-    exp the weights often round to different whole numbers.
+    A logit of -inf gives 0. We compute in float64. In float32 two implementations of exp often
+    differ enough that a weight rounds to another whole number.
     """
     x = logits.double()
     below_best = x - x.amax(dim=-1, keepdim=True)  # (...,V)
@@ -61,8 +61,8 @@ def integer_weights(logits, temperature):
 def keep(weights, sampling):
     """Decide which characters may be drawn, the set S of each blank: (...,V) -> (...,V) bool.
 
-    top_k keeps the k likeliest characters (0 keeps all). top_p then goes through these from the
-    likeliest down, and keeps them until they have the share top_p of their total probability
+    top_k keeps the k likeliest characters (0 keeps all). top_p is a share of the total probability
+    of what top_k keeps. We keep the fewest characters that reach this share, the likeliest first
     (1904.09751). min_p drops characters that are less than min_p times as likely as the likeliest
     (2407.01082). top_k and top_p also keep any character that ties with the last one they keep.
     """
@@ -76,8 +76,8 @@ def keep(weights, sampling):
         total = falling.sum(dim=-1, keepdim=True).double()  # (...,1)
         enough = (total * sampling.top_p).ceil()  # (...,1)
         still_short = falling.cumsum(dim=-1) < enough  # (...,V)
-        last = still_short.sum(dim=-1, keepdim=True)  # (...,1) rank of the last to keep
-        kept &= weights >= falling.gather(-1, last)  # that one, its ties and all above
+        last = still_short.sum(dim=-1, keepdim=True)  # (...,1) rank of the last character we keep
+        kept &= weights >= falling.gather(-1, last)  # the last one, its ties and all likelier ones
     if sampling.min_p > 0:
         best = weights.amax(dim=-1, keepdim=True).double()  # (...,1)
         kept &= weights >= best * sampling.min_p
@@ -89,11 +89,12 @@ def exclude_top_choices(weights, kept, uniforms, sampling):
 
     weights (...,V), kept (...,V) bool, uniforms (...,G) -> what is still kept (...,V) bool
 
-    A kept character is a top choice if it has at least the share xtc_threshold of the probability
-    of all kept characters. With probability xtc_probability, a blank loses all of its top choices
-    but the least likely one. All G completions draw from the same characters, so we toss one coin
-    for each blank. The coin is a hash of the sum of the blank's G uniforms. With G > 1 the coin is
-    independent of each single uniform, so it does not bias the draw that this uniform makes.
+    A kept character is a top choice if its probability is at least xtc_threshold. Here the
+    probabilities of the kept characters add up to 1. With probability xtc_probability, a blank
+    loses all of its top choices but the least likely one. All G completions draw from the same
+    characters, so we toss one coin for each blank. The coin is a hash of the sum of the blank's G
+    uniforms. With G > 1 the coin is independent of each single uniform, so it does not bias the
+    draw that this uniform makes.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash
@@ -119,7 +120,8 @@ def allowed(logits, uniforms, sampling):
 
     logits (...,V), uniforms (...,G) -> weights (...,V) int64, S (...,V) bool
 
-    A character outside S gets the weight 0. Only XTC uses the uniforms, for its coin.
+    A character outside S gets the weight 0. Only XTC uses the uniforms. It derives a coin toss for
+    each blank from them.
     """
     weights = integer_weights(logits, sampling.temperature)  # (...,V)
     kept = keep(weights, sampling)  # (...,V)
@@ -152,7 +154,7 @@ def penalise_repetition(logits, masked, mask, penalty):
     alphabet.
     """
     V = logits.shape[-1]
-    visible = masked.masked_fill(mask | (masked < 0), V - 1)  # (B,T) padding is negative
+    visible = masked.masked_fill(mask | (masked < 0), V - 1)  # (B,T) V - 1 at blanks and padding
     seen = torch.zeros(len(masked), V, dtype=torch.bool, device=masked.device)
     seen = seen.scatter(1, visible, True)  # (B,V)
     seen = seen.view(-1, *(1,) * (logits.dim() - 2), V)  # (B,1,...,V)

@@ -19,9 +19,9 @@ from grpo.batch import make_batch
 
 
 def masked_batch(dataset, args, masking, seed, reveal=False):
-    """Draw inputs, and hide few or many characters: -> `Batch`, with random numbers for one fill.
+    """Draw inputs, and hide a random amount of each: -> `Batch`, with random numbers for one fill.
 
-    With `reveal`, about four inputs in ten show a random part of the hidden characters again.
+    With `reveal`, about four inputs in ten get a random part of their hidden text back.
     """
     size = args.batch_size
     rng = np.random.default_rng((*seed, 1))

@@ -156,7 +156,7 @@ def pretrain(args):
     train, val = load_data(args.dataset, args.block_size)
     vocabulary = train.vocabulary
     generator, judge = make_models(args, vocabulary)
-    models = [generator]  # the judge learns from these models' fills, in turn
+    models = [generator]  # these models take turns to fill the judge's inputs
     if args.policy:
         models.append(load_model(args.policy, "generator", vocabulary))
     check_length(args.block_size, *models, judge)

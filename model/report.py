@@ -78,7 +78,7 @@ def held_out_batch(dataset, block_size, i, size=3072):
 
 @torch.no_grad()
 def report(policy, judge, dataset, args):
-    """Print how well the policy fills blanks, and how well the judge tells its draws from the text.
+    """Print how well the policy fills blanks, and how well the judge tells fills from real text.
 
     Each kind of masking gets a line. The line has the mean −log q of a hidden character in nats,
     the share of hidden characters that the policy's best guess restores, the judge's AUC (0.5 is

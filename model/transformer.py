@@ -27,7 +27,7 @@ class TransformerConfig:
     n_layer: int = 6
     n_head: int = 4
     n_embd: int = 128
-    n_latent: int = 1  # values of the generator's latent, K: see grpo/latent_policy.py
+    n_latent: int = 1  # number of values of the generator's latent, K; see grpo/latent_policy.py
 
 
 def rotary_table(length, head_width):
@@ -40,7 +40,7 @@ def rotary_table(length, head_width):
 def rotate(x, cos, sin):
     """Turn each pair (x[i], x[i + D/2]) by its position's angle: (B,H,T,D) -> (B,H,T,D).
 
-    After this, the two positions enter the product q·k only by their difference.
+    If q and k are turned like this, q·k depends on their positions only by the difference.
     """
     a, b = x.chunk(2, dim=-1)  # (B,H,T,D/2) twice
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)

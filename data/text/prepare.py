@@ -47,7 +47,7 @@ def documentation():
         for path in sorted(paths, key=Path.as_posix):
             if "tests" in path.parts:
                 continue
-            with warnings.catch_warnings(action="ignore"):  # about "\\d" in a string
+            with warnings.catch_warnings(action="ignore"):  # some strings have invalid escapes
                 tree = ast.parse(path.read_bytes())
             for node in ast.walk(tree):
                 value = getattr(node, "value", None)

@@ -1,9 +1,9 @@
 """This file compiles `kernel.cu` when a run starts, and launches it on the current stream.
 
 `sample_completions` and `logprobs` do what the PyTorch code in `grpo/sampling.py` and
-`grpo/logprobs.py` does. They differ only for a completion with a number outside the vocabulary.
-The kernel makes its logp NaN, but PyTorch raises an error. `choose` decides whether a run uses the
-kernel or PyTorch. NVRTC, CUDA's compiler library, compiles the three functions of kernel.cu for the
+`grpo/logprobs.py` does. The only exception is a token outside the vocabulary at a blank. The kernel
+gives it the logp NaN, but PyTorch raises an error. `choose` decides whether a run uses the kernel
+or PyTorch. NVRTC, CUDA's compiler library, compiles the three functions of kernel.cu for the
 number type and the vocabulary of the run. NVRTC needs neither nvcc nor headers, and writes nothing
 to disk. Inputs may have any memory layout, because `launch` converts or copies what the kernel
 cannot read.

@@ -85,7 +85,7 @@ class FinishedRun:
 
 
 def make_table(run, args):
-    """Compute the table, and save it if the user asked for no other inputs and no other reward."""
+    """Compute the table, and save it if it uses the run's own inputs and reward: -> its text."""
     parts = (run.policy, run.before, run.judge, run.rewards, run.held_out, run.config)
     result, completions = table(*parts)
     used = (args.eval_seed, run.config.eval_inputs, run.config.reward)
@@ -95,7 +95,7 @@ def make_table(run, args):
 
 
 def tempered(q, choose, spell):
-    """Divide the prior's logits by `choose`, and the letters' logits by `spell`: -> a policy."""
+    """Return q with its prior's logits divided by `choose`, and its letters' logits by `spell`."""
     if isinstance(q, Product):
         return Product(q.logits / spell, q.batch, q.sampling)
     return Latent(q.prior / choose, q.letters / spell, q.batch, q.sampling)
@@ -148,7 +148,8 @@ def fresh_judge(run, scratch):
     """Train one judge on the base model's draws and one on the run's, and show the AUC of each.
 
     Both judges start from the default judge_checkpoint and learn for FRESH_STEPS steps. The AUC
-    says how well a judge tells words of held-out text from new draws of its own policy.
+    says how well a judge tells words of held-out text from new draws of the policy that it was
+    trained on.
     """
     lines = []
     for when, policy in {"before": run.before, "after": run.policy}.items():

@@ -29,7 +29,7 @@ from grpo.logprobs import expectation, log_softmax
 from grpo.reward import log_odds
 
 EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
-SAMPLES = 16  # fills of each input in the sampled rows
+SAMPLES = 16  # how many fills of each input we draw for the table
 PEEK = 64  # inputs that `peek` looks at during a run
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # we draw from the base model at each of these
 
@@ -101,9 +101,9 @@ def hold_out(config, train, val, device, seed=EVALUATION_SEED):
 def opinions(judge, rewards, fills, batch):
     """Ask the judge and the rewards about fills (N,n,T): -> scores (N,n,T), {column: (N,n)}.
 
-    A blank's score is the judge's log-odds that its word is from the text. The column "judge" is
-    the probability with these log-odds, averaged over the blanks of a fill. Each other part of the
-    reward has a column "reward_NAME".
+    A blank's score is the judge's log-odds that its word is from the text. The column "judge" turns
+    these scores into probabilities, and averages them over the blanks of a fill. Each other part of
+    the reward has a column "reward_NAME".
     """
     scores = log_odds(judge, fills, batch.words)  # (N,n,T)
     said = {"judge": mean_over_blanks(scores.sigmoid(), batch.mask)}  # (N,n)
@@ -120,11 +120,11 @@ def measure(fills, inputs):
 
     valid_words            the share of filled words that are in the lexicon
     exact_words            the share of filled words that equal the hidden word
-    distinct_words         different valid words among the first fills of all inputs, divided by
-                           the number of different hidden words
+    distinct_words         the number of different valid words in the first fills of all inputs,
+                           divided by the number of different hidden words
     ngram_bits             how surprising a character near a blank is to a 5-gram model
-    different_valid_words  if n > 1: different valid words among the n fills of a hidden word
-    pass@n                 if n > 1: the share of inputs that one of the n fills restores whole
+    different_valid_words  if n > 1: the mean number of different valid fills of a hidden word
+    pass@n                 if n > 1: the share of inputs that have a fill with all blanks right
     """
     n = fills.shape[1]
     batch = inputs.batch
@@ -263,7 +263,7 @@ def aligned(rows):
 def format_table(result, rows=tuple(ROWS), columns=tuple(COLUMNS)):
     """Format the dict of evaluation.json as a table with these rows and columns: -> str.
 
-    Each "reward_NAME" in the dict, a part of the run's reward, adds a column.
+    Each part of the run's reward adds a column. Its name in the dict is "reward_NAME".
     """
     columns = [*columns, *(name for name in result["original"] if name.startswith("reward_"))]
     cells = [["filled by", *(COLUMNS.get(name, name.removeprefix("reward_")) for name in columns)]]

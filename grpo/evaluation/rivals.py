@@ -44,11 +44,12 @@ def fill_blank_by_blank(policy, batch, seed, surest=False):
 
 
 def best_by_word(q, fills, scores):
-    """Choose, of n fills of each word, the one that the judge finds likeliest as text: -> (N,1,T).
+    """Choose the likeliest of the n fills of each word, as the judge sees it: -> (N,1,T).
 
-    The judge's score of a word is log p/q, where p is its probability in real text and q its
-    probability under the base model. So log p = log q + score. The score alone would prefer words
-    that the base model finds rare. fills and scores are (N,n,T).
+    fills and scores are (N,n,T). The judge's score of a word is log(p/q), where p is the word's
+    probability in real text, and q its probability under the base model. We choose the word with
+    the largest log p, which is log q + score. The score alone would prefer words that the base
+    model finds rare.
     """
     log_q = sum_over_words(q.log_prob(fills), q.batch.words)  # (N,n,T)
     best = (log_q + scores).argmax(dim=1, keepdim=True)  # (N,1,T)
@@ -58,8 +59,8 @@ def best_by_word(q, fills, scores):
 def most_frequent_words(batch, text, vocabulary):
     """Fill every hidden word with the most frequent word of its length in the text: -> (N,1,T).
 
-    The table calls this a cheat, because it never looks at the visible text. Even so, where whole
-    words are hidden, almost all of its words are valid.
+    This never looks at the visible text. But where whole words are hidden, almost all of the words
+    that it fills in are valid. That is why the table calls it a cheat.
     """
     best = {}
     for word, _ in Counter(text.split()).most_common():
@@ -68,6 +69,6 @@ def most_frequent_words(batch, text, vocabulary):
     for row, words in enumerate(batch.words):
         for number in range(1, int(words.max()) + 1):
             at = (words == number).nonzero().squeeze(1)
-            letters = best.get(len(at), [1] * len(at))  # a, a, ... if no word has this length
+            letters = best.get(len(at), [1] * len(at))  # all "a" if no word has this length
             filled[row, at] = torch.tensor(letters, device=filled.device)
     return filled[:, None]

@@ -33,7 +33,7 @@ def find(path):
 def write(path, content):
     """Write `content`, which is bytes or anything that torch.save takes, to the file `path`.
 
-    Whoever reads the file finds the whole old one or the whole new one, even after a power cut.
+    A reader finds either the complete old file or the complete new one, even after a power cut.
     """
     if not is_first():  # only the first process writes
         return

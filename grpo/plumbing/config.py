@@ -61,7 +61,8 @@ class Config:
     top_k: int = 0  # draw from the k likeliest characters; 0: from all
     top_p: float = 1.0  # draw from the fewest characters with this total probability; 1: from all
     min_p: float = 0.0  # drop characters with less than this share of the top probability; 0: none
-    # XTC drops every character with this probability or more, except for the least likely of them.
+    # XTC drops each character whose probability is at least xtc_threshold, except for the least
+    # likely of these.
     xtc_threshold: float = 0.1
     xtc_probability: float = 0.0  # chance that XTC is used at a blank; 0: off
     # Above 1 it makes the characters of the visible text less likely. This changes little, because
@@ -74,7 +75,7 @@ class Config:
     entropy_coef: float = 0.0  # weight of the entropy bonus
     # Only the most uncertain blanks learn from rewards. This is their share of all blanks.
     top_entropy_quantile: float = 1.0
-    loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are averaged
+    loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are weighted
     baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
     scale_rewards: Literal["group", "batch", "none"] = "none"  # what advantages are divided by
     credit: Literal["input", "run"] = "run"  # run: one reward per word; input: one for all words
@@ -114,8 +115,8 @@ class Config:
 def load_config(arguments=()):
     """Read config files and --key=value flags, applied left to right: -> `Config`.
 
-    A resumed run takes its settings from its checkpoint. Settings in `arguments` replace those, and
-    this prints what changed. Raises a Mistake if anything is wrong with the settings.
+    A resumed run takes its settings from its checkpoint, except for those in `arguments`. Then we
+    print what changed. Raises a Mistake if anything is wrong with the settings.
     """
     usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
     given = read_arguments(Config, arguments, usage)
@@ -130,8 +131,8 @@ def load_config(arguments=()):
 def resume(out, given):
     """Take the settings of the run in `out`, changed as `given` {name: value} says: -> `Config`.
 
-    Raises a Mistake if the run has no steps left. A checkpoint may not choose a file that we
-    execute. So this also raises one if the run's reward names a FILE.py and `given` has no reward.
+    Raises a Mistake if the run has no steps left. Also raises a Mistake if the run's reward names a
+    FILE.py and `given` has no reward, because a checkpoint may not choose a file that we execute.
     """
     path = Path(out) / LATEST
     state = training_state(read(path), path)
@@ -241,8 +242,8 @@ def named_files(config):
 def check_files(named, moved=""):
     """Raise a Mistake for a file that is missing, or that lies in the folder `moved`.
 
-    `moved` is a new run's out_dir. If an earlier run is in there, the new run moves that folder
-    aside, with all its files. A dataset may be missing, because `load_data` makes the default text.
+    `moved` is a new run's out_dir. If it holds an earlier run, the new run renames it, and a file
+    in it would not be found. A dataset may be missing, because `load_data` makes the default text.
     """
     for name, path in named:
         found = find(path)

@@ -194,7 +194,7 @@ def load_rewards(config, judge, vocabulary, lexicon, device):
     """Make the `Rewards` that the setting `reward` describes. `judge` maps tokens to logits."""
     parts = {}
     for name, weight in parse_reward(config.reward).items():
-        path, _, short = name.rpartition(":")  # the name in the metrics; my.py:f is called f there
+        path, _, short = name.rpartition(":")  # `short` is the name in the metrics: f for my.py:f
         if name == "judge":
             function = partial(judge_reward, judge, config.judge_score)
         elif name == "valid_words":

@@ -1,4 +1,7 @@
-"""This logs a run to metrics.jsonl, a progress bar and wandb, times it and watches for signals."""
+"""This logs a run to metrics.jsonl, a progress bar and wandb.
+
+It also times the run and watches for signals.
+"""
 
 import contextlib
 import json
@@ -150,7 +153,7 @@ def save_table(out_dir, result, completions):
 
 
 def cut_back(path, start):
-    """Remove the lines of the .jsonl file `path` from iteration `start` on."""
+    """Remove the lines of step `start` and of later steps from the .jsonl file `path`."""
     kept = sum(line["iteration"] < start for line in read_metrics(path))
     os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
 

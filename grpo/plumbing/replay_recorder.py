@@ -1,9 +1,9 @@
 """This writes replay.jsonl, for grpo/tools/replay.py: a header, then a line for each step.
 
 A line says how likely each character is at each blank of a few held-out inputs, after the step. It
-also holds one group of completions, the one with the largest sum of |advantages|. For each letter
-that we record of this group, the line has the reward, the advantage, the log-probability before the
-updates, and the log of the importance ratio after them. In the default experiment a line takes
+also holds the first completions of one group, the one with the largest sum of |advantages|. Each
+letter that fills a blank there has its reward, its advantage, its log-probability before the
+updates, and the log of its importance ratio after them. In the default experiment a line takes
 about 9 kB.
 
 Letters: n blanks (of all inputs in `view`, of one input in `record`), G completions, T characters,
@@ -25,7 +25,7 @@ from grpo.plumbing.log import cut_back, read_metrics
 FILE = "replay.jsonl"
 FORMAT = 3
 INPUTS = 8  # each line shows this many held-out inputs
-DRAWS = 200  # we record about this many letters of a group, those of its first completions
+DRAWS = 200  # we record the first completions of a group, up to about this many letters
 
 
 def unpack(text, width):
@@ -38,8 +38,7 @@ def unpack(text, width):
 def view(policy, batch, vocabulary):
     """Return the policy's best guess, and each character's probability, at all blanks of a batch.
 
-    The probabilities (n,V) are stored as base64 text. Each takes one byte before the encoding,
-    and 255 stands for 1.
+    The probabilities (n,V) are rounded to bytes, with 255 for 1, and returned as base64 text.
     """
     q = policy(batch)
     guess = q.best_guess()[batch.mask]  # (n,)
@@ -92,7 +91,7 @@ def record(policy, held_out, config, step, rollout):
     """
     at_blanks = rollout.advantages * rollout.batch.mask[:, None]  # (B,G,T)
     most = at_blanks.abs().sum(dim=(1, 2)).argmax()
-    group = rollout[most[None]]  # the rollout of that input alone, B = 1
+    group = rollout[most[None]]  # only the input with the largest sum, B = 1
     words, mask = group.batch.words, group.batch.mask[0]  # (1,T), (T,)
     q = policy(group.batch)
     logp = q.score(group.fills, q).logp  # (1,G,T)

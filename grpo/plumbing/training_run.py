@@ -56,9 +56,9 @@ SUSPECTS = {
 def as_numbers(metrics):
     """Turn {metric: scalar tensor} into {metric: number}, and wait for the device only once.
 
-    Raises FloatingPointError, which says what went wrong, if one of the SUSPECTS is not finite. By
-    then `Optimizer.step` has skipped the bad update. The exception is `log_prob`. There the update
-    was finite, so it was made, but the new weights give logits that are not finite.
+    Raises FloatingPointError if one of the SUSPECTS is not finite, and says what went wrong. By
+    then `Optimizer.step` has skipped the bad update. Only `log_prob` is different: the update was
+    finite and was made, but the new weights give logits that are not finite.
     """
     values = torch.stack(list(metrics.values())).tolist()
     numbers = dict(zip(metrics, values))
@@ -127,8 +127,8 @@ class Run:
         if state:
             restore_training(state, self.optimizer.adamw, config.out_dir)
 
-        self.again = shlex.quote(config.out_dir)  # how to name this run on a command line
-        if ".py:" in config.reward:  # only the user may make us run a file, never a checkpoint
+        self.again = shlex.quote(config.out_dir)  # `__exit__` prints this in its commands
+        if ".py:" in config.reward:  # we run a FILE.py only if the user names it again
             self.again += f" --reward={shlex.quote(config.reward)}"
         self.start = self.step = self.saved = state.get("iteration", 0)
         self.signals = Signals()

@@ -6,12 +6,12 @@ Variants take turns in one process. A first round warms up and does not count. S
 For each variant we print its median time in milliseconds. We also divide its time in each round by
 the first variant's time in that round, and print the median of these ratios.
 
-step        times `grpo_step` in the default experiment, but with 16 inputs and one update for each
-            rollout. It also times the judge alone on the same completions. Both are measured eager
+step        measures `grpo_step` in the default experiment, but with 16 inputs and one update for
+            each rollout. It also measures the judge alone on the same completions. Both run eager
             and compiled.
-operations  times `sample_completions`, and `logprobs` with its gradient, on 64 inputs of 64
-            characters, all of them blanks. Both are measured eager, compiled, and, where the kernel
-            runs, fused.
+operations  measures `sample_completions`, and `logprobs` with its gradient, on 64 inputs of 64
+            characters, all of them blanks. Both run eager and compiled. Where the CUDA kernel runs,
+            we measure it too, as `fused`.
 
 Letters: B inputs, T characters, G completions of each input, V characters of vocabulary.
 """
@@ -79,7 +79,7 @@ def step(G, device):
 
 
 def gradient(compute, logits, *others):
-    """Sum all log-probabilities, KLs and entropies: -> the gradient with respect to `logits`."""
+    """Add up all logp, kl and entropy, and return the gradient of the sum by `logits`."""
     logp, _, kl, entropy = compute(logits, *others)
     return torch.autograd.grad(logp.sum() + kl.sum() + entropy.sum(), logits)
 

@@ -11,9 +11,9 @@ In a program of your own:
     for one in fill(generator, vocabulary, "this function returns a ____ of strings"):
         print(one.text, one.log_prob)
 
-The command prints each different completion once, the likeliest first. Before each stand the exact
-probability of drawing it, and the judge's P(real), averaged over the blanks. The filled-in letters
-are coloured on a terminal, and stand in [brackets] elsewhere.
+The command prints each different completion once, the likeliest first. A line begins with the exact
+probability of drawing this completion. Then come the judge's P(real), averaged over the blanks, and
+the text. The filled-in letters are coloured on a terminal, and stand in [brackets] elsewhere.
 
 Letters: k draws, of which n are different, T characters.
 """

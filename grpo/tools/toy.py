@@ -35,7 +35,7 @@ MASK = torch.tensor([[False, True, False, True]])  # (1,T)
 # (4,2) These uniforms, one for each blank, draw the words of WORDS in turn.
 IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])
 T = 4
-APART = 1.0  # a latent's value starts with this logit for the letters of its own word
+APART = 1.0  # if the latent is z, the letters of the z-th word start with this logit
 SHOWN = (0, 1, 2, 5, 10, 20, 50, 100)  # the steps that we print
 LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 
@@ -44,7 +44,7 @@ LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 class Settings(Config):
     """The toy takes these settings, and those of train_grpo.py that are about the method."""
 
-    n_latent: int = 1  # values of a latent; at the start each prefers another word; 1: no latent
+    n_latent: int = 1  # values of a latent, each of which first prefers a different word; 1: none
     group_size: int = 4  # completions, G
     num_iterations: int = 1  # times that each rollout is used
     kl_beta: float = 0.4  # weight of KL(policy || reference)
@@ -68,7 +68,7 @@ class Table(torch.nn.Module):
         super().__init__()
         self.n_latent = n_latent
         logits = torch.full((1, T, n_latent, len(VOCABULARY)), IMPOSSIBLE, dtype=torch.float64)
-        logits[:, range(T), :, COMPLETIONS] = 0  # both letters of a blank are equally likely
+        logits[:, range(T), :, COMPLETIONS] = 0  # each blank has two equally likely letters
         if n_latent > 1:  # values of the latent that began alike would stay alike
             for z in range(n_latent):
                 logits[:, range(T), z, COMPLETIONS[z]] = APART
@@ -90,7 +90,8 @@ def draw_batch(step, config):
     batch = make_batch(COMPLETIONS[:1], MASK, VOCABULARY.index("_"), config.group_size, seed)
     if step == 0:
         batch.uniforms[:, :, MASK[0], 0] = IN_TURN[torch.arange(config.group_size) % 4]
-    return replace(batch, words=MASK.long())  # one hidden word, where `number_words` counts two
+    # The two blanks are not adjacent, but they belong to one word.
+    return replace(batch, words=MASK.long())
 
 
 def look(q, q_ref, **figures):
@@ -130,7 +131,7 @@ def train(**settings):
     rows = [look(policy(batch), reference(batch))]
     for step in range(config.max_iters):
         batch = draw_batch(step, config)
-        seen = []  # `watched` adds the policy at the draw, and then the policy at each update
+        seen = []  # `watched` adds the policy's distribution, at the draw and at each update
         rollout, metrics = grpo_step(watched, reference, rewards, optimizer, batch, config)
         update_reference(base, table, step + 1, config)
         log_ratios = [q.score(rollout.fills, q).logp - rollout.old.logp for q in seen]
