@@ -46,8 +46,8 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     batch.uniforms   (B,G,T,2) random numbers. [..., 0] draws the letter of each blank. [..., 1]
                      draws the z of each word, with the number at the word's first blank.
     """
-    # 1. Sample. One forward pass per input serves all of its G completions, because all blanks are
-    #    filled at once, so no fill changes the input of the network.
+    # 1. Sample. All blanks are filled at once, so no fill changes the input of the network. One
+    #    forward pass per input therefore serves all of its G completions.
     with torch.no_grad():
         q_old = policy(batch)
         q_ref = reference(batch)

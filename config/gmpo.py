@@ -1,8 +1,8 @@
-# GMPO (2507.20673) gives a word one ratio, the geometric mean of its letters' ratios, so that a
-# single letter that has moved far does not decide alone. It clips the log of each letter's ratio
-# before it takes the mean, with wider bounds than PPO. (The paper takes the mean over a whole
-# completion. We take it over a word, because with credit=run each word has an advantage of its
-# own.) Like the authors' script, this makes eight updates per rollout and has no KL.
+# GMPO (2507.20673) gives a word one ratio, the geometric mean of its letters' ratios. So one letter
+# with an extreme ratio counts for less. GMPO clips the log of each letter's ratio before it takes
+# the mean, with wider bounds than PPO. The paper takes the mean over a whole completion. We take it
+# over a word, because with credit=run each word has an advantage of its own. Like the authors'
+# script, this config makes eight updates per rollout and has no KL.
 #     python train_grpo.py config/grpo_config.py config/gmpo.py
 
 out_dir = "out-gmpo"

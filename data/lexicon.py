@@ -1,4 +1,4 @@
-"""This collects a text's words, finds those with a blank, and tells which fills are words."""
+"""Collect a text's words, find those with a blank, and tell which fills are words."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""This hides characters in five ways, mixed by weight: `masking="random:0.5,span:0.5"`.
+"""Hide characters in five ways, mixed by weight: `masking="random:0.5,span:0.5"`.
 
     the cat purred on the mat
     t_e cat pu_red _n the mat  random   single characters
@@ -71,8 +71,8 @@ MASKINGS = {
     "random": random_mask,
     "span": span_mask,
     "word": word_mask,
-    # Letters that are drawn independently may not make a word. These words are so short that a
-    # policy learns in minutes to draw letters that do.
+    # Letters that are drawn independently may not make a word. With words as short as these, a
+    # policy learns in minutes to draw letters that make one.
     "short": partial(word_mask, shortest=2, longest=4),
     "sticky": sticky_mask,
 }

@@ -1,4 +1,4 @@
-"""This knows which hidden word each blank belongs to, and sums and averages over words.
+"""Find which hidden word each blank belongs to, and sum and average over words.
 
 `mask` is True at a blank. `words` numbers the hidden words of each input 1, 2, 3, ... in the order
 of their first blanks, and is 0 where there is no blank. By default a word is a run of adjacent

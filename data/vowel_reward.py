@@ -1,4 +1,4 @@
-"""An example of a reward of your own. It pays for vowels.
+"""This is an example of a reward of your own. It pays for vowels.
 
     python train_grpo.py --reward=judge:1,data/vowel_reward.py:vowels:2
 

@@ -1,4 +1,4 @@
-"""Advantages: how much better than the rest of its group was each completion?
+"""Compute advantages: how much better than the rest of its group was each completion?
 
 Letters: B masked inputs, T characters, G group size.
 """

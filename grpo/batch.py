@@ -1,4 +1,4 @@
-"""A step's masked inputs, the random numbers that fill them, and the mini-batches of an epoch.
+"""Draw a step's masked inputs and the random numbers that fill them, and share out the inputs.
 
 Everything random about a step is drawn here, on the CPU, as a function of (seed, step) alone. So a
 run can be resumed at any step, and several processes agree on the whole step before each of them

@@ -1,4 +1,4 @@
-"""Several processes work on one step: `torchrun --nproc_per_node=N train_grpo.py ...`.
+"""Let several processes work on one step: `torchrun --nproc_per_node=N train_grpo.py ...`.
 
 If each of N processes takes A micro-batches, the step is the same as with one process that takes
 N·A micro-batches.

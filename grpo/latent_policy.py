@@ -1,4 +1,4 @@
-"""Choose, then spell: the policy that draws a latent z for each hidden word before its letters.
+"""Choose, then spell: this policy draws a latent z for each hidden word before its letters.
 
     q(y) = Π_words Σ_z π(z) Π_{t in word} q_z,t(y_t)
 
@@ -70,7 +70,9 @@ class Latent:
         return (log_pi[:, None, :, None] + up_to).logsumexp(dim=2)
 
     def chain(self, log_q, log_pi, y):
-        """Compute each letter's logp_t = L_t − L_{t−1}, with L from `running`: y (M,n) -> (B,n,T).
+        """Compute logp_t of each letter: y (M,n) -> (B,n,T).
+
+        logp_t is L_t − L_{t−1}, where `running` computes L_t, and L_0 is 0.
 
         Truncation may give a letter of y the probability 0 under some z. Then this z adds 0 to the
         sum in L_t. L_t is still finite, because the z that drew the letters allows all of them.
@@ -98,7 +100,7 @@ class Latent:
         return Fills(completions, spread(kept, self.mask))
 
     def score(self, fills, reference):
-        """Score fills under this policy, with a gradient, and under a reference: -> `Scores`."""
+        """Score fills under the policy and a reference: -> `Scores`. The policy gets a gradient."""
         log_q, log_pi = self.log_q(), self.log_pi()  # (M,K,V), (N,K)
         log_r, log_pi_ref = reference.log_q(), reference.log_pi()
         kept = fills.kept[self.mask]  # (M,K,V)

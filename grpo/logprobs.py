@@ -1,9 +1,10 @@
-"""The log-probability of each draw, the exact KL and entropy of each blank, and their gradient.
+"""Compute log-probabilities, exact KL and entropy, and their gradient, which is written by hand.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
 The blanks of an input are independent, so we can compute KL and entropy exactly, blank by blank.
-For one blank with logits s, temperature τ and kept set S:
+For one blank, let s be the logits, τ the temperature, y the character that was drawn, and S the
+set of the characters that could have been drawn:
 
     p = softmax(s / τ)                     over the whole vocabulary
     p_ref = softmax(s_ref / τ)             from the reference's logits s_ref
@@ -84,11 +85,11 @@ def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
 
 
 def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, temperature):
-    """Compute the gradient for logits (B,T,V) from those for logp (B,G,T), kl and entropy (B,T).
+    """Compute the gradient of the loss with respect to logits (B,T,V).
 
-    Each is the gradient of the loss with respect to that tensor. The formula is for one blank with
-    logits s. It computes ds from g_logp, g_kl and g_entropy. The draws are y_1 to y_G. The
-    docstring of this file explains the other letters.
+    `gradients` holds g_logp (B,G,T), g_kl (B,T) and g_entropy (B,T), the loss's gradients with
+    respect to logp, kl and entropy. The formula gives the gradient ds for one blank with logits s
+    and draws y_1 to y_G. The docstring of this file explains the other letters.
 
     ds[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])
                     + g_kl p[v] (log p[v] − log p_ref[v] − KL)

@@ -1,4 +1,4 @@
-"""The loss of GRPO, in many published forms, from advantages and log-probabilities.
+"""Compute the loss of GRPO, in many published forms, from advantages and log-probabilities.
 
     loss = Σ_{b,g,t} weight[b,t] · ( −objective[b,g,t] + β · KL[b,t] − entropy_coef · H[b,t] )
 
@@ -114,9 +114,9 @@ def policy_objective(logp, old_logp, advantages, words, config):
         return A * mean_over_words(limited, shares).exp(), limited != log_rho
 
     if config.objective == "dppo":
-        # ρ·A·log π, with ρ detached. It is 0 where A is positive and the letter's probability has
-        # risen by more than ε_high, and where A is negative and it has fallen by more than ε. This
-        # is DPPO with the binary total variation (2602.04879, equations 12, 13).
+        # ρ·A·log π, with ρ detached. This is DPPO with the binary total variation (2602.04879,
+        # equations 12, 13). If A is positive, a letter counts until its probability has risen by
+        # ε_high. If A is negative, it counts until its probability has fallen by ε.
         moved = logp.detach().exp() - old_logp.exp()  # (B,G,T)
         stopped = ((A > 0) & (moved > eps_high)) | ((A < 0) & (moved < -eps))
         return torch.where(stopped, 0, rho.detach() * A * logp), stopped
@@ -125,7 +125,7 @@ def policy_objective(logp, old_logp, advantages, words, config):
 
 
 def kl_estimate(logp, ref_logp, kl, kl_estimator):
-    """Return KL(π‖π_ref) of each blank, `exact` (B,1,T) or estimated from each draw (B,G,T).
+    """Return KL(π‖π_ref) of each blank: the exact KL (B,1,T), or one estimate per draw (B,G,T).
 
     The estimators are Schulman's ("Approximating KL divergence"). While π is still the policy that
     drew the letters, their expected gradients are
@@ -151,12 +151,12 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
 
 @dataclass
 class Terms:
-    """This holds the loss of one micro-batch, two terms of that loss, and a count of letters."""
+    """This holds a micro-batch's loss, two terms of it, and how many letters are at a bound."""
 
     loss: torch.Tensor  # ()
     pg_loss: torch.Tensor  # () the policy gradient's part
     kl_penalty: torch.Tensor  # () β·KL
-    clipped: torch.Tensor  # () the number of letters where a bound acts, such as the clip
+    clipped: torch.Tensor  # () the number of letters where the clip or another bound acts
 
 
 def grpo_loss(now, old, advantages, words, weights, config):

@@ -1,4 +1,4 @@
-"""The metrics of one step.
+"""Compute the metrics of one step.
 
 `StepMetrics` computes metrics as tensors, and never makes the CPU wait for a GPU. `text_metrics`
 reads the fills as text when a line is logged. If a metric of your own needs the words, add it to
@@ -75,8 +75,9 @@ def text_metrics(rollout, decode, lexicon, cut):
     """Return {metric: number} of the whole step. data/lexicon.py explains lexicon and cut.
 
     `valid_words` is the share of the hidden words whose fill is a word of the lexicon. This metric
-    looks at the original text to find where each word ends. The reward `valid_words` does not. So
-    where a space is hidden, the reward counts the words on both sides as one word.
+    takes the bounds of each word from the original text. The reward `valid_words` does not know
+    that text, and counts each blank as a letter. So if a space is hidden, the reward counts the
+    words on both sides as one word.
     """
     tokens = gather(rollout.batch.tokens)  # (B,T)
     mask = gather(rollout.batch.mask).cpu().numpy()  # (B,T)

@@ -1,4 +1,4 @@
-"""AdamW, its learning rate, and a guard against gradients that are huge or not finite."""
+"""Update the policy with AdamW, set its learning rate, and guard against bad gradients."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The policy whose blanks are independent: one distribution over characters for each blank.
+"""Fill blanks independently: this policy has one distribution over characters for each blank.
 
     q(y) = Π_t q_t(y_t)
 
@@ -30,7 +30,7 @@ class Product:
         return Fills(*draw_all(self.logits, *where, self.sampling))
 
     def score(self, fills, reference):
-        """Score fills under this policy, with a gradient, and under a reference: -> `Scores`.
+        """Score fills under the policy and a reference: -> `Scores`. The policy gets a gradient.
 
         logp and ref_logp use the temperature of the draws, and are renormalised over the characters
         in `fills.kept`. kl and entropy are exact, over the whole vocabulary.

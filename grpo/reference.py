@@ -1,10 +1,11 @@
-"""The reference that the KL keeps the policy close to. It is static, or it follows the policy.
+"""Make the reference that the KL keeps the policy close to, and let it follow the policy.
 
+    static      the reference never changes
     ema         after every step, reference = (1 − ema_alpha) · reference + ema_alpha · policy
     periodic    after every reference_update_freq steps, reference = policy
 
-TR-DPO (2404.09656) does both for DPO. If the reference follows, the KL limits how fast the policy
-moves, and no longer how far it gets from the base model.
+The last two are from TR-DPO (2404.09656). If the reference follows, the KL limits how fast the
+policy moves, and no longer how far it gets from the base model.
 """
 
 import copy

@@ -43,14 +43,15 @@ class Fills(Rows):
     """
 
     completions: torch.Tensor  # (B,G,T) the filled-in copies of each input
-    kept: torch.Tensor  # (B,T,V), with a latent (B,T,K,V): True if in S, False at visible text
+    kept: torch.Tensor  # (B,T,V), or (B,T,K,V) with a latent: True if in S, False at visible text
 
 
 def integer_weights(logits, temperature):
-    """Turn logits into whole numbers, w[v] = round(exp((s[v] − max s) / τ) · 2^21): (...,V) int64.
+    """Turn logits into whole numbers, the weights: (...,V) -> (...,V) int64.
 
-    A logit of -inf gives 0. We compute in float64. In float32 two implementations of exp often
-    differ enough that a weight rounds to another whole number.
+    A weight is round(exp((logit − largest logit) / temperature) · 2^21). A logit of -inf gives 0.
+    We compute in float64. In float32 two implementations of exp often differ enough that a weight
+    rounds to another whole number.
     """
     x = logits.double()
     below_best = x - x.amax(dim=-1, keepdim=True)  # (...,V)
@@ -134,7 +135,9 @@ def sample_completions(logits, masked, mask, uniforms, sampling):
     """Fill every blank of each input G times, in parallel, from one set of logits.
 
     logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T) in [0,1)
-    -> completions (B,G,T) int64, kept (B,T,V) bool, all False where there is no blank
+    -> completions (B,G,T) int64, kept (B,T,V) bool
+
+    kept is True for the characters that a blank could draw, and all False at visible text.
     """
     uniforms = uniforms.transpose(1, 2).contiguous()  # (B,T,G)
     weights, kept = allowed(logits, uniforms, sampling)  # (B,T,V) twice
@@ -154,7 +157,7 @@ def penalise_repetition(logits, masked, mask, penalty):
     alphabet.
     """
     V = logits.shape[-1]
-    visible = masked.masked_fill(mask | (masked < 0), V - 1)  # (B,T) V - 1 at blanks and padding
+    visible = masked.masked_fill(mask | (masked < 0), V - 1)  # (B,T), V - 1 at blanks and padding
     seen = torch.zeros(len(masked), V, dtype=torch.bool, device=masked.device)
     seen = seen.scatter(1, visible, True)  # (B,V)
     seen = seen.view(-1, *(1,) * (logits.dim() - 2), V)  # (B,1,...,V)

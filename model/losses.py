@@ -1,4 +1,4 @@
-"""This draws masked inputs, fills them, and computes the losses of the generator and the judge.
+"""Draw masked inputs, fill them, and compute the losses of the generator and the judge.
 
 The generator learns to fill hidden characters (masked language modelling, 1810.04805). In some of
 its inputs a part of the blanks is filled in already, because a model that fills blank by blank will

@@ -51,7 +51,7 @@ class Settings:
     seed: int = 1  # for the weights, inputs and draws
     # With bfloat16 a step takes two thirds of the time, on a CPU that has instructions for it.
     dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "auto"  # auto, cpu, cuda, cuda:1; auto: cuda where there is one
+    device: str = "auto"  # auto, cpu, cuda, cuda:1; auto: cuda if there is a GPU
     resume: bool = False  # go on from what the same command saved in out_dir
 
 
@@ -76,7 +76,10 @@ def schedule(step, steps):
 
 
 def fit(name, model, loss_fn, steps, learning_rate, args):
-    """Minimise `loss_fn(step)`, and save for --resume every SAVE_INTERVAL steps and on a signal."""
+    """Train the model to minimise `loss_fn(step)`.
+
+    Every SAVE_INTERVAL steps, at the end and on a signal, this saves the state for --resume.
+    """
     state_file = Path(args.out_dir) / f"{name}_state.pt"
     flags = asdict(args) | {"resume": True}
     optimizers = make_optimizers(model, learning_rate)
@@ -138,9 +141,9 @@ def make_models(args, vocabulary):
 
 
 def with_latent(product, n_latent):
-    """Make a generator with a latent from `product`, a generator without one.
+    """Give a copy of the generator `product` a latent with `n_latent` values.
 
-    Each value of the latent begins with the head of `product`, plus a little noise.
+    Each value begins with a copy of the head of `product`, plus a little noise.
     """
     generator = Generator(replace(product.trunk.config, n_latent=n_latent))
     generator.trunk.load_state_dict(product.trunk.state_dict())
@@ -183,7 +186,7 @@ def pretrain(args):
     peak = 1e-3
     if not args.start_judge:
         peak = 4e-3
-        # A judge with fewer layers takes the first ones of the generator.
+        # A judge with fewer layers takes only the first layers of the generator.
         judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)
     fit("judge", judge, loss_of_judge, args.judge_steps, peak, args)
     write(out / "judge.pt", model_file(judge, vocabulary, torch.float16))

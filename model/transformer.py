@@ -1,4 +1,4 @@
-"""A bidirectional character transformer, with an output head for the generator or the judge.
+"""This is a bidirectional character transformer, with a head for the generator or the judge.
 
 Letters: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads, D = C / H width
 of a head, K values of the latent, M blanks of all inputs.
@@ -40,7 +40,7 @@ def rotary_table(length, head_width):
 def rotate(x, cos, sin):
     """Turn each pair (x[i], x[i + D/2]) by its position's angle: (B,H,T,D) -> (B,H,T,D).
 
-    If q and k are turned like this, q·k depends on their positions only by the difference.
+    If q and k are turned like this, q·k depends only on the difference of their positions.
     """
     a, b = x.chunk(2, dim=-1)  # (B,H,T,D/2) twice
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
@@ -160,5 +160,5 @@ class Judge(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, tokens, **options):
-        """Map text without blanks (B,T) to log-odds that each character was not filled in (B,T)."""
+        """Compute log-odds that each character is original: text without blanks (B,T) -> (B,T)."""
         return self.head(self.trunk(tokens, **options)).squeeze(-1)

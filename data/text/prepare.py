@@ -1,4 +1,4 @@
-"""Turns a text into train.bin, val.bin (a byte for each character) and meta.json (vocabulary).
+"""Turn a text into train.bin, val.bin (a byte for each character) and meta.json (vocabulary).
 
 The default text is English prose that every reader has just installed: the documentation of numpy
 and torch, in the versions that requirements.txt pins. We read it with `ast` and import no module.
@@ -76,7 +76,7 @@ def normalise(text):
 
 
 def is_validation(paragraph):
-    """Tell whether a paragraph goes into val.bin. A hash of its letters alone picks one in ten."""
+    """Tell whether a paragraph goes into val.bin. One in ten does, picked by a hash of its text."""
     return hashlib.sha256(paragraph.encode()).digest()[0] < 26
 
 

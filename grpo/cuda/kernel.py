@@ -1,4 +1,4 @@
-"""This file compiles `kernel.cu` when a run starts, and launches it on the current stream.
+"""Compile `kernel.cu` when a run starts, and launch it on the current stream.
 
 `sample_completions` and `logprobs` do what the PyTorch code in `grpo/sampling.py` and
 `grpo/logprobs.py` does. The only exception is a token outside the vocabulary at a blank. The kernel

@@ -1,4 +1,4 @@
-"""Print the table of a finished run, or check in other ways whether the run is really better.
+"""Print the table of a finished run, or check in other ways whether GRPO made its policy better.
 
     python -m grpo.evaluation out                        # prints the table that the run made
     python -m grpo.evaluation out --again                # computes the table anew, and keeps it
@@ -67,7 +67,7 @@ class FinishedRun:
             f" --reward={self.own['reward']}, or leave it out: --reward=judge",
         )
         given = {name: value for name, value in vars(args).items() if value and name in self.own}
-        # With no reference_checkpoint, `load_models` takes the generator before GRPO as base model.
+        # We clear reference_checkpoint, so that the base model is the one that GRPO started from.
         # We use PyTorch, because the kernel that the run used may not work on this device.
         began = {"reference_checkpoint": "", "kernel": "torch"}
         self.config = from_saved(self.own | began | given, path)

@@ -102,8 +102,8 @@ def opinions(judge, rewards, fills, batch):
     """Ask the judge and the rewards about fills (N,n,T): -> scores (N,n,T), {column: (N,n)}.
 
     A blank's score is the judge's log-odds that its word is from the text. The column "judge" turns
-    these scores into probabilities, and averages them over the blanks of a fill. Each other part of
-    the reward has a column "reward_NAME".
+    these scores into probabilities, and averages them over the blanks of a fill. Every part of the
+    reward but the judge has its own column "reward_NAME".
     """
     scores = log_odds(judge, fills, batch.words)  # (N,n,T)
     said = {"judge": mean_over_blanks(scores.sigmoid(), batch.mask)}  # (N,n)
@@ -167,7 +167,8 @@ def entropy(q, mask):
 def completion_lines(fills, said, inputs):
     """Make one dict for each fill: fills (N,n,T), said {name: (N,n)} -> a list of dicts.
 
-    A dict holds the fill's input, its text, and its numbers from `said`.
+    `said` is what the judge and the rewards said of the fills: one number per fill under each name.
+    A dict holds the input of a fill, its text, and these numbers.
     """
     masked = inputs.batch.masked[:, None].expand(fills.shape)  # (N,n,T)
     columns = {"input": decode(masked, inputs.vocabulary)}
@@ -231,9 +232,9 @@ def table(policy, before, judge, rewards, held_out, config, after_row=lambda: No
 def peek(policy, before, held_out, step):
     """Return lines that show how the base model and the policy fill three held-out texts.
 
-    The first line has each model's share of valid words, measured on PEEK texts. The three texts
-    are those with the most and the longest hidden words, because the blanks of a long word are the
-    likeliest to clash.
+    The first line has each model's share of valid words, measured on PEEK texts. From these we show
+    three with many and long hidden words, because the blanks of a long word are the likeliest to
+    clash.
     """
     few = replace(held_out, batch=held_out.batch[:PEEK])
     batch = few.batch

@@ -41,8 +41,8 @@ def ngram(text, vocab_size):
 def ngram_bits(probability, mask, texts):
     """Average −log2 P over all 5-grams that contain a blank: -> bits per character.
 
-    mask (N,T) is a numpy array. `texts` has n fills of the first input, then n of the next,
-    N·n in all.
+    P is what `probability` returns for a 5-gram. mask (N,T) is a numpy array. `texts` has N·n
+    fills: n fills of the first input, then n fills of the next, and so on.
     """
     windows = np.lib.stride_tricks.sliding_window_view(mask, ORDER, axis=1)
     touches = windows.any(axis=-1).repeat(len(texts) // len(mask), axis=0)  # (N·n,T-4)

@@ -1,4 +1,4 @@
-"""This fills the blanks in three other ways, to compare them with one-step filling.
+"""Fill the blanks in three other ways, to compare them with one-step filling.
 
 Letters: N inputs, M inputs that still have blanks, n fills of each, T characters, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""This writes files of weights atomically, and reads them strictly.
+"""Write files of weights atomically, and read them strictly.
 
 Every file holds one dict. A model's dict has the keys `kind`, `architecture`, `vocabulary` and
 `weights`. A training checkpoint is a generator's dict with one more key, `training`. So you can
@@ -86,8 +86,8 @@ def model_file(model, vocabulary, dtype=torch.float32):
 def build(content, kind, vocabulary, path):
     """Build the model whose dict is `content`, in float32 and evaluation mode.
 
-    The caller expects this `kind` and `vocabulary`. If the dict has others, or if a weight has
-    another name or shape than the model's, this raises a Mistake that shows both.
+    Raises a Mistake if the dict has another `kind` or `vocabulary` than the caller gives, or if its
+    weights do not fit the model.
     """
     if content.get("kind") != kind:
         raise Mistake(

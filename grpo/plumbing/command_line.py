@@ -1,4 +1,4 @@
-"""This reads a command's config files and flags, and reports a user's mistake in one line.
+"""Read a command's config files and flags, and report a user's mistake in one line.
 
     python train_grpo.py config/latent.py --group_size=8         # left to right, the last one wins
 
@@ -24,7 +24,7 @@ from data.exceptions import Mistake, refuse
 from grpo.plumbing.checkpoint import ROOT, find
 
 LARGEST = 2**31 - 1
-TINY = 1e-9  # where exactly 0 or 1 is not allowed, a value has to be this far from it
+TINY = 1e-9  # the least value where 0 is not allowed; 1 - TINY is the largest where 1 is not
 
 # The least and the largest value of a setting. If a setting is not listed here, its least value is
 # 1 for a whole number, and 0 for any other number.
@@ -137,7 +137,7 @@ def read_arguments(settings, arguments, usage):
 
 
 def help_text(config, usage):
-    """Return `usage`, and the source of config's class with the values of `config` as defaults."""
+    """Return `usage`, then the source code of config's class with config's values as defaults."""
     setting = r"(?m)^(    (\w+): .*? = ).+?(?=  #|$)"
     source = inspect.getsource(type(config))
     return f"{usage}\n\n" + re.sub(setting, lambda it: it[1] + repr(getattr(config, it[2])), source)

@@ -65,8 +65,8 @@ class Config:
     # likely of these.
     xtc_threshold: float = 0.1
     xtc_probability: float = 0.0  # chance that XTC is used at a blank; 0: off
-    # Above 1 it makes the characters of the visible text less likely. This changes little, because
-    # the visible text has most of the alphabet.
+    # A penalty above 1 makes the characters of the visible text less likely. This changes little,
+    # because the visible text has most of the alphabet.
     repetition_penalty: float = 1.0
 
     # GRPO.
@@ -103,10 +103,10 @@ class Config:
     grad_clip: float = 1.0  # largest norm of the gradient; 0: no limit
 
     # The machine.
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda where there is one
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda if there is a GPU
     reference_device: str = "auto"  # where the reference lives; auto: on `device`
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 if it is fast here
-    compile: Literal["auto", "true", "false"] = "auto"  # torch.compile; auto: on cuda, if it works
+    compile: Literal["auto", "true", "false"] = "auto"  # torch.compile; auto: on a GPU, if it works
     gradient_checkpointing: bool = False  # less memory, more time, the same gradients
     kernel: Literal["auto", "cuda", "torch"] = "auto"  # auto: the fused cuda kernel if it can run
     seed: int = 1  # seed of the inputs and the draws
@@ -115,8 +115,8 @@ class Config:
 def load_config(arguments=()):
     """Read config files and --key=value flags, applied left to right: -> `Config`.
 
-    A resumed run takes its settings from its checkpoint, except for those in `arguments`. Then we
-    print what changed. Raises a Mistake if anything is wrong with the settings.
+    A resumed run takes its settings from its checkpoint, except for those in `arguments`. For such
+    a run we print which settings changed. Raises a Mistake if anything is wrong with the settings.
     """
     usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
     given = read_arguments(Config, arguments, usage)

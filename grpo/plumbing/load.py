@@ -1,4 +1,4 @@
-"""This turns settings into a device, data, models, policies and rewards."""
+"""Turn settings into a device, data, models, policies and rewards."""
 
 import os
 from functools import partial

@@ -1,4 +1,4 @@
-"""This logs a run to metrics.jsonl, a progress bar and wandb.
+"""Log a run to metrics.jsonl, a progress bar and wandb.
 
 It also times the run and watches for signals.
 """
@@ -30,7 +30,7 @@ except ImportError:  # Windows has no fcntl, so we do not lock there
 class Clock:
     """This times the calls of a step, in milliseconds.
 
-    On CUDA it records events, so nothing waits for the device until `read` does.
+    On CUDA it records events, and only `read` waits for the device.
     """
 
     def __init__(self, device):
@@ -49,7 +49,7 @@ class Clock:
         return event
 
     def timed(self, name, call):
-        """Wrap `call` so that each use also adds its time to the figure {name}_ms."""
+        """Wrap `call` so that the time of each call is added to {name}_ms, which `read` returns."""
 
         def timed_call(*arguments):
             begin = self.now()
@@ -161,10 +161,10 @@ def cut_back(path, start):
 def claim(folder, start, name="metrics.jsonl"):
     """Open the file `name` in a run's folder for appending, and keep other runs out: -> the file.
 
-    The file is locked while it is open. If `start` is 0, the run is new. Then we first move the
-    whole folder of an earlier run aside. Otherwise the run is resumed, and we cut off the file's
-    lines from step `start` on. Raises a Mistake if another run is using the folder, or if we cannot
-    write there.
+    The file is locked while it is open. If `start` is 0, the run is new. If the folder then holds
+    an earlier run, we rename the folder and make a new one. If `start` is larger, the run is
+    resumed, and we remove the file's lines of step `start` and of later steps. Raises a Mistake if
+    another run is using the folder, or if we cannot write there.
     """
     path = folder / name
     try:

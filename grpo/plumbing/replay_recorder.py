@@ -1,4 +1,4 @@
-"""This writes replay.jsonl, for grpo/tools/replay.py: a header, then a line for each step.
+"""Write replay.jsonl, for grpo/tools/replay.py: a header, then a line for each step.
 
 A line says how likely each character is at each blank of a few held-out inputs, after the step. It
 also holds the first completions of one group, the one with the largest sum of |advantages|. Each
@@ -83,7 +83,7 @@ def begin(before, held_out, config, start):
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def record(policy, held_out, config, step, rollout):
-    """Write what the policy says after the step, and one group of completions.
+    """Write the policy's best guess and probabilities after the step, and one group of completions.
 
     We take the group with the largest sum of |advantages|. The ratio of a letter compares the
     policy after all updates of the step with the policy that drew it. `bounded` says whether the

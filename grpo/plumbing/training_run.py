@@ -56,9 +56,9 @@ SUSPECTS = {
 def as_numbers(metrics):
     """Turn {metric: scalar tensor} into {metric: number}, and wait for the device only once.
 
-    Raises FloatingPointError if one of the SUSPECTS is not finite, and says what went wrong. By
-    then `Optimizer.step` has skipped the bad update. Only `log_prob` is different: the update was
-    finite and was made, but the new weights give logits that are not finite.
+    Raises FloatingPointError if a metric in SUSPECTS is not finite. If that metric is `log_prob`,
+    the last update was made, and its new weights give logits that are not finite. For any other
+    metric, `Optimizer.step` has already skipped the bad update.
     """
     values = torch.stack(list(metrics.values())).tolist()
     numbers = dict(zip(metrics, values))
@@ -128,7 +128,7 @@ class Run:
             restore_training(state, self.optimizer.adamw, config.out_dir)
 
         self.again = shlex.quote(config.out_dir)  # `__exit__` prints this in its commands
-        if ".py:" in config.reward:  # we run a FILE.py only if the user names it again
+        if ".py:" in config.reward:  # these commands run a FILE.py only if they name it
             self.again += f" --reward={shlex.quote(config.reward)}"
         self.start = self.step = self.saved = state.get("iteration", 0)
         self.signals = Signals()

@@ -79,7 +79,7 @@ def step(G, device):
 
 
 def gradient(compute, logits, *others):
-    """Add up all logp, kl and entropy, and return the gradient of the sum by `logits`."""
+    """Add up all logp, kl and entropy: -> the gradient of the sum with respect to `logits`."""
     logp, _, kl, entropy = compute(logits, *others)
     return torch.autograd.grad(logp.sum() + kl.sum() + entropy.sum(), logits)
 

@@ -32,7 +32,7 @@ VOCABULARY = "aefhlp_"
 WORDS = {"help": 2.0, "half": 0.8, "helf": -1.6, "halp": -2.2}  # the judge's log-odds
 COMPLETIONS = torch.tensor([[VOCABULARY.index(c) for c in word] for word in WORDS])  # (4,T)
 MASK = torch.tensor([[False, True, False, True]])  # (1,T)
-# (4,2) These uniforms, one for each blank, draw the words of WORDS in turn.
+# (4,2) Each row draws one word of WORDS, with one uniform for each of the two blanks.
 IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])
 T = 4
 APART = 1.0  # if the latent is z, the letters of the z-th word start with this logit
@@ -44,7 +44,7 @@ LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 class Settings(Config):
     """The toy takes these settings, and those of train_grpo.py that are about the method."""
 
-    n_latent: int = 1  # values of a latent, each of which first prefers a different word; 1: none
+    n_latent: int = 1  # values of a latent; each at first prefers its own word; 1: no latent
     group_size: int = 4  # completions, G
     num_iterations: int = 1  # times that each rollout is used
     kl_beta: float = 0.4  # weight of KL(policy || reference)
@@ -95,10 +95,10 @@ def draw_batch(step, config):
 
 
 def look(q, q_ref, **figures):
-    """Compute the exact figures of the distribution `q`, and add `figures`: -> {name: number}.
+    """Compute exact numbers for the distribution `q`, and add `figures`: -> {name: number}.
 
-    These are the probabilities of the four words, the expected reward, the KL to `q_ref`, and the
-    entropy. KL and entropy are those of the whole word, in nats.
+    The exact numbers are the probabilities of the four words, the expected reward, the KL to
+    `q_ref`, and the entropy. KL and entropy are those of the whole word, in nats.
     """
     log_p, log_p_ref = (each.log_prob(COMPLETIONS[None])[0].sum(dim=1) for each in (q, q_ref))
     p = log_p.exp()  # (4,)

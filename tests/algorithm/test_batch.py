@@ -1,4 +1,4 @@
-"""What a step draws, the parts that its updates take, and blanks and their words, against loops.
+"""Compare the draws of a step, the parts that its updates take, and its words with loops.
 
 Letters: B inputs, T characters, G completions of each, V vocabulary, M blanks of all inputs.
 """

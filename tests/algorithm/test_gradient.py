@@ -1,4 +1,4 @@
-"""What no test may take on faith: expected gradients, found by enumerating every group.
+"""Check expected gradients by enumerating every group.
 
 A group is what one step draws for one input. The loss of each group is weighed by the group's
 probability. Temperature and truncation are on.

@@ -1,4 +1,4 @@
-"""The policy that chooses, then spells: everything against sums over all pairs (z, y).
+"""Compare the policy that chooses, then spells, with sums over all pairs (z, y).
 
 There are two inputs. The blanks of the first one's words are not adjacent, and the second one has a
 word of three letters. Temperature and truncation are on.

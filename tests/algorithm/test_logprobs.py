@@ -1,4 +1,4 @@
-"""Log-probability, KL and entropy equal their definitions, and the gradient by hand autograd's.
+"""Compare log-probability, KL and entropy with definitions, and the gradient with autograd's.
 
 Letters: B masked inputs, T characters, G completions of each, V vocabulary.
 """

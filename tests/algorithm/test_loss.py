@@ -1,4 +1,4 @@
-"""Every form of the loss and its gradient, against loops over b, g, t written from the papers.
+"""Compare every form of the loss with loops over b, g, t that are written from the papers.
 
 Letters: B masked inputs, T characters, G completions of each.
 """

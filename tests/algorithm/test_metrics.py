@@ -1,4 +1,4 @@
-"""The figures of a step, against loops. Letters: B inputs, T characters, G completions."""
+"""Compare the metrics of a step with loops. Letters: B inputs, T characters, G completions."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""The optimizer against AdamW written out by hand, and the learning rate of each step."""
+"""Compare the optimizer with AdamW written by hand, and check the learning rate of each step."""
 
 from unittest.mock import MagicMock
 

@@ -1,4 +1,4 @@
-"""The reference: the base model itself, or a copy that follows the policy."""
+"""Check the reference, which is the base model itself or a copy that follows the policy."""
 
 import torch
 

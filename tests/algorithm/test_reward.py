@@ -1,4 +1,4 @@
-"""What a completion is worth. Letters: B masked inputs, T characters, G completions of each."""
+"""Check rewards. Letters: B masked inputs, T characters, G completions of each."""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""Kept sets against rules in plain words, draws against exact distributions.
+"""Compare kept sets with rules in plain words, and draws with exact distributions.
 
 Letters: B masked inputs, T characters, N draws, V vocabulary, K values of the latent.
 """

@@ -1,4 +1,4 @@
-"""`grpo_step` at the edge of what there can be, whether it learns, and a policy of one's own.
+"""Run `grpo_step` on extreme inputs, to see whether it learns, and with a policy of one's own.
 
 Letters: B masked inputs, T characters, G completions, V vocabulary.
 """

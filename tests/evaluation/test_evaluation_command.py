@@ -1,4 +1,4 @@
-"""`python -m grpo.evaluation out`, with the folder of a run that was never run."""
+"""Run `python -m grpo.evaluation out` on a folder that no run wrote."""
 
 import json
 from dataclasses import asdict, fields

@@ -1,4 +1,4 @@
-"""The 5-gram model, against counting in the text itself."""
+"""Compare the 5-gram model with counting in the text itself."""
 
 import random
 from math import log2

@@ -1,4 +1,4 @@
-"""The rivals of one step, against loops. Letters: N inputs, T characters, V vocabulary."""
+"""Compare the rivals of one step with loops. Letters: N inputs, T characters, V vocabulary."""
 
 from functools import partial
 

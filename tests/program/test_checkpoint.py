@@ -1,4 +1,4 @@
-"""Files of weights: written whole or not at all, read strictly, and no file runs code."""
+"""Check that files of weights are written whole or not at all, read strictly, and run no code."""
 
 import os
 import random

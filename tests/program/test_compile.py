@@ -1,4 +1,4 @@
-"""compile: each pass is one graph of one shape, and no figure changes."""
+"""Check that each compiled pass is one graph of one shape, and that no figure changes."""
 
 import json
 from functools import partial

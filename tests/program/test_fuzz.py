@@ -1,4 +1,4 @@
-"""Files of data are data: whatever they hold, the answer is one line of error or the right result.
+"""Damage files of data. The answer must be one line of error or the right result.
 
 As many inputs to each reader as FUZZ says, or 300:
 

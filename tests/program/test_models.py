@@ -1,4 +1,4 @@
-"""The networks, what they learn from, their report, and the program that trains them."""
+"""Check the networks, what they learn from, their report, and the program that trains them."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""What the READMEs say is so: commands are understood, names and links exist, sums come out."""
+"""Check what the READMEs say: commands are understood, names and links exist, sums come out."""
 
 import argparse
 import importlib

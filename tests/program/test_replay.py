@@ -1,4 +1,4 @@
-"""replay.jsonl, what a run records of itself, and the page that is made of it, in a browser."""
+"""Check replay.jsonl, which a run records, and the page that is made of it, in a browser."""
 
 import json
 import re

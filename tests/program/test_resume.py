@@ -1,4 +1,4 @@
-"""A run that goes on is the run that never stopped, bit for bit; the same command, the same run."""
+"""Check that a resumed run equals the run that never stopped, bit for bit."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a run leaves, what it promises of its folder, and how it ends where something fails."""
+"""Check what a run leaves, what it promises of its folder, and how it ends if something fails."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Settings from files and flags; what a user gets wrong with them is in test_mistakes.py."""
+"""Check settings from files and flags. test_mistakes.py checks those that a user gets wrong."""
 
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run in a process of its own, that is asked to stop, or killed."""
+"""Stop or kill a run in a process of its own, and check what it leaves."""
 
 import os
 import random

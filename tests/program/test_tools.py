@@ -1,4 +1,4 @@
-"""fill, compare and bench, each by its command, on runs of tiny models."""
+"""Run fill, compare and bench, each by its command, on runs of tiny models."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The toy: what it printed from the first, what it shows exactly, and grpo/README.md's puzzles."""
+"""Check what the toy prints and shows, and the puzzles of grpo/README.md."""
 
 import re
 import shlex

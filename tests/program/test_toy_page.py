@@ -1,4 +1,4 @@
-"""grpo/tools/toy.html, the laboratory in a browser, against the toy in Python."""
+"""Compare grpo/tools/toy.html, in a browser, with the toy in Python."""
 
 import json
 import re

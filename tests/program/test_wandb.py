@@ -1,4 +1,4 @@
-"""Weights & Biases: what it gets, and that its troubles are one warning, and the run goes on."""
+"""Check what Weights & Biases gets, and that its troubles are one warning and do not stop a run."""
 
 import json
 import sys
