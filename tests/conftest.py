@@ -1,4 +1,4 @@
-"""Tiny data and tiny models are made in the process: 2 layers, 32 wide, 16 characters."""
+"""Make tiny data and tiny models for the tests: 2 layers, width 32, 16 characters."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ from model.transformer import Generator, Judge, TransformerConfig
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 os.environ.setdefault("WANDB_MODE", "offline")
-# Whoever starts the tests in the background ignores SIGINT, and an ignored one stays ignored.
+# A shell makes tests in the background ignore SIGINT. So we put Python's own handler back.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TEXT = "\n\n".join(
@@ -39,11 +39,11 @@ BLANK = 27
 
 
 def encode(*texts):
-    """Turn texts of one length into tokens: -> (number of texts,T)."""
+    """Turn texts of equal length into tokens: -> (number of texts,T)."""
     return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
 
 
-# Where the tiny runs are not the default experiment: plain GRPO, an update a step.
+# The tiny runs use these in the place of the defaults: plain GRPO with one update per step.
 PLAIN = {
     "hidden_words": 2,
     "temperature": 0.8,
@@ -61,7 +61,7 @@ PLAIN = {
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
-    """Make a folder with a text and untrained models: a judge, a generator, one with a latent."""
+    """Make a folder with a text and an untrained judge, generator, and generator with a latent."""
     folder = tmp_path_factory.mktemp("world")
     (folder / "text.txt").write_text(TEXT)
     prepare(folder / "text", folder / "text.txt")
@@ -81,7 +81,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def flags(world, tmp_path):
-    """Give the settings of a run of seconds: {name: value}."""
+    """Give the settings of a run that takes seconds: {name: value}."""
     return PLAIN | {
         "dataset": str(world / "text"),
         "generator_checkpoint": str(world / "generator.pt"),

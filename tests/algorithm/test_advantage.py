@@ -32,7 +32,7 @@ def slow_advantages(reward, mask, baseline, scale):
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_advantages_equal_the_loops(baseline, scale):
-    """What is given to a visible character counts nowhere, nor in the scale of the step."""
+    """Visible characters have rewards here, but these do not change the blanks' advantages."""
     g = torch.Generator().manual_seed(2)
     reward = torch.rand(B, G, T, generator=g, dtype=torch.float64)
     mask = torch.rand(B, T, generator=g) < 0.6  # (B,T)

@@ -89,7 +89,7 @@ def draw_share(data, config, monkeypatch, processes=1, rank=0, step=3):
 
 
 def test_processes_share_the_inputs_of_a_step(world, monkeypatch):
-    """What several draw together one draws alone."""
+    """Three processes together draw the inputs that one process draws alone."""
     data = Dataset(world / "text", "train", 16)
     shared = {"batch_size": 2, "group_size": 4, "block_size": 16, "masking": "word"}
     whole = draw_share(data, Config(**shared, gradient_accumulation_steps=3), monkeypatch)
@@ -119,14 +119,14 @@ def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
 
 
 def adjacent():
-    """Hide some characters: each run of blanks is a word."""
+    """Hide random characters, and number each run of blanks as one word: -> (6,12)."""
     mask = torch.rand(6, 12, generator=torch.Generator().manual_seed(0)) < 0.5
     mask[2] = False
     return make_batch(torch.zeros(6, 12).long(), mask, 1, 1, (0,)).words
 
 
 def scattered():
-    """Hide words whose blanks stand anywhere, numbered in the order of their first blanks."""
+    """Make words of blanks that stand anywhere, numbered in the order of their first blanks."""
     names = torch.randint(4, (6, 12), generator=torch.Generator().manual_seed(0))
     names[2] = 0
     rows = []
@@ -174,5 +174,5 @@ def test_words_are_counted_summed_and_averaged_as_in_loops(make_words):
     assert [*zip(*(numbers.tolist() for numbers in per_word.lay_out_words(words)))] == laid_out
     torch.testing.assert_close(per_word.sum_over_words(x, words), sums)
     torch.testing.assert_close(per_word.mean_over_words(x, words), means)
-    torch.testing.assert_close(per_word.mean_over_blanks(x, mask), whole)  # without a blank 0
+    torch.testing.assert_close(per_word.mean_over_blanks(x, mask), whole)  # 0 without blanks
     assert torch.equal(per_word.spread(x.mT[mask], mask), (x * at).mT)

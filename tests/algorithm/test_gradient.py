@@ -1,10 +1,11 @@
 """Check expected gradients by enumerating every group.
 
-A group is what one step draws for one input. The loss of each group is weighed by the group's
+A group is what one step draws for one input. The loss of each group is weighted by the group's
 probability. Temperature and truncation are on.
 
 Letters: T = 2 blanks, which are one word, V = 3 characters, G = 2 completions, K = 2 values of the
-latent z. A policy has the leaves letters (1,T,V), or prior (1,1,K) and letters (1,T,K,V).
+latent z. `leaves` are the logits that we differentiate by. A product has letters (1,T,V), and a
+latent has prior (1,1,K) and letters (1,T,K,V).
 """
 
 import pytest
@@ -39,20 +40,20 @@ BOTH = pytest.mark.parametrize("policy", [Product, Latent])
 
 
 def settings(**changes):
-    """Ask for plain policy gradient without a KL, but for the changes."""
+    """Make a config of plain policy gradient without a KL, with these changes."""
     own = {"loss_type": "sum", "baseline": "leave_one_out", "scale_rewards": "none"}
     return Config(**(own | {"group_size": G, "kl_beta": 0.0} | changes))
 
 
 def distribution(policy, leaves, batch, **options):
-    """Make the policy of inputs that are all alike."""
+    """Make a policy that has the same leaves for every input of `batch`."""
     B = len(batch.mask)
     logits = [x.expand(B, T, *x.shape[2:]) for x in leaves]
     return policy(*logits, batch, Sampling(TAU, **options))
 
 
 def pairs(leaves, kept):
-    """Compute P(z, y_0, y_1) by its definition: (K,V,V). A product is a latent of one value."""
+    """Compute P(z, y_0, y_1) by its definition: (K,V,V). A product has K = 1."""
     *prior, letters = leaves
     pi = (prior[0][0, 0] / TAU).softmax(dim=0) if prior else torch.ones(1, dtype=torch.float64)
     weights = (letters / TAU).exp() * kept
@@ -66,7 +67,7 @@ def chances(leaves, kept):
 
 
 def rewards_of(fills):
-    """Look the reward of whole fills up: (n,G,T) -> (n,G,T)."""
+    """Look up the reward of each whole fill, and give it to all its letters: (n,G,T) -> (n,G,T)."""
     return REWARD[fills[..., 0], fills[..., 1]][..., None].expand(fills.shape)
 
 
@@ -81,8 +82,8 @@ def without_rewards(fills):
 def expected_gradient(policy, kept, config, advantages=compared, drawn_from=None):
     """Compute Σ over groups of P(group) · gradient of the step's loss, for each leaf.
 
-    `advantages` maps all groups (n,G,T) to theirs. `drawn_from` is a set S other than the one whose
-    log q is differentiated.
+    `advantages` computes the advantages of all groups from their fills (n,G,T). The fills are
+    scored on the set `kept`. They are drawn from it too, or from the set `drawn_from`.
     """
     leaves = [x.clone().requires_grad_() for x in NOW[policy]]
     chance = chances(NOW[policy], kept if drawn_from is None else drawn_from)  # (V,V)
@@ -114,7 +115,7 @@ def gradient_of_expected_reward(policy, kept, reward=REWARD):
 
 
 def assert_opposite(have, want, factor=1.0):
-    """A loss falls where the reward rises."""
+    """Check that `have` is −factor · `want`, because a loss falls where the reward rises."""
     for a, b in zip(have, want):
         assert b.abs().max() > 1e-3
         torch.testing.assert_close(-a, factor * b, rtol=0, atol=1e-10)
@@ -124,9 +125,10 @@ def assert_opposite(have, want, factor=1.0):
 @pytest.mark.parametrize("baseline, factor", [("leave_one_out", 1.0), ("mean", 1 - 1 / G)])
 @pytest.mark.parametrize("level", ["token", "none"])
 def test_expected_gradient_is_that_of_the_expected_reward(policy, baseline, factor, level):
-    """The reward of the other fills is independent of a draw, so leave_one_out has no bias.
+    """With leave_one_out the baseline of a fill does not depend on this fill, so there is no bias.
 
-    With mean r_j − 1/G Σ_i r_i = (1 − 1/G) r_j − 1/G Σ_{i≠j} r_i, so it finds 1 − 1/G of it.
+    With `mean` the advantage of fill j is r_j − 1/G Σ_i r_i = (1 − 1/G) r_j − 1/G Σ_{i≠j} r_i. So
+    the gradient is 1 − 1/G times as large.
     """
     config = settings(baseline=baseline, importance_sampling_level=level)
     kept = KEPT[policy]
@@ -144,7 +146,7 @@ XTC = {"xtc_threshold": 0.2, "xtc_probability": 0.5}
     ids=str,
 )
 def test_expected_gradient_with_each_sampler_option(policy, options):
-    """On every set S that the sampler makes it is the gradient of E[r] on that set."""
+    """It is the gradient of E[r] on every set S that the sampler makes."""
     n = 40
     batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), 0, G, (1,))
     fills = distribution(policy, NOW[policy], batch, **options).sample(batch.uniforms)
@@ -162,10 +164,10 @@ def test_expected_gradient_with_each_sampler_option(policy, options):
     [(KEPT, rewards_of, True), (ALL, rewards_of, False), (ALL, compared, True)],
 )
 def test_sampling_from_one_distribution_and_differentiating_another(scored_on, advantages, right):
-    """Drawn with truncation and scored without, the gradient is wrong.
+    """Fills that are drawn with truncation and scored without it give a wrong gradient.
 
-    It is right by luck as long as the advantages of a group add up to 0 (every ratio is 1, and the
-    baseline is the group's), because then the error cancels. So it is rarely noticed.
+    The error cancels by luck as long as every ratio is 1 and the advantages of a group add up to 0,
+    as they do with the group's own baseline. So it is rarely noticed.
     """
     kept = KEPT[Product]
     (have,) = expected_gradient(Product, scored_on[Product], settings(), advantages, kept)
@@ -175,7 +177,7 @@ def test_sampling_from_one_distribution_and_differentiating_another(scored_on, a
 
 
 def divergence(p, r):
-    """Compute KL(p‖r), by the sum over all pairs (z, y), or over all fills."""
+    """Compute KL(p‖r) as a sum over all pairs of a latent z and a fill y."""
     return (p * (p / r).log()).sum()
 
 
@@ -184,9 +186,9 @@ def divergence(p, r):
     [*((Product, name) for name in ("exact", "k1", "k2", "k3")), (Latent, "exact"), (Latent, "k1")],
 )
 def test_expected_gradient_of_each_kl_estimator(policy, estimator):
-    """Those of k2 and the exact KL are that of KL(π‖ref), k3's is that of KL(ref‖π), k1's is 0.
+    """k2 and the exact KL have the gradient of KL(π‖ref), k3 has that of KL(ref‖π), and k1's is 0.
 
-    This holds on-policy and untruncated. The latent's exact KL is that of the pair (z, y).
+    This holds on-policy and without truncation. The latent's exact KL is over pairs (z, y).
     """
     config = settings(kl_estimator=estimator, kl_beta=1.0)
     have = expected_gradient(policy, ALL[policy], config, without_rewards)
@@ -212,7 +214,7 @@ def test_expected_entropy_bonus(policy):
 
 
 def test_reward_of_each_blank_moves_that_blank():
-    """With a reward of its own, blank t's expected gradient is that of E[reward_t]."""
+    """If each blank has its own reward, blank t follows the gradient of E[reward_t] on average."""
     of_blanks = [REWARD, REWARD.T * 0.5]  # of blank 0, of blank 1
 
     def advantages(y):
@@ -228,10 +230,11 @@ def test_reward_of_each_blank_moves_that_blank():
 @pytest.mark.parametrize("credit", ["run", "input"])
 @pytest.mark.parametrize("loss_type", ["sum", "grpo"])
 def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
-    """The optimum of both credits is q = p, with words of one and of three letters in an input.
+    """With either credit the policy q ends at the text's distribution p.
 
-    p and q_ref are products over letters, and a word's reward is log p/q_ref. The expected gradient
-    is exact: every fill is in the group, and counts as often as the policy would draw it.
+    The input has a word of one letter and a word of three. p and q_ref are products over letters,
+    and a word's reward is log p/q_ref. The expected gradient is exact, because the group has every
+    fill once, weighted by its probability under q.
     """
     mask = torch.tensor([[True, False, True, True, True]])  # (1,5)
     fills = torch.cartesian_prod(*[torch.arange(V)] * 4)  # (81,4)
@@ -266,7 +269,7 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
         chance = q.log_prob(completions).detach().sum(dim=-1, keepdim=True).exp()  # (1,81,1)
         loss, _ = grpo_loss(now, now, n * chance * reward, batch.words, weights, config)
         (slope,) = torch.autograd.grad(loss, logits)
-        logits.data -= 2 / (n * weights[0, 0]) * slope  # as long a step with either loss_type
+        logits.data -= 2 / (n * weights[0, 0]) * slope  # the same step for both loss_types
     for word in (one, three):
         x, y = log_ratio(text, word), log_ratio(q, word)
         assert (x @ y / (x @ x)).item() == pytest.approx(1, abs=0.02), f"{len(word)} letters"

@@ -1,4 +1,6 @@
-"""Compare the policy that chooses, then spells, with sums over all pairs (z, y).
+"""Compare the latent policy with sums over all pairs (z, y).
+
+For each word the policy chooses a value z, and then the letters y.
 
 There are two inputs. The blanks of the first one's words are not adjacent, and the second one has a
 word of three letters. Temperature and truncation are on.
@@ -33,7 +35,7 @@ ALL = torch.ones(B, T, K, V, dtype=torch.bool)
 
 
 def leaves(seed, K=K):
-    """Invent the logits of a prior (B,T,K), alike all over a word, and of letters (B,T,K,V)."""
+    """Make random logits of a prior (B,T,K), equal within a word, and of letters (B,T,K,V)."""
     g = torch.Generator().manual_seed(seed)
     of_words = torch.randn(B, 3, K, generator=g, dtype=torch.float64)  # of word 0, 1, 2
     prior = of_words.gather(1, WORDS[..., None].expand(-1, -1, K))
@@ -58,13 +60,13 @@ def pairs(prior, letters, kept, b, w):
 
 
 def slow_logp(prior, letters, kept, y):
-    """Compute what the policy gives each letter after those before it in its word: -> (B,n,T)."""
+    """Compute the log-probability of each letter given those before it in its word: -> (B,n,T)."""
     logp = torch.zeros(y.shape, dtype=torch.float64)
     for (b, w), blanks in BLANKS.items():
         table = pairs(prior, letters, kept, b, w).sum(dim=0)  # (V,V,...) of all spellings
         for i in reversed(range(len(blanks))):
             to_here = table[tuple(y[b, :, s] for s in blanks[: i + 1])]
-            table = table.sum(dim=-1)  # of what is spelt before
+            table = table.sum(dim=-1)  # of the letters before this one
             logp[b, :, blanks[i]] = (to_here / table[tuple(y[b, :, s] for s in blanks[:i])]).log()
     return logp
 
@@ -73,7 +75,7 @@ def test_the_probabilities_of_all_fills_are_those_of_the_pairs_and_add_up_to_1()
     policy = make(*leaves(0))
     have = policy.log_prob(EVERY_FILL)
     torch.testing.assert_close(have, slow_logp(*leaves(0), ALL, EVERY_FILL))
-    copies = V ** (~MASK).sum(dim=1)  # a fill comes once for each visible character
+    copies = V ** (~MASK).sum(dim=1)  # EVERY_FILL varies visible characters, too
     torch.testing.assert_close(have.sum(dim=-1).exp().sum(dim=1), copies.double())
 
 
@@ -81,7 +83,7 @@ def test_the_probabilities_of_all_fills_are_those_of_the_pairs_and_add_up_to_1()
     "options", [{"top_k": 1}, {"top_k": 2}, {"min_p": 0.5}, {"xtc_probability": 1.0}], ids=str
 )
 def test_scores_and_their_gradient_are_sums_over_all_pairs(options):
-    """Letters are truncated for each z by itself, so one z may not write what another one drew."""
+    """Each z truncates its own letters, so what one z drew can be impossible for another."""
     n = 20
     now, reference, old = leaves(0), leaves(1), make(*leaves(0), n, **options)
     fills = old.sample(old.batch.uniforms)
@@ -150,11 +152,11 @@ def test_with_one_value_it_is_the_product(estimator):
 
 
 def test_draws_follow_the_mixture():
-    """z is one for a word, drawn for each completion and each word by itself; then the letters."""
+    """Each word of each completion draws its own z, and then its letters."""
     n = 100_000
     policy = make(*leaves(3), n, top_k=2)
     fills = policy.sample(policy.batch.uniforms)
-    assert torch.equal(fills.completions[0, :, 3], torch.full((n,), 2))  # what is given stays
+    assert torch.equal(fills.completions[0, :, 3], torch.full((n,), 2))  # a visible character stays
     for b in range(B):
         want = torch.ones((), dtype=torch.float64)
         for w in (1, 2):
@@ -199,7 +201,7 @@ def test_another_temperature_and_some_of_the_inputs():
 
 
 def test_a_letter_that_cannot_be_changes_nothing_and_every_gradient_is_finite():
-    """The mask token is such a letter. Without it all is the same."""
+    """An impossible letter, such as the mask token, is added. No score and no gradient changes."""
     found = []
     for width in (0, 1):
         now, reference = leaves(0), leaves(1)
@@ -247,7 +249,7 @@ def test_a_generator_has_a_prior_for_each_word_and_letters_for_each_blank():
 
 
 def test_a_latent_begins_as_copies_of_a_product(monkeypatch):
-    """They lie a little noise apart. Without it they would get equal gradients for ever."""
+    """The copies differ by a little noise. Without it they would get equal gradients for ever."""
     torch.manual_seed(0)
     product = Generator(SHAPE)
     batch = make_batch(TEXT, TEXT == 5, 5, 1, (1,))

@@ -25,7 +25,7 @@ def make(seed=0):
 
 
 def ban_last_character(logits, ref_logits, completions, kept, mask):
-    """Treat it like the mask token: its logit is -inf, and it is never kept and never drawn."""
+    """Give the last character a logit of -inf, and make sure that it is never kept or drawn."""
     logits[..., -1] = float("-inf")
     ref_logits[..., -1] = float("-inf")
     completions[completions == V - 1] = 0
@@ -35,7 +35,7 @@ def ban_last_character(logits, ref_logits, completions, kept, mask):
 
 
 def slow(logits, ref_logits, completions, kept, mask, temperature):
-    """Follow the definition in the docstring, one blank at a time; autograd differentiates it."""
+    """Follow the definitions in grpo/logprobs.py blank by blank. Autograd differentiates them."""
     logp = torch.zeros(B, G, T, dtype=logits.dtype)
     ref_logp = torch.zeros(B, G, T, dtype=logits.dtype)
     kl = torch.zeros(B, T, dtype=logits.dtype)
@@ -57,7 +57,7 @@ def slow(logits, ref_logits, completions, kept, mask, temperature):
 
 
 def values_and_gradient(function, arguments, temperature):
-    """Return all outputs, and the gradient of a random weighted sum of those that have one."""
+    """Return all outputs, and the gradient of a random weighted sum of all but ref_logp."""
     logits = arguments[0].clone().requires_grad_()
     values = function(logits, *arguments[1:], temperature)
     g = torch.Generator().manual_seed(1)

@@ -24,18 +24,18 @@ OBJECTIVES = [
 EVERY_OBJECTIVE = pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda it: str(*it.values()))
 MASK = torch.tensor(
     [[1, 1, 1, 0, 1, 1, 0], [0, 1, 0, 1, 0, 0, 0], [1, 0, 1, 1, 0, 1, 1]], dtype=torch.bool
-)  # (B,T) in micro-batches of two inputs the second has fewer blanks
+)  # (B,T) the first micro-batch has two inputs with 7 blanks, the second one input with 5
 
 
 def settings(**changes):
-    """Set what the loss reads, almost none of it to its default."""
+    """Make a config in which almost no setting that the loss reads has its default."""
     own = {"clip_eps": 0.1, "clip_eps_high": 0.3, "entropy_coef": 0.2, "kl_beta": 0.3}
     own |= {"sapo_tau": 1.5, "sapo_tau_negative": 2.5, "batch_size": 2, "group_size": G}
     return Config(**(own | changes))
 
 
 def make_scores(mask, leaf=False, seed=0):
-    """Invent what a policy says of fills of the blanks in mask (B,T): -> `Scores`."""
+    """Make random `Scores` of fills, with zeros where mask (B,T) has no blank."""
     g = torch.Generator().manual_seed(seed)
     blank = mask[:, None].expand(-1, G, -1)  # (B,G,T)
     tensors = []
@@ -54,10 +54,10 @@ def make_advantages(words, credit):
 
 
 def slow_objective(logp, old_logp, A, t, completion, word, config):
-    """Compute what letter t wants to maximise, from its paper, and whether a bound acts.
+    """Compute letter t's objective as its paper defines it: -> the value, and if a bound acts.
 
-    `logp` are scalars by position, `completion` lists the blanks of all words, `word` those that
-    share the advantage A. A Python number is a constant to the gradient.
+    logp and old_logp are (T,). `completion` lists the positions of all blanks, and `word` those of
+    the blanks that share the advantage A. What we turn into a Python number has no gradient.
     """
     rho = {s: (logp[s] - old_logp[s]).exp() for s in completion}
     low, high = 1 - config.clip_eps, 1 + config.clip_eps_high
@@ -85,14 +85,14 @@ def slow_objective(logp, old_logp, A, t, completion, word, config):
             flags[s] = clipped * A < rho[s] * A
             product = product * abs(clipped * A if flags[s] else rho[s] * A)
         return math.copysign(1, A) * product ** (1 / len(word)), flags[t]
-    if name == "dppo":  # the mask M, by the total variation of the drawn letter
+    if name == "dppo":  # the mask M stops a letter whose probability has moved too far
         far = logp[t].exp() - old_logp[t].exp()
         worse = rho[t] > 1 and far > config.clip_eps_high if A > 0 else far < -config.clip_eps
         return (not worse) * rho[t].item() * A * logp[t], bool(worse)
 
 
 def slow_kl(d, exact, estimator):
-    """Compute the penalty of one letter, d = log r − log q."""
+    """Compute the KL penalty of one letter. d is log r − log q, and r is the reference."""
     return {"exact": exact, "k1": -d, "k2": d * d / 2, "k3": d.exp() - d - 1}[estimator]
 
 
@@ -132,7 +132,7 @@ def slow_loss(now, old, advantages, words, config):
 
 
 def assert_equals_the_loops(now, old, advantages, words, config):
-    """Compare loss, gradients and `clipped` of an update in micro-batches with the loops'."""
+    """Compare the loss, gradients and `clipped` of an update in micro-batches with `slow_loss`."""
     mask = words > 0
     weights = loss_weights(mask, mask.sum(), config)
     have, clipped = 0.0, 0
@@ -176,7 +176,7 @@ def test_each_kl_estimator_equals_the_loops(estimator, loss_type):
 @EVERY_OBJECTIVE
 @pytest.mark.parametrize("A", [0.5, -0.5])
 def test_a_bound_acts_from_its_edge_on(objective, A):
-    """Each ratio lies a little inside or outside of one of the bounds. Every word is a letter."""
+    """Each ratio lies a little inside or outside of one of the bounds. Words have one letter."""
     config = settings(**objective)
     p = 0.3  # the probability of each letter when it was drawn
     edges = (0.9, 1.3, math.exp(-0.1), math.exp(0.3), 2.0, (p + 0.3) / p, (p - 0.1) / p)
@@ -191,7 +191,10 @@ def test_a_bound_acts_from_its_edge_on(objective, A):
 
 @EVERY_OBJECTIVE
 def test_the_first_update_of_every_objective_has_the_gradient_of_reinforce(objective):
-    """Where ρ is 1 it is −A for each letter. A library shipped one with none at all."""
+    """At the first update each ratio ρ is 1, and a letter's gradient is −A times its weight.
+
+    A library shipped an objective that had no gradient at all.
+    """
     config = settings(kl_beta=0, entropy_coef=0, loss_type="dapo", **objective)
     now, words = make_scores(MASK, leaf=True), number_words(MASK)
     A = make_advantages(words, "run") * MASK[:, None]

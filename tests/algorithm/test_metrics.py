@@ -19,7 +19,7 @@ UPDATES = [[[0, 1], [2]], [[3, 0], [1, 2]]]  # the first takes three inputs, the
 
 
 def random_step():
-    """Make what a step's metrics are made of, all different; visible characters have zeros."""
+    """Draw random tensors to compute metrics from. Scores of visible characters are 0."""
     g = torch.Generator().manual_seed(0)
 
     def some(*shape):

@@ -46,7 +46,7 @@ def weights_of(model):
 
 
 def slow_adamw(weights, gradients, rates, config):
-    """AdamW (1711.05101, Algorithm 2) on the matrix's six numbers and the vector's two."""
+    """Run AdamW (1711.05101, Algorithm 2) on a matrix of six numbers and a vector of two."""
     decay = config.weight_decay * torch.tensor([1.0] * 6 + [0.0] * 2).double()
     m = v = 0
     for i, (g, rate) in enumerate(zip(gradients, rates), 1):
@@ -61,8 +61,8 @@ def slow_adamw(weights, gradients, rates, config):
 
 @pytest.mark.parametrize("grad_clip", [0.0, 1.5])
 def test_steps_are_adamw_on_the_gradient_with_its_norm_clipped(grad_clip):
-    """The second gradient is long, so a clip changes how it weighs against the others; the norm is
-    that of all parameters together, before the clip."""
+    """The second gradient is so large that clipping changes the result. `step` returns the norm of
+    the whole gradient before the clip."""
     model, optimizer = make(grad_clip=grad_clip, weight_decay=0.1, beta1=0.8, beta2=0.95)
     g = torch.Generator().manual_seed(1)
     gradients = torch.randn(3, 8, generator=g).double() * torch.tensor([[0.1], [9.0], [0.3]])

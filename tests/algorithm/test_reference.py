@@ -7,7 +7,7 @@ from grpo.reference import make_reference, update_reference
 
 
 def models():
-    """Make what the reference starts as, and the policy."""
+    """Make a base model and a policy."""
     torch.manual_seed(0)
     base = torch.nn.Linear(3, 2)
     policy = torch.nn.Linear(3, 2)

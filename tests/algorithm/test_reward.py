@@ -57,7 +57,7 @@ def test_a_completion_is_judged_once_in_batches_of_one_shape():
         shapes.append(tuple(rows.shape))
         return rows.float()
 
-    rows = torch.tensor([[1, 2], [3, 4], [1, 2], [5, 6]]).repeat(25, 1)  # 100, 3 different ones
+    rows = torch.tensor([[1, 2], [3, 4], [1, 2], [5, 6]]).repeat(25, 1)  # 100 rows of 3 kinds
     judge_logits(judge, rows.view(4, 25, 2))
     assert shapes == [(32, 2)]
     shapes.clear()
@@ -72,7 +72,7 @@ def test_valid_words_by_hand():
 
 
 def test_a_fill_with_a_space_is_no_word():
-    """Whatever stands beside it. Nothing is gained by spaces in the place of words."""
+    """Valid words beside the space do not help, so filling in spaces gains nothing."""
     fills = [f"so {fill} so" for fill in ("a on so", "toon on", "on   so", "     so", "       ")]
     have = validity({"a", "on", "so", "toon"}, encode("so ____ __ so"), *fills)
     assert have == [[0.5, 1.0, 0.5, 0.5, 0.0]]
@@ -105,8 +105,8 @@ MASK = torch.tensor([[True, True, False, True], [False, True, False, True]])
 
 
 def test_the_judge_scores_a_word_by_its_mean_logit_which_is_bounded():
-    """Two words: logits 5 and -1, and 20; what is visible says nothing."""
-    completions = torch.tensor([[[7, 1, 0, 22], [1, 1, 9, 0]]])  # logits: 2 less
+    """In the first completion, one word has the logits 5 and -1, and the other word has 20."""
+    completions = torch.tensor([[[7, 1, 0, 22], [1, 1, 9, 0]]])  # some_judge subtracts 2
     batch = batch_of(MASK[:1])
     have = log_odds(some_judge, completions, batch.words)[..., MASK[0]]
     assert have.tolist() == [[[2, 2, 8], [-1, -1, -2]]]
@@ -129,8 +129,10 @@ def of_whole(completions, batch, decode):
 
 @pytest.mark.parametrize("credit", ["run", "input"])
 def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
-    """A part of each letter is averaged over each word; with credit=input the words are summed, so
-    that a long word counts no more than a short one. A part of the whole completion stays as it is.
+    """A reward of each letter is averaged over its word, whose length then makes no difference.
+
+    With credit=run a blank gets the mean of its own word, with credit=input the sum of the means of
+    all words. A reward of the whole completion is added to each blank as it is.
     """
     parts = {"judge": (partial(judge_reward, some_judge, "log_odds"), 2.0)}
     parts |= {"letters": (of_letters, 1.0), "whole": (of_whole, -0.5)}

@@ -1,4 +1,4 @@
-"""Compare kept sets with rules in plain words, and draws with exact distributions.
+"""Compare kept sets with plain loops, and draws with exact distributions.
 
 Letters: B masked inputs, T characters, N draws, V vocabulary, K values of the latent.
 """
@@ -30,7 +30,10 @@ def random_uniforms(*shape, seed=0):
 
 
 def assert_follows(count, expected):
-    """Chi-square: `count` draws of each kind where `expected` were, five deviations allowed."""
+    """Check that `count` draws of each kind fit the `expected` ones, by a chi-square test.
+
+    Chi-square may be about five standard deviations above its mean.
+    """
     possible = expected > 0
     assert count[~possible].sum() == 0
     assert count.sum().item() == pytest.approx(expected.sum().item(), abs=1)
@@ -40,7 +43,7 @@ def assert_follows(count, expected):
 
 
 def slow_keep(logits, temperature, top_k=0, top_p=1.0, min_p=0.0):
-    """The rules in plain words, one blank at a time, on real probabilities (no ties)."""
+    """Apply the rules to the float64 probabilities of one blank, which must have no ties."""
     p = torch.softmax(logits.double() / temperature, dim=-1).tolist()
     order = sorted(range(len(p)), key=lambda v: -p[v])
     if top_k:
@@ -86,7 +89,7 @@ def test_ties_are_kept():
 @pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}])
 @pytest.mark.parametrize("temperature", [0.8, 1.7])
 def test_draws_follow_the_differentiated_distribution(options, temperature):
-    """200,000 draws against exp(logp): sampled and scored by the same distribution."""
+    """200,000 draws follow exp(logp), so sampling and scoring use the same distribution."""
     V = 8
     N = 200_000
     logits = torch.randn(1, 1, V, generator=torch.Generator().manual_seed(3)) * 1.5
@@ -105,7 +108,7 @@ def test_draws_follow_the_differentiated_distribution(options, temperature):
 
 
 def slow_xtc(q, threshold):
-    """XTC in plain words on one blank's probabilities (no ties): what stays."""
+    """Apply XTC to one blank's probabilities q, without ties: -> the set of what stays."""
     possible = {v for v in range(len(q)) if q[v] > 0}
     top = [v for v in range(len(q)) if q[v] >= threshold]
     if not top:
@@ -131,9 +134,12 @@ def test_xtc_equals_the_rule(threshold):
 
 
 def test_xtc_draws_follow_the_exact_mixture():
-    """A hundred thousand inputs of one blank, two fills each, under one coin:
-    P(v) = (1 − probability) · q(v) + probability · q'(v), exactly, also of the second fill given
-    the first."""
+    """The two fills of a blank share one coin, so they are not independent.
+
+    P(v, w) = (1 − probability) · q(v) q(w) + probability · q'(v) q'(w).
+
+    Here q' is q after XTC has dropped its top choices.
+    """
     V = 8
     N = 100_000
     probability = 0.4
@@ -188,7 +194,7 @@ def slow_penalty(s, seen, penalty):
 
 @pytest.mark.parametrize("shape", [(2, 6, 9), (2, 6, 3, 9)])  # (B,T,V), (B,T,K,V)
 def test_the_repetition_penalty_is_a_loop_over_what_is_visible(shape):
-    """Blanks and padding are no characters, and a shift of the logits changes nothing."""
+    """Blanks and padding are not visible. Adding a constant to the logits changes nothing."""
     logits = torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     logits[..., -1] = -1e9  # the mask token
     masked = torch.tensor([[3, 8, 5, 8, 3, 7], [4, 8, 1, -1, -1, -1]])  # (B,T)

@@ -1,4 +1,4 @@
-"""Run `grpo_step` on extreme inputs, to see whether it learns, and with a policy of one's own.
+"""Run `grpo_step` on extreme inputs and with a policy of one's own, and check that it learns.
 
 Letters: B masked inputs, T characters, G completions, V vocabulary.
 """
@@ -23,7 +23,7 @@ from model.transformer import Generator, TransformerConfig
 from train_grpo import grpo_step
 
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
-VARIANTS = (  # every published form that is a setting, in a few combinations
+VARIANTS = (  # every published variant that has a setting, some of them combined
     *({"loss_type": name} for name in LOSS_TYPES),
     *({"objective": name, "num_iterations": 2} for name in ("cispo", "sapo", "gmpo", "dppo")),
     {"scale_rewards": "batch", "credit": "run"},
@@ -67,14 +67,14 @@ def weights_of(model):
 
 
 def descend(model, config, rate):
-    """Make an optimizer that descends plainly."""
+    """Make an optimizer of plain gradient descent with this learning rate."""
     optimizer = Optimizer(model, config)
     optimizer.adamw = torch.optim.SGD(model.parameters(), lr=rate)
     return optimizer
 
 
 def step(settings, tokens, mask, judge=some_judge, n_latent=1):
-    """Take a step of rate 1: -> weights before and after, rollout, metrics."""
+    """Take a step with learning rate 1: -> weights before and after it, rollout, metrics."""
     own = PLAIN | {"batch_size": len(tokens), "group_size": 4, "temperature": 0.7, "grad_clip": 0.0}
     config = Config(**(own | {"top_p": 1.0, "kernel": "torch"} | settings))
     V = 6
@@ -128,7 +128,7 @@ def test_few_blanks_and_many(settings, blanks, n_latent):
     [("grpo", 0.5), ("dapo", 1.0), ("bnpo", 1.0), ("dr_grpo", 0.5), ("sum", 0.5)],
 )
 def test_an_input_without_blanks_teaches_nothing(loss_type, share):
-    """It counts among the inputs, and not among the blanks."""
+    """It counts for a loss that divides by inputs, and not for one that divides by blanks."""
     tokens = text(6, 8)
     mask = torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < 0.4
     mask[:2, 0] = True
@@ -140,7 +140,7 @@ def test_an_input_without_blanks_teaches_nothing(loss_type, share):
 
 @EVERY
 def test_equal_rewards_have_no_advantage(settings):
-    """It is exactly 0, so that without a penalty nothing moves at all."""
+    """The advantages are exactly 0, so without a penalty no weight changes."""
     mask = torch.arange(8).expand(4, 8) % 2 == 0
     free = settings | {"kl_beta": 0.0, "entropy_coef": 0.0}
     before, after, rollout, metrics = step(free, text(6, 8), mask, indifferent_judge)
@@ -172,7 +172,7 @@ def test_equal_rewards_leave_the_kl_alone(loss_type):
 @pytest.mark.parametrize("size", [1, 3])
 @BOTH
 def test_pieces_that_fit_in_memory_add_up_to_the_step(credit, size, n_latent):
-    """The update is the same in however many micro-batches it is computed. One has no blank."""
+    """The update is the same with any number of micro-batches. One of the inputs has no blank."""
     tokens = text(6, 8)
     mask = torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < 0.4
     mask[:, 0] = True
@@ -188,7 +188,7 @@ def test_pieces_that_fit_in_memory_add_up_to_the_step(credit, size, n_latent):
 
 
 def test_later_updates_score_on_the_set_that_was_drawn_from():
-    """With top_k=1 it is one character, of log-probability 0, wherever the KL moves the policy."""
+    """With top_k=1 this set is one character. Its log-probability is 0 however the policy moves."""
     mask = torch.ones(4, 8, dtype=torch.bool)
     settings = {"top_k": 1, "num_iterations": 4, "kl_beta": 5.0}
     before, after, _, metrics = step(settings, text(6, 8), mask)
@@ -207,9 +207,9 @@ def spelling(completions, mask):
 
 
 class Table:
-    """Fills of inputs with two blanks: a probability for each of nine whole fills.
+    """This policy fills two blanks together, with a probability for each of the nine whole fills.
 
-    A fill is one draw, so its log-probability stands at the first blank.
+    Both blanks are one draw, so the log-probability of a fill stands at the first blank.
     """
 
     def __init__(self, logits, batch):
@@ -226,7 +226,7 @@ class Table:
         return self.fill((reached <= uniforms[:, :, 0, :1]).sum(dim=-1))
 
     def fill(self, which):
-        """Write the fills of these numbers: (B,G) -> `Fills`."""
+        """Write SPELLINGS[which] into the two blanks: which (B,G) -> `Fills`."""
         completions = self.batch.masked[:, None].repeat(1, which.shape[1], 1)  # (B,G,T)
         blanks = self.batch.mask[:, None].expand_as(completions)
         completions[blanks] = SPELLINGS[which].flatten()
@@ -283,7 +283,7 @@ def test_a_policy_of_ones_own_learns_what_no_product_can():
 
 
 class Infinite(Product):
-    """A product whose KL is infinite, and its gradient finite."""
+    """This is a product whose KL is infinite, although the gradient of the KL is finite."""
 
     def score(self, fills, reference):
         scores = super().score(fills, reference)

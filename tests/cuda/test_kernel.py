@@ -1,8 +1,8 @@
 """The kernel is compared with its definitions in grpo/sampling.py and grpo/logprobs.py.
 
-This runs on a CPU and, where there is one, on a GPU. On a CPU g++ compiles the same kernel.cu
-behind fiber.h, and `kernel.py` launches it as it would on a GPU. Only `cuda.bindings` has a
-stand-in.
+The tests run on a CPU, and also on a GPU if there is one. On a CPU, g++ compiles kernel.cu together
+with fiber.h, which turns CUDA's threads into fibers. `kernel.py` is the same on both, but on a CPU
+a stand-in replaces `cuda.bindings`.
 
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 """
@@ -42,7 +42,7 @@ both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 def compiled(folder, source, flags):
-    """Compile `source` with g++, after fiber.h: -> the path of the program or library."""
+    """Compile fiber.h and then `source` with g++: -> the path of the program or library."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
     (folder / "source.cc").write_text(HEADER + source)
@@ -52,7 +52,7 @@ def compiled(folder, source, flags):
 
 
 def stand_in(library):
-    """Make what kernel.py uses of cuda.bindings. It loads any name, and launches it on fibers."""
+    """Make a stand-in for the part of cuda.bindings that kernel.py uses. It launches on fibers."""
     here = threading.local()  # each thread has a context of its own, or none
 
     def launch(name, x, y, z, threads, _, __, shared, stream, parameters, extra):
@@ -86,7 +86,7 @@ def stand_in(library):
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """Compile kernel.cu for fibers: the C function run(name, blocks, threads, arguments)."""
+    """Compile kernel.cu for fibers: -> a library with run(name, blocks, threads, arguments)."""
     calls = [f'if (!strcmp(name, "{n}")) return launch({n}, blocks, threads, all);' for n in NAMES]
     run = "bool run(const char* name, unsigned blocks, unsigned threads, void** all)"
     source = f'{kernel.SOURCE.read_text()}\nextern "C" {run} {{ {"".join(calls)} return false; }}'
@@ -96,7 +96,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def compilers(tmp_path_factory):
-    """Start nvcc for two architectures before the tests, because it takes as long as many."""
+    """Start nvcc for two architectures before the tests, so that it runs while they do."""
     folder = tmp_path_factory.mktemp("nvcc")
     table = ", ".join(f"(void*){name}" for name in NAMES)
     (folder / "all.cu").write_text(f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};')
@@ -133,12 +133,12 @@ def device(request):
 
 
 def scattered(x):
-    """Take x to every second place in memory."""
+    """Copy x with a gap after each number in memory."""
     return x.unsqueeze(-1).repeat(*[1] * x.dim(), 2)[..., 0]
 
 
 def shifted(x):
-    """Begin x one number later than PyTorch does, whose tensors begin at a multiple of 16 bytes."""
+    """Copy x into memory that begins one number after a multiple of 16 bytes."""
     return torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
 
 
@@ -158,10 +158,11 @@ def inputs(B, T, G, V, blanks=0.7, dtype=torch.float32):
 
 
 def check(device, *given, temperature=0.8):
-    """Compare forward and backward with the definitions in float64, and runs with each other.
+    """Compare forward and backward with the definitions in float64.
 
-    They agree to a few roundings of each row's magnitude, its largest finite |log p| or |log r|,
-    and are NaN where the definitions are. Every run gives the same bits.
+    An error may be a few roundings of the largest finite |log p| or |log r| of its row. A result is
+    NaN exactly where the definition is. Three runs, with the tensors laid out differently in
+    memory, must give the same bits.
     """
     logits, ref_logits, completions, kept, mask = given
     gradients = [torch.randn(x.shape) for x in (completions, mask, mask)]
@@ -208,14 +209,14 @@ def test_extreme_and_broken_rows(device):
     logits[0, 1] = 3e4 * torch.randn(28)
     logits[0, 2], ref_logits[0, 2] = 1e-30 * torch.randn(28), 1e-38
     logits[0, 3] = ref_logits[0, 3]  # KL 0
-    ref_logits[0, 4] = -60 * logits[0, 4].clamp(min=-9)  # it finds all of S impossible, exp is 0
-    logits[0, 5] = 1e30  # the last bits of 1e30 are worth more than everything else
+    ref_logits[0, 4] = -60 * logits[0, 4].clamp(min=-9)  # exp is 0 for every kept character
+    logits[0, 5] = 1e30  # so large that adding log 27 to it changes nothing
     ref_logits[0, 6] += 1e4
     logits[0, :, 1] = -INF  # still banned
     completions, kept = sampling.sample_completions(
         logits, completions[:, 0], mask, torch.rand(1, 1500, 15), Sampling(0.5, top_p=0.95)
     )
-    kept[0, 7] = kept[0, 7].roll(3)  # the likeliest is not in S, nor are all completions
+    kept[0, 7] = kept[0, 7].roll(3)  # kept now lacks the likeliest character and some completions
     logits[0, 8] = -INF
     logits[0, 9, 20], logits[0, 10, 3], ref_logits[0, 11, 4] = NAN, INF, NAN
     logits[0, 12] = NAN
@@ -224,7 +225,7 @@ def test_extreme_and_broken_rows(device):
     )
     assert (logp[0, :, 0] == 0).all() and kl[0, 0] == entropy[0, 0] == kl[0, 3] == 0
     assert (ref_logp[0, :, 4] > -1e4).all()
-    broken = [8, 9, 10, 12]  # alone, and altogether
+    broken = [8, 9, 10, 12]  # one logit is bad in 9 and 10, all in 8 and 12
     assert gradient[0].isnan().all(dim=-1).nonzero()[:, 0].tolist() == broken
     assert entropy[0].isnan().nonzero()[:, 0].tolist() == broken
 
@@ -236,7 +237,8 @@ def test_a_completion_outside_the_vocabulary_is_flagged_alone(device):
     logp, *_ = kernel.logprobs(leaf, ref_logits, completions, kept, mask, 0.8)
     logp.sum().backward()
     assert logp[0].isnan().nonzero().tolist() == [[0, 0], [1, 1], [2, 2]]
-    drawn = leaf.grad.sum(dim=-1)[0].cpu() * 0.8  # Σ_v (1[v = y] − q[v]), and 1[v = y] is nowhere
+    # Each completion adds Σ_v (1[v = y] − q[v]) to its blank, which is 0, or −1 if no v is y.
+    drawn = leaf.grad.sum(dim=-1)[0].cpu() * 0.8  # (T,)
     torch.testing.assert_close(drawn, torch.tensor([-1.0] * 3 + [0.0] * 5))
 
 
@@ -245,7 +247,7 @@ def test_bfloat16_gradients_are_rounded_to_even(device):
     wide = torch.randn(1000) * scales, torch.tensor([INF, 3.4e38, NAN])
     nan_of_a_gpu = torch.tensor([2**31 - 1], dtype=torch.int32).view(torch.float32)
     g = torch.cat([1 + torch.arange(1024) * 2.0**-9, *wide, nan_of_a_gpu])
-    T = len(g)  # column 1 is impossible and not kept: its gradient is g itself
+    T = len(g)  # all draws are column 1, where q is 0, so its gradient is g · (1 − 0)
     logits = torch.tensor([0, -INF, 1]).expand(1, T, 3).bfloat16().to(device)
     leaf = logits.clone().requires_grad_()
     ones = torch.ones(1, 1, T, dtype=torch.int64, device=device)
@@ -276,16 +278,16 @@ def test_a_thread_without_a_context_gets_one(device):
 
 
 def at_the_edges(logits, temperature):
-    """Make uniforms on both sides of each character's end: (B,T,V) -> (B,2V,T).
+    """Make uniforms on both sides of each character's cumulative weight: (B,T,V) -> (B,2V,T).
 
-    A weight that is off by one moves one of these draws.
+    If a weight is off by one, one of these uniforms draws another character.
     """
     ends = sampling.integer_weights(logits, temperature).cumsum(dim=-1)  # (B,T,V)
     total = ends[..., -1:]  # (B,T,1)
     last_before = (ends - 1).clamp(min=0)  # (B,T,V)
     first_after = torch.minimum(ends, total - 1)  # (B,T,V)
     target = torch.cat([last_before, first_after], dim=-1)  # (B,T,2V)
-    smallest = (target * 2**24 + total - 1) // total  # (B,T,2V) the smallest u that points there
+    smallest = (target * 2**24 + total - 1) // total  # (B,T,2V) least 2^24·uniform to hit target
     return (smallest.clamp(max=2**24 - 1).double() / 2**24).float().transpose(1, 2)
 
 
@@ -306,10 +308,10 @@ def test_the_sampler_keeps_and_draws_the_same(device, V, dtype):
     logits = 2 * torch.randn(3, 17, V)
     logits[0] = (2 * logits[0]).round() / 2  # many ties
     logits[1, :, ::3] = -INF if V > 1 else 0
-    logits[2, 0] = 3.0  # nothing but ties; huge; tiny; one character alone
-    logits[2, 1], logits[2, 2] = 1e4 * torch.randn(V), 1e-30 * torch.randn(V)
-    logits[2, 3], logits[2, 3, V // 2] = -INF, -7
-    if V > 2:  # thresholds between whole numbers: .1 · 2^21 = 209715.2, .9 · 2330169 = 2097152.1
+    logits[2, 0] = 3.0  # all tied
+    logits[2, 1], logits[2, 2] = 1e4 * torch.randn(V), 1e-30 * torch.randn(V)  # huge, tiny
+    logits[2, 3], logits[2, 3, V // 2] = -INF, -7  # only one is possible
+    if V > 2:  # weights next to min_p's threshold 0.1 · 2^21, or to top_p's 0.9 · (2^21 + 233017)
         weights = [[2**21, 209715, 209716], [2**21, 233017, 0], [2**21, 2**21 - 1, 1]]
         logits[2, 4:7] = -INF
         logits[2, 4:7, :3] = (torch.tensor(weights).double() / 2**21).log().float()
@@ -413,7 +415,7 @@ FAULTS = [  # what stands in kernel.cu, what is planted there, what the sanitize
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory):
-    """Ask the thread sanitizer about the program with each of the faults, all at the same time."""
+    """Run the program with each of FAULTS under the thread sanitizer, all at the same time."""
     if not Path(subprocess.getoutput("g++ -print-file-name=libtsan.so")).exists():
         pytest.skip("no thread sanitizer")
     source = kernel.SOURCE.read_text()
@@ -431,8 +433,10 @@ def sanitized(tmp_path_factory):
 
 @pytest.mark.parametrize("fault", range(len(FAULTS)))
 def test_lanes_do_not_race_and_offsets_are_long(sanitized, fault):
-    """A __syncwarp comes between what one lane writes and another reads, all lanes meet at each
-    exchange, and rows beyond 2^32 numbers are found. Each planted fault is noticed."""
+    """No two lanes race, all lanes take part in each exchange, and offsets beyond 2^32 are right.
+
+    Each fault of FAULTS is planted in turn, and it must be noticed.
+    """
     message = FAULTS[fault][2]
     ran = sanitized[fault]
     if "FATAL: ThreadSanitizer" in ran.stderr:

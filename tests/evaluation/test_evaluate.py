@@ -58,7 +58,7 @@ def test_words_by_hand():
 
 
 def test_words_of_one_fill():
-    """What is exact need be no word; what is a word need not be exact; a cut one is not counted."""
+    """A word may be exact or valid without being the other. A cut word does not count."""
     figures = figures_of("xyz cat on", "xy_ ___ _n", ["xyq mat in"], {"mat", "in", "on"})
     assert figures["valid_words"] == 1 and figures["exact_words"] == 0
     figures = figures_of("a xyz a", "a ___ a", ["a xyz a"], {"cat"})
@@ -73,7 +73,7 @@ def test_without_a_hidden_word_shares_are_0():
 
 
 def test_distinct_words_are_counted_over_all_inputs():
-    """Three words are hidden, of which two are one; their fills are one word, and no word."""
+    """The hidden words are cat, dog, cat and cat. The fills are dog, dog, dog and xyz, no word."""
     texts = ["a cat a dog a", "a cat a cat a"]
     held_out = held_out_of(texts, ["a ___ a ___ a"] * 2, {"dog"})
     figures = measure(encode("a dog a dog a", "a dog a xyz a")[:, None], held_out)
@@ -96,7 +96,7 @@ def settings(world):
 
 
 def judge(rows):
-    """Any numbers: P(real) of a character is a function of the character."""
+    """Give each token in `rows` a logit that depends on nothing else: (N,T) -> (N,T)."""
     return rows.float() / 8 - 1
 
 
@@ -119,7 +119,7 @@ def product(seed):
 
 
 def latent(seed):
-    """Make a policy of two values, the second of which is twice as likely."""
+    """Make a latent policy with two values of z. At temperature 1 the second is twice as likely."""
 
     def policy(batch):
         letters = torch.stack(
@@ -137,14 +137,17 @@ def held_out_for(config):
 
 
 def evaluated(config, policy, before, parts=()):
-    """The table of a few inputs -> its rows, completions."""
+    """Compute the table of a few inputs: -> its rows, and the completions."""
     rewards = Rewards(dict(parts), lambda tokens: [])
     return table(policy, before, judge, rewards, held_out_for(config), config)
 
 
 @pytest.mark.parametrize("policy", [product, latent])
 def test_every_row(settings, policy):
-    """A policy that has not changed has its rows twice; at its own temperature, thrice."""
+    """The policy has not changed, so the rows before and after are the same.
+
+    The row at the temperature that it samples with is the same, too.
+    """
     result, completions = evaluated(settings, policy(0), policy(0))
     for name in ("sample", "argmax"):
         assert result[f"before_{name}"] == result[f"after_{name}"]
@@ -193,12 +196,12 @@ def test_what_was_before_does_not_depend_on_the_policy(settings):
 
 
 def test_gap_closed_between_models_that_know_the_text(settings):
-    """The likeliest fill is the text, drawn with another certainty."""
+    """Both models find the text likeliest, and the policy is surer of it than the base model."""
     tokens = held_out_for(settings).batch.tokens
 
     def knows(certainty):
         def policy(batch):
-            nearest = (batch.masked[:, None] == tokens).sum(dim=-1).argmax(dim=1)  # (M,) inputs
+            nearest = (batch.masked[:, None] == tokens).sum(dim=-1).argmax(dim=1)  # (M,) which text
             logits = certainty * torch.nn.functional.one_hot(tokens[nearest], 28).float()
             return Product(logits, batch, SAMPLING)
 
@@ -215,12 +218,12 @@ def test_gap_closed_between_models_that_know_the_text(settings):
 
 @pytest.mark.parametrize("make", [product, latent])
 def test_entropy_is_that_of_each_blank(settings, make):
-    """It is each blank's by itself: with a latent, that of the sum over z."""
+    """With a latent, it is the entropy of the blank's mixture over all z."""
     result, _ = evaluated(settings, make(1), make(0))
     batch = held_out_for(settings).batch
     for name, seed in (("before", 0), ("after", 1)):
         seeds = (seed, seed + 10) if make is latent else (seed,)
-        prior = torch.tensor([1.0, 2.0][: len(seeds)]).double() ** (1 / 0.8)  # at its temperature
+        prior = torch.tensor([1.0, 2.0][: len(seeds)]).double() ** (1 / 0.8)  # at temperature 0.8
         p = sum(
             weight * (logits_of(each, batch.masked)[batch.mask].double() / 0.8).softmax(dim=-1)
             for weight, each in zip(prior / prior.sum(), seeds)
@@ -267,7 +270,7 @@ def test_the_table_says_where_it_is_explained_and_fits_a_terminal():
     result = rows_of(gap_closed=0.5)
     lines = format_table(result, SHORT_ROWS, SHORT_COLUMNS).splitlines()
     assert max(map(len, lines)) <= 80
-    assert len(lines[0]) <= 80 - len("  vowels")  # there is room for a reward of one's own
+    assert len(lines[0]) <= 80 - len("  vowels")  # room for the column of a user's reward
     file, _, section = lines[-1].split()[-1].partition("#")
     heads = [x[3:] for x in Path(file).read_text().splitlines() if x.startswith("## ")]
     assert section in [head.lower().replace(" ", "-") for head in heads]

@@ -22,7 +22,7 @@ def generator_file(dataset, seed):
 
 @pytest.fixture
 def finished(flags, tmp_path):
-    """A function that makes the folder of a run from changes of its settings -> the folder."""
+    """Give a function that makes a run's folder, with changed settings, and returns its path."""
 
     def make(**changes):
         out = tmp_path / "run"
@@ -47,7 +47,7 @@ def test_the_same_table_again_and_another_is_only_printed(finished, capsys):
     own = files_of(out)
     first = capsys.readouterr().out
     main([str(out)])
-    assert capsys.readouterr().out == first  # the stored one
+    assert capsys.readouterr().out == first  # it prints the stored table
     json.loads(own[0], parse_constant=pytest.fail)
     for flag in ("--eval_seed=1", "--eval_inputs=5", "--reward=valid_words"):
         main([str(out), flag])
@@ -118,7 +118,7 @@ def test_temperatures_and_judges(finished, flags, capsys):
 
 
 def test_a_fresh_judge_cannot_tell_what_has_not_changed(finished, flags, monkeypatch, capsys):
-    """The run's generator is the base model here, so both figures are the same."""
+    """The run's generator equals its base model here, so the AUC is the same before and after."""
     monkeypatch.setattr("grpo.evaluation.__main__.FRESH_STEPS", 2)
     monkeypatch.setattr(Config, "judge_checkpoint", flags["judge_checkpoint"])
     out = finished()

@@ -11,7 +11,7 @@ from grpo.evaluation.ngram import ngram, ngram_bits
 
 
 def slow(text, gram, vocab_size):
-    """Smooth as Witten and Bell do, and count in the text each time."""
+    """Compute P(last character | those before it), smoothed as by Witten and Bell, by counting."""
     if not gram:
         return 1 / vocab_size
     h, shorter = gram[:-1], slow(text, gram[1:], vocab_size)
@@ -30,15 +30,15 @@ def test_probabilities_are_those_counted_the_slow_way_and_add_up_to_one():
         h = "".join(rng.choice("ab ") for _ in range(rng.randrange(5)))
         assert probability(h + "a") == pytest.approx(slow(text, h + "a", 3))
         assert sum(probability(h + c) for c in "ab ") == pytest.approx(1)
-    assert probability("xxxxa") == probability("a")  # what was never seen says nothing
+    assert probability("xxxxa") == probability("a")  # a context that was never seen changes nothing
 
 
 def test_bits_are_of_the_windows_that_touch_a_blank():
-    """They are averaged over all fills. The blank at 6 is in five windows, the one at 11 in one."""
+    """All windows of all fills count alike. Blank 6 is in five windows, blank 11 in one."""
     probability = ngram("the cat sat on the mat", 27)
     mask = torch.zeros(2, 12, dtype=torch.bool).numpy()
     mask[0, 6] = mask[1, 11] = True
-    texts = ["the cat sat ", "the caz sat ", "on the mat s", "on the mat z"]  # two fills of each
+    texts = ["the cat sat ", "the caz sat ", "on the mat s", "on the mat z"]  # two for each input
     bits = []
     for row, text in enumerate(texts):
         for start in range(8):

@@ -1,4 +1,7 @@
-"""Compare the rivals of one step with loops. Letters: N inputs, T characters, V vocabulary."""
+"""Compare the rivals of one-step filling with loops.
+
+Letters: N inputs, T characters, V vocabulary.
+"""
 
 from functools import partial
 
@@ -29,7 +32,7 @@ def fill(logits_of, masked, seed=1, surest=False):
 
 
 def copycat(calls):
-    """Make a policy that is sure of the same character as the visible ones, and notes each call."""
+    """Make a policy that repeats its input's visible character. It adds the tokens to `calls`."""
 
     def logits_of(tokens):
         calls.append(tokens.clone())
@@ -61,7 +64,7 @@ def test_which_blank_is_filled_is_chosen_at_random():
 
 
 def test_surest_first_is_a_loop_over_blanks():
-    """This policy sees its neighbours; the loop takes one input, and one blank, at a time."""
+    """This policy looks at the characters beside a blank. The loop fills one blank at a time."""
     weights = torch.randn(3, 28, 28, generator=torch.Generator().manual_seed(0))
 
     def logits_of(tokens):
@@ -86,7 +89,7 @@ LETTERS = torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.4, 0.2]])  # of which P is the 
 
 @pytest.mark.parametrize("policy_class, p", [(Product, [P]), (Latent, [PRIOR, LETTERS])])
 def test_a_blank_is_drawn_from_the_policy_and_from_what_truncation_keeps(policy_class, p):
-    """With a latent, it is drawn from what the blank says by itself."""
+    """With a latent, it is drawn from the blank's marginal, the sum over z."""
     *prior, letters = [x.log() for x in p]
     tensors = [*prior, F.pad(letters, (1, 24), value=float("-inf"))]  # (K,), (V,) or (K,V)
 
@@ -102,13 +105,16 @@ def test_a_blank_is_drawn_from_the_policy_and_from_what_truncation_keeps(policy_
 
 
 def test_best_of_n_takes_each_word_from_the_fill_that_is_likeliest_in_the_text():
-    """The judge likes xyz best, where the base model finds it rare: log p = log q + log p/q."""
+    """A fill's log p is the base model's log q plus the judge's log p/q.
+
+    The judge likes xyz best. Once the base model finds xyz rare, cat is taken instead.
+    """
     batch = batch_of(encode("the ___ _ on"))
     fills = torch.stack([encode("the cat q on"), encode("the xyz a on"), encode("the dog b on")], 1)
     scores = torch.zeros(1, 3, 12)
     scores[0, :, 4:7] = torch.tensor([[2.0], [3.0], [1.0]])
     scores[0, 1, 8] = 0.5
-    scores[0, 2, 0:3] = 9.0  # what is no blank says nothing
+    scores[0, 2, 0:3] = 9.0  # the scores of visible characters do not count
     logits = torch.zeros(1, 12, 28)
     best = best_by_word(Product(logits, batch, Sampling()), fills, scores)
     assert best.tolist() == [encode("the xyz a on").tolist()]

@@ -25,7 +25,7 @@ SHAPE = TransformerConfig(vocab_size=4, block_size=8, n_layer=1, n_head=1, n_emb
 
 @pytest.fixture
 def file(tmp_path):
-    """A generator's."""
+    """Write the file of a generator: -> its path."""
     write(tmp_path / "m.pt", model_file(Generator(SHAPE), "abc_"))
     return tmp_path / "m.pt"
 
@@ -107,7 +107,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_a_flipped_bit_is_noticed_wherever_it_matters(file):
-    """torch.load alone notices none in a weight."""
+    """torch.load alone does not notice a flipped bit in a weight."""
     whole = file.read_bytes()
     content = read(file)
     places = random.Random(1)

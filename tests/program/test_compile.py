@@ -1,4 +1,4 @@
-"""Check that each compiled pass is one graph of one shape, and that no figure changes."""
+"""Check that each compiled pass is one graph of fixed shapes, and that no metric changes."""
 
 import json
 from functools import partial
@@ -30,8 +30,8 @@ def test_compile_is_read(flags, tmp_path, monkeypatch, changes, update):
     assert json.loads(Path(tmp_path, "compiled", "config.json").read_text())["compile"] == "true"
     tokens = {(4, 16), (2, 16), (4 * 4, 16)}
     shapes = [[x for x in graph if not isinstance(x, tuple) or x in tokens] for graph in graphs]
-    # Rollout and reference (B,T), judge (B·G,T), and the update, which keeps its graph. A size that
-    # may vary would be listed as well.
+    # One graph each for the rollout (B,T), the reference (B,T), the judge (B·G,T) and the update. A
+    # dynamic size would be listed as a further input of its graph.
     assert sorted(shapes) == sorted([[(4, 16)], [(4, 16)], [(16, 16)], [update]])
 
 

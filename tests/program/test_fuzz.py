@@ -1,6 +1,6 @@
 """Damage files of data. The answer must be one line of error or the right result.
 
-As many inputs to each reader as FUZZ says, or 300:
+Each reader gets as many inputs as FUZZ says, by default 300:
 
     FUZZ=10000 python -m pytest -q tests/program/test_fuzz.py
 """
@@ -53,7 +53,7 @@ SPECIAL += [b"_" * 3000, b"a" * 3000, "é".encode() * 3000, "\u0301".encode() * 
 
 
 def mutate(content, rng):
-    """A few random edits: cut, double, insert something special, flip a bit."""
+    """Make a few random edits, which cut, repeat, insert something special, or flip a bit."""
     content = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 5, 20))):
         a, b = sorted(rng.randrange(len(content) + 1) for _ in range(2))
@@ -85,7 +85,7 @@ def some_prompts(rng):
 
 
 def refused(call, path):
-    """What `call` gives, or None where it says in one line, with the file's name, why not."""
+    """Return what `call` gives, or None if it refuses the file with one line that names `path`."""
     try:
         return call()
     except Mistake as error:
@@ -99,14 +99,14 @@ def plain(text):
 
 
 def as_read(prompt):
-    """What the models read of it, character by character: a-z, blanks, single spaces between."""
+    """Reduce a prompt to what the models read: the letters a to z, `_` and single spaces."""
     pieces = [plain(piece).lower() for piece in prompt.split("_")]
     kept = ["".join(c if "a" <= c <= "z" else " " for c in piece) for piece in pieces]
     return re.sub(" +", " ", "_".join(kept)).strip()
 
 
 def readable(content):
-    """The prompts of a file, as read; None where one rule is broken."""
+    """Return the prompts of a file as the models read them, or None if the file breaks a rule."""
     try:
         prompts = json.loads(content.decode("utf-8-sig"))["prompts"]
     except (ValueError, KeyError, TypeError):
@@ -173,5 +173,5 @@ def test_texts(tmp_path, seed):
 
 
 def test_a_long_stretch_of_spaces():
-    """In time that grows as its length: by its square this would take an hour."""
+    """The time grows with the number of spaces. With its square it would take an hour."""
     assert normalise("a" + " " * 10**6 + "b \n \n c") == "a b c"

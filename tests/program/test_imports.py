@@ -1,14 +1,17 @@
-"""Every import points down in the house, so a reader of one room needs nothing from above it.
+"""Check that each room, which is a part of the project, imports only the rooms below it.
 
-Commands import `train_grpo`, which imports the plumbing. The plumbing imports the evaluation, which
-imports the method. The method imports the data alone, and so does the network.
+So you can read a room without those above it. Commands import `train_grpo`, which imports the
+plumbing. The plumbing imports the evaluation, which imports the method. The method imports only the
+data, and so does the network.
 """
 
 import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BELOW = {  # a room, by the longest of these prefixes, and the rooms that it may import
+# {room: rooms that it may import}. A module is in the room with the longest name that its own name
+# begins with.
+BELOW = {
     "data": [],
     "model": [],  # the package itself
     "model.transformer": ["data"],
@@ -23,7 +26,7 @@ COMMANDS = ["grpo.evaluation.__main__", "grpo.tools", "model.pretrain"]  # they 
 
 
 def room(module):
-    """Find the room of a module or of a name in it: None where it is no part of the project."""
+    """Find the longest prefix of a dotted name in BELOW and COMMANDS, or None."""
     prefixes = [name for name in (*BELOW, *COMMANDS) if f"{module}.".startswith(f"{name}.")]
     return max(prefixes, key=len, default=None)
 

@@ -1,6 +1,6 @@
-"""Whatever a user gets wrong is one line, and not a byte is written.
+"""Check that a user's mistake ends a run with exit code 2 before anything is written.
 
-Exit code 2, and on stderr the value, what is allowed, the fix.
+One line on stderr says what is wrong, what is allowed and how to fix it.
 """
 
 import io
@@ -19,8 +19,8 @@ from grpo.plumbing.checkpoint import model_file, read, write
 from grpo.plumbing.config import load_config
 from model.transformer import Generator, TransformerConfig
 
-# Arguments after those of a run that works -> what the line says. {x} is the folder `bad`, {w} the
-# folder `world`.
+# Each key is arguments that we add to those of a run that works. Its value is a part of the line
+# that stderr shows then. {x} is the folder `bad`, {w} the folder `world`.
 MISTAKES = {
     # flags
     "--grup_size=8": "there is no setting 'grup_size'; did you mean 'group_size'?",
@@ -118,7 +118,8 @@ def slope(completions, masked, mask, decode):
     (gradient,) = torch.autograd.grad((2 * x).sum(), x)
     return gradient[..., 0] + 0 * x[..., 0]
 """
-# Files that end with an error of the user's -> what stands above the line, and in the line.
+# Each key is a file that fails when it runs. Its value has a part of the traceback, and a part of
+# the last line.
 ERRORS = {
     "group_size = 1 / 0": ("group_size = 1 / 0", "does not run (ZeroDivisionError: division by ze"),
     "import sys; sys.exit()": ("import sys; sys.exit()", "does not run (SystemExit: ); fix it"),
@@ -149,7 +150,7 @@ def listing(*folders):
 
 
 def refused(capsys, arguments):
-    """-> what stands on stderr, of which the last line is the mistake's."""
+    """Start a run that must be refused: -> stderr, whose last line names the mistake."""
     with pytest.raises(SystemExit) as end:
         train_grpo.main(arguments)
     assert end.value.code == 2
@@ -215,7 +216,7 @@ def test_the_default_text_is_made_when_all_other_files_were_found(
 
 
 def test_an_answer_that_is_no_number_ends_the_run(flags, capsys):
-    """The last update left weights whose logits are NaN: they are not saved."""
+    """The last update left weights whose logits are NaN, so the run ends without saving them."""
     with pytest.raises(SystemExit) as end:
         train_grpo.main(command_line(flags, learning_rate=1e9, max_iters=1))
     assert end.value.code == 1
@@ -242,7 +243,7 @@ def test_a_terminal_that_is_not_utf8_ends_no_run(flags, monkeypatch):
     assert b"mean_reward   " in shown.buffer.getvalue()
 
 
-# In corners.
+# Rare cases that are no mistakes.
 
 
 def test_a_reward_may_import_what_lies_beside_it(flags, tmp_path):

@@ -38,7 +38,7 @@ TOKENS = torch.randint(9, (3, 12), generator=torch.Generator().manual_seed(0))
 
 
 def run(model, tokens, **options):
-    """Give the judge's logits, or the last of a generator's tensors."""
+    """Run the model: -> a judge's logits, or a generator's logits of letters."""
     out = model(tokens, **options)
     return out[-1] if isinstance(out, tuple) else out
 
@@ -84,7 +84,7 @@ def test_neither_training_mode_nor_recomputing_changes_anything(shape):
 
 
 def test_padding_is_never_attended_to():
-    """A short input gives the same, alone or padded to any length."""
+    """A short input gives the same output alone and padded."""
     torch.manual_seed(0)
     for model in (Generator(SHAPE), Generator(LATENT), Judge(SHAPE)):
         torch.nn.init.normal_(model.head.weight)
@@ -107,7 +107,7 @@ def product_of(logits):
 
 @pytest.mark.parametrize("K", [1, 2])
 def test_the_generators_loss_is_nats_of_a_hidden_character(world, K):
-    """Letters are alike everywhere; with a latent the probability of a run is the sum over z."""
+    """All blanks have the same letter probabilities. With a latent, P(run) is a sum over z."""
     train = Dataset(world / "text", "train", 16)
     args = Settings(block_size=16, batch_size=50)
     g = torch.Generator().manual_seed(0)
@@ -133,12 +133,12 @@ def test_the_generators_loss_is_nats_of_a_hidden_character(world, K):
     torch.testing.assert_close(loss, nats / batch.mask.sum())
 
 
-Z = 26  # a letter that the tiny text does not have: a run is drawn if it is all z
+Z = 26  # the tiny text has no z, so a run of blanks that is all z was drawn
 MOSTLY_Z = product_of(F.one_hot(torch.tensor(Z), 28).float())
 
 
 def judged(world, judge, seed=(1,)):
-    """Compute the judge's loss: -> it, what the judge read (B,T), and the batch."""
+    """Compute the judge's loss: -> the loss, what the judge read (B,T), and the batch."""
     train = Dataset(world / "text", "train", 16)
     args = Settings(block_size=16, batch_size=200, judge_masking="word,random")
     read = []
@@ -148,15 +148,18 @@ def judged(world, judge, seed=(1,)):
 
 @pytest.mark.parametrize("reveal", [False, True])
 def test_inputs_of_every_difficulty(world, reveal):
-    """The generator's are partly revealed in four rows of ten; a judge reads whole words alone."""
+    """With `reveal`, about four inputs in ten get a random part of their hidden text back.
+
+    Without it, only whole words are hidden. The generator learns with it, the judge without it.
+    """
     train = Dataset(world / "text", "train", 64)
     batch = masked_batch(train, Settings(batch_size=2000), "word", (1, 2), reveal)
     words = (batch.tokens == 0).cumsum(dim=1)  # (B,T) token 0 is the space
     hidden = torch.zeros_like(words).scatter_add_(1, words, batch.mask.long())  # (B,words)
     letters = torch.zeros_like(words).scatter_add_(1, words, torch.ones_like(words))
-    partly = ((0 < hidden) & (hidden < letters - 1)).any(dim=1)  # a space is none
+    partly = ((0 < hidden) & (hidden < letters - 1)).any(dim=1)  # letters counts the space too
     share = partly.float().mean()
-    assert 0.25 < share < 0.4 if reveal else share == 0  # some lose all of a word, or nothing
+    assert 0.25 < share < 0.4 if reveal else share == 0  # chance may reveal whole words, or none
     assert set((hidden > 0).sum(dim=1).tolist()) == {*range(1 - reveal, 6)}
 
 
@@ -165,7 +168,10 @@ def some_judge(tokens):
 
 
 def test_the_judge_reads_runs_that_are_text_and_runs_that_are_drawn(world):
-    """Each by its own coin; what is visible is text. Another seed, other runs."""
+    """A coin decides for each run of blanks, and what is visible is text.
+
+    The same seed gives the same inputs, and another seed gives other ones.
+    """
     _, read, batch = judged(world, some_judge)
     assert torch.equal(read[~batch.mask], batch.tokens[~batch.mask])
     labels = []
@@ -179,7 +185,11 @@ def test_the_judge_reads_runs_that_are_text_and_runs_that_are_drawn(world):
 
 
 def test_the_judges_loss_by_hand(world):
-    """A run has one label and the mean of its logits; then come means over blanks and inputs."""
+    """A run of blanks has one label and one logit, the mean of its blanks' logits.
+
+    Each blank has the loss of its run. The losses are averaged over the blanks of an input, and
+    then over the inputs.
+    """
     loss, read, batch = judged(world, some_judge)
     of_inputs = []
     for row, runs in zip(read, runs_of(batch.mask)):
@@ -206,7 +216,7 @@ class Pairs:
 
 
 def test_the_best_judge_says_the_log_of_text_over_generator():
-    """The generator's other character is either, half and half: p/q is 0.9/0.5 or 0.1/0.5."""
+    """The generator writes 0 or 1 with probability 0.5 each, so p/q is 0.9/0.5 or 0.1/0.5."""
     args = Settings(batch_size=20000)
     generator = product_of(torch.tensor([0.0, 0.0, -torch.inf]))
 
@@ -269,7 +279,7 @@ def test_the_report_of_models_that_know_nothing_and_of_a_judge_that_knows_the_te
         figures = dict(zip(figures[::2], map(float, figures[1::2])))
         assert figures["nats"] == pytest.approx(np.log(27), abs=1e-3)
         assert figures["auc"] > 0.98
-        assert figures["slope"] > 2 and figures["error"] > 0  # its scores are too small
+        assert figures["slope"] > 2 and figures["error"] > 0  # the judge's scores are too small
 
 
 def small(world, *more):
@@ -278,9 +288,9 @@ def small(world, *more):
 
 
 def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys, monkeypatch):
-    """From random weights to two files.
+    """Pretraining starts from random weights, beats chance and writes two files.
 
-    Stopped by Ctrl-C in the midst of each model and resumed, it writes the same weights.
+    If Ctrl-C stops it while it trains each model, and it is resumed, it writes the same weights.
     """
     monkeypatch.setattr(pretrain, "SAVE_INTERVAL", 20)
     monkeypatch.chdir(tmp_path)
@@ -336,8 +346,11 @@ def test_a_judge_starts_as_the_first_layers_of_its_generator(layers, world, tmp_
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_what_the_judge_learns_from(goes_on, world, tmp_path, monkeypatch):
-    """It reads the generator's draws, hot at first; one that goes on reads a policy's, too, and
-    never hot ones. No seed of the generator's inputs is used again."""
+    """The judge reads the generator's draws, the first of them at a high temperature.
+
+    With goes_on the judge comes from a file. It then reads a policy's draws as well, and all draws
+    are at temperature 1. No seed of the generator's inputs is used again.
+    """
     calls = {"generator_loss": [], "judge_loss": []}
 
     def noted(loss_of, *given):
@@ -400,7 +413,7 @@ def test_a_mistake_in_a_flag(flags, message, world, tmp_path, capsys):
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
 def test_models_that_are_there_are_not_replaced(resume, world, tmp_path, capsys):
-    """--resume goes on with what was stopped in the folder, and replaces nothing else."""
+    """--resume only goes on with a stopped training. It does not replace a finished model."""
     (tmp_path / "judge.pt").write_bytes(b"somebody's")
     with pytest.raises(SystemExit, match="2"):
         pretrain.main(small(world, f"--out_dir={tmp_path}", *resume))

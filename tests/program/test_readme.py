@@ -1,4 +1,4 @@
-"""Check what the READMEs say: commands are understood, names and links exist, sums come out."""
+"""Check the commands, names, links, numbers and rewards in the READMEs."""
 
 import argparse
 import importlib
@@ -25,7 +25,7 @@ PROSE = {name: FENCE.sub("", text) for name, text in READMES.items()}  # without
 
 
 def all_commands():
-    """List every command of the READMEs: lines of ```sh blocks, cut at &&, and `python ...`."""
+    """List the commands in the READMEs, from ```sh blocks and from inline code as `python ...`."""
     found = []
     for name, text in READMES.items():
         for language, block in FENCE.findall(text):
@@ -62,7 +62,7 @@ def test_every_command_is_understood(command, monkeypatch):
     if module in SETTINGS:
         words = [word for word in words if word not in ("-h", "--help")]
         settings = SETTINGS[module](**read_arguments(SETTINGS[module], words, ""))
-        monkeypatch.setattr(Path, "exists", lambda self: True)  # what an earlier command makes
+        monkeypatch.setattr(Path, "exists", lambda self: True)  # as if every file were made
         if module == "train_grpo":
             check(settings)
         return
@@ -83,7 +83,7 @@ def test_every_command_is_understood(command, monkeypatch):
 
 
 def module_of(name):
-    """Import the module that a README names by its last part alone, as `loss` or `prepare`."""
+    """Import the project's module with this file name, as `loss`. Returns None if there is none."""
     paths = [p for folder in ("grpo", "model", "data") for p in Path(folder).rglob(f"{name}.py")]
     return importlib.import_module(".".join(paths[0].with_suffix("").parts)) if paths else None
 
@@ -94,7 +94,7 @@ def test_every_function_named_exists():
         text = re.sub(r"^ *```python.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
         for first, name in re.findall(r"\b([a-z_]+)\.([A-Za-z_]\w*)\b", text):
             module = module_of(first)
-            assert module or not name[0].isupper(), f"{first}.{name}"  # a class of ours
+            assert module or not name[0].isupper(), f"{first}.{name}"  # a class must be ours
             if module and not re.fullmatch(files, name):
                 assert hasattr(module, name), f"{first}.{name}"
 
@@ -109,7 +109,7 @@ def test_every_file_and_test_named_exists():
 
 
 def anchors(path):
-    """List what #... may follow a Markdown file: its headings, as GitHub writes them."""
+    """List the anchors of a Markdown file, made from its headings as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -147,7 +147,7 @@ def tables():
 
 
 def test_figures_of_several_seeds_are_those_that_were_stored(capsys, monkeypatch):
-    """A row with a ± shows what .github/figures.py prints of .github/figures.json."""
+    """A row with a ± shows figures that .github/figures.py prints from .github/figures.json."""
     figures = runpy.run_path(".github/figures.py")
     figures["print_tables"]()
     printed = [line[1:-1].split("|") for line in capsys.readouterr().out.split("\n") if line]
@@ -162,7 +162,10 @@ def test_figures_of_several_seeds_are_those_that_were_stored(capsys, monkeypatch
 
 
 def test_the_lessons_numbers_are_the_toys():
-    """A table of the four words shows a step of the toy, or each word's reward and advantage."""
+    """If a table has the toy's four words, its numbers are those that the toy computes.
+
+    They are either the probabilities at a step, or each word's reward and advantage.
+    """
     steps = toy.train()
     rewards = torch.tensor([*toy.WORDS.values()]).view(1, -1, 1)  # (1,G,1)
     advantages = group_advantages(rewards, torch.ones(1, 1).bool(), Config()).flatten().tolist()
@@ -180,7 +183,7 @@ def test_the_lessons_numbers_are_the_toys():
                 assert f"{rewards.flatten()[word]:.1f}" in numbers, (name, row)
                 assert f"{advantages[word]:+.1f}" in numbers, (name, row)
                 seen.add("advantage")
-    assert seen == {"step", "advantage"}  # the lesson has both
+    assert seen == {"step", "advantage"}  # both kinds of table were found
 
 
 @pytest.mark.parametrize("name", READMES)

@@ -38,7 +38,7 @@ def steps_of(page):
 def test_a_line_holds_what_the_step_drew_and_what_the_policy_says_after_it(
     flags, world, tmp_path, monkeypatch, generator
 ):
-    """The group is the one that the step pushed most. Ratio and clip are worked out by hand."""
+    """A line shows the group with the largest sum of |A|. We work out ratio and bound here."""
     seen = []
     real = replay_recorder.record
 
@@ -80,7 +80,7 @@ def test_a_line_holds_what_the_step_drew_and_what_the_policy_says_after_it(
 def test_of_a_large_group_the_first_fills_are_recorded_and_false_leaves_all_out(flags, tmp_path):
     run(flags, masking="random", mask_ratio=1, group_size=64, max_iters=2)
     header, *lines = lines_of(tmp_path)
-    assert [len(line["fills"]) for line in lines] == [200 // 16] * 2  # of 16 blanks
+    assert [len(line["fills"]) for line in lines] == [200 // 16] * 2  # 200 letters at most
     run(flags, replay="false", max_iters=1)
     assert not (tmp_path / "out" / "replay.jsonl").exists()
 
@@ -114,7 +114,7 @@ def test_without_a_replay_the_tool_says_so_and_a_cut_line_is_left_out(flags, tmp
 
 
 def browse(folder, address="", script=""):
-    """Open the page of the run in `folder`, run a script in it, and return what it then holds."""
+    """Open the page of the run in `folder`, run `script` in it, and return the page's HTML."""
     page = replay.page(folder / "out").replace("</body>", f"<script>{script}</script></body>")
     (folder / "page.html").write_text(page)
     address = f"file://{folder}/page.html{address}"
@@ -132,10 +132,11 @@ def hidden_words(header):
 
 @pytest.mark.skipif(not BROWSER, reason="needs chromium")
 def test_the_page_plays_by_itself_and_shows_what_the_run_recorded(flags, world, tmp_path):
-    """It plays to the end, on the word of four letters that changed most.
+    """The page plays to the end and shows the word of four letters that changed most.
 
-    Then its address and two keys lead to step 7 and the third word, and an error would be seen.
-    With a latent the best guess need not be each blank's own.
+    The test then opens step 7 and the third word by the address and two keys. A planted error must
+    be the only error that is shown. With a latent, the best guess need not hold each blank's
+    likeliest letter.
     """
     start = world / "latent.pt"
     changes = {"masking": "random", "mask_ratio": 0.6, "credit": "run", "num_iterations": 2}

@@ -1,4 +1,4 @@
-"""Check what a run leaves, what it promises of its folder, and how it ends if something fails."""
+"""Check what a run writes, how it treats its folder, and how it ends if something fails."""
 
 import io
 import json
@@ -71,7 +71,7 @@ def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, capsys):
 
 
 def test_three_texts_are_shown_that_can_clash(flags, capsys):
-    """At step 0 the policy is the base model, and is not shown again."""
+    """At step 0 the policy is still the base model, so the texts have no line `now`."""
     run(flags, eval_interval=2, eval_inputs=64, hidden_words=1, masking="word")
     shown = capsys.readouterr().out.split("filled by")[0]
     zero, two, four = (part.splitlines() for part in shown.split("step ")[1:])
@@ -123,7 +123,7 @@ def test_the_folder_of_an_earlier_run_is_moved_aside_whole(flags, tmp_path, caps
 def test_a_folder_that_holds_no_run_is_used_as_it_is(flags, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("a file of the user's")
-    for _ in range(2):  # the first time it gets no further than its folder
+    for _ in range(2):  # a Run that took no step is not moved aside either
         Run(load_config(command_line(flags))).log.close(failed=True)
     assert not list(tmp_path.glob("out-until-*")) and (tmp_path / "out" / "mine.txt").exists()
 
@@ -235,7 +235,7 @@ def test_a_signal_during_the_table_ends_it_at_the_next_row(flags, monkeypatch, c
 
 
 def test_a_signal_that_is_ignored_stays_so(monkeypatch):
-    """nohup ignores the terminal's end."""
+    """nohup makes a program ignore SIGHUP, and a run has to leave that as it is."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Signals():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -268,7 +268,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint(flags, monkeypatch, ca
 def test_rewards_of_the_users_own_and_a_second_judge(
     flags, own, world, tmp_path, judge_score, undecided
 ):
-    """The second is untrained."""
+    """The second judge is untrained, so its score is always `undecided`."""
     vocabulary = Dataset(world / "text", "train", 16).vocabulary
     second = Judge(TransformerConfig(len(vocabulary), 16, 1, 1, 32))
     write(tmp_path / "strict.pt", model_file(second, vocabulary))

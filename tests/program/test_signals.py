@@ -25,7 +25,7 @@ def slow(completions, masked, mask, decode):
 
 
 def child(arguments, errors):
-    """A run whose stderr is a file."""
+    """Run the program with its stderr written to the file `errors`."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have used nohup
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     sys.stderr = open(2, "w", buffering=1)
@@ -60,13 +60,13 @@ class Background:
         return self
 
     def end(self):
-        """-> exit code, what stands on stderr."""
+        """Wait for the end: -> the exit code, and the text on stderr."""
         self.process.join(60)
         return self.process.exitcode, self.errors.read_text(errors="replace")
 
 
 def same_run(a, b):
-    """Two folders hold the same run, bit for bit: all but the settings, and the times."""
+    """Tell whether two folders hold the same run bit for bit, apart from settings and times."""
     contents = [read(Path(folder) / "checkpoint.pt") for folder in (a, b)]
     for content in contents:
         del content["training"]["config"]
@@ -102,9 +102,10 @@ def test_a_second_signal_stops_at_once(server, flags, tmp_path):
 
 
 def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):
-    """kill -9 again and again, in one folder, of a run that saves every step.
+    """Send kill -9 several times to a run that saves every step.
 
-    The checkpoint always loads, and the end is that of a run never killed. KILLS=50 is longer.
+    Its checkpoint always loads, and in the end it equals a run that was never killed. With KILLS=50
+    it is killed 50 times.
     """
     kills = int(os.environ.get("KILLS", 3))
     draw = random.Random(1)
@@ -115,7 +116,7 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):
         before = checkpoint.read_bytes() if checkpoint.exists() else b""
         start = "resume" if before else "pretrained"
         life = Background(server, flags, save_interval=1, init_from=start)
-        if draw.random() < 0.8:  # else while it starts
+        if draw.random() < 0.8:  # otherwise it is killed while it starts
             wait_for(lambda: checkpoint.exists() and checkpoint.read_bytes() != before)  # noqa: B023
         time.sleep(draw.uniform(0, 0.5))
         assert life.send(signal.SIGKILL).end()[0] == -signal.SIGKILL

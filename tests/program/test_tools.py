@@ -19,12 +19,12 @@ from grpo.tools import bench, compare, fill
 from model.transformer import Judge, TransformerConfig
 
 RUNS = {"a": {}, "b": {"kl_beta": 0.5, "seed": 2}}
-trained = []  # the folder of both runs, once for all tests
+trained = []  # the folder of both runs, after the first test has made it
 
 
 @pytest.fixture
 def runs(flags, tmp_path_factory, monkeypatch):
-    """The current folder holds two finished runs, `a` and `b`, with a reward of their own."""
+    """Go to a folder with two finished runs, `a` and `b`, whose reward also pays for vowels."""
     folder = trained[0] if trained else tmp_path_factory.mktemp("runs")
     monkeypatch.chdir(folder)
     if not trained:
@@ -46,7 +46,7 @@ def printed(capsys, main, *arguments):
 
 
 def refused(capsys, main, *arguments):
-    """The one line on stderr."""
+    """Run a command that must be refused: -> its one line on stderr."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stopped:
         main([str(argument) for argument in arguments])
@@ -56,7 +56,7 @@ def refused(capsys, main, *arguments):
 
 
 def parts_of(lines):
-    """Lines below titles: {title: [its lines]}."""
+    """Group lines by the title above them: -> {title: [its lines]}."""
     parts = {}
     for line in lines:
         if not line.startswith("  "):
@@ -67,7 +67,7 @@ def parts_of(lines):
 
 
 def columns(lines):
-    """{part of what compare prints: {name: its columns}}."""
+    """Split the lines that compare prints: -> {title of a part: {name: its columns}}."""
     return {
         title: {name: cells for name, *cells in map(str.split, rows)}
         for title, rows in parts_of(lines[1:]).items()
@@ -126,7 +126,7 @@ def test_without_a_name_it_is_the_run_in_out_or_what_ships(
 
 
 def test_texts_are_read_as_prompts_are(runs, capsys):
-    """They are normalised, which is said where it drops something; a refusal names the rule."""
+    """They are normalised. If this drops characters, a line says so. A refusal names the rule."""
     lines = printed(capsys, fill.main, "The C_t", "2 d_gs", "--run=a", "--k=1")
     shown = [re.sub(r"\[.\]", "_", line[22:]) for line in lines if "[" in line]
     assert shown == [*["the c_t"] * 2, *["d_gs"] * 2]
@@ -170,7 +170,7 @@ def test_runs_stand_side_by_side(runs, capsys):
 
 
 def test_rewards_that_mean_something_else_have_a_scale_each(runs, tmp_path, capsys):
-    """The other curves share theirs."""
+    """Each curve of mean_reward has its own scale. The curves of entropy still share one."""
     other = shutil.copytree("b", tmp_path / "other")
     settings = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(settings | {"reward": "judge:100"}))
@@ -214,7 +214,7 @@ def test_variants_take_turns_and_a_ratio_is_taken_within_a_round(monkeypatch, ca
     assert calls == ["eager", "other"] * 4 and title == "title"
     assert [row.split() for row in rows] == [
         ["eager", "4.00", "ms", "1.00"],
-        ["other", "8.00", "ms", "3.00"],  # of 4, 3 and 2
+        ["other", "8.00", "ms", "3.00"],  # 3 is the median of 4, 3 and 2
     ]
 
 
@@ -241,7 +241,7 @@ def test_the_benchmark_times_the_step_and_the_operations(flags, monkeypatch, cap
         assert times[0][1] == "1.00" and all(float(ms) > 0 for ms, _ in times)
 
 
-# all of them
+# fill and compare
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Several processes are one process with as many micro-batches, and end together."""
+"""Check that N processes compute what one does with N micro-batches, and end together."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def distance(a, b):
 
 
 def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, server):
-    """Weights and metrics are the same to rounding, also as one batch of twice the size."""
+    """Both give the same weights and metrics, up to rounding. So does one batch of double size."""
     losses = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
     own = {loss: SHARED | {"loss_type": loss, "out_dir": tmp_path / loss} for loss in losses}
     latent = str(world / "latent.pt")
@@ -61,7 +61,7 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, se
     for one in both:
         one.join()
     assert [one.exitcode for one in both] == [0, 0]
-    assert (tmp_path / "out.txt").read_text().count("next:") == len(own)  # one process speaks
+    assert (tmp_path / "out.txt").read_text().count("next:") == len(own)  # only one process prints
     for loss, each in own.items():
         base = read((flags | each)["generator_checkpoint"])["weights"]
         have = read(tmp_path / loss / "checkpoint.pt")["weights"]
@@ -83,7 +83,7 @@ def children(pid):
 @pytest.mark.skipif(not Path("/proc/thread-self/children").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGTERM])
 def test_no_process_outlives_another(flags, tmp_path, trouble):
-    """One of them is killed; torchrun is asked to stop: the step is finished and saved."""
+    """SIGKILL ends one process, and SIGTERM goes to torchrun. After SIGTERM the run is saved."""
     endless = command_line(flags, max_iters=10**5, eval_interval=10**6, compile="false")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -49,9 +49,9 @@ def test_the_first_step_is_the_same_with_every_seed_and_later_ones_are_not():
 
 
 def test_ratio_is_the_largest_of_a_letter_in_any_update():
-    """In the second update it is what the first one made of a letter's probability, 1/2."""
+    """A letter begins at probability 1/2. If one update makes it q, the next one has ratio 2q."""
     (_, first), (_, second) = (toy.train(num_iterations=n, max_iters=1) for n in (1, 2))
-    q = [first["help"] + first[word] for word in ("helf", "halp")]  # of e, of p
+    q = [first["help"] + first[word] for word in ("helf", "halp")]  # P(e), P(p)
     assert first["ratio"] == 1
     assert second["ratio"] == pytest.approx(2 * max(q + [1 - x for x in q]))
 

@@ -18,7 +18,8 @@ OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
 --disable-background-networking --disable-component-update --virtual-time-budget=20000 --dump-dom"""
 TITLES = ["expected reward", "KL", "entropy", "loss"]
 OBJECTIVES = ["clip", "cispo", "sapo", "gmpo", "dppo"]
-# Both policies with each objective, and with both values of all else.
+# Each objective has a case with each policy. Three other settings take both of their values, but
+# not in all combinations.
 CASES = [
     {
         "objective": objective,
@@ -68,7 +69,7 @@ def page(tmp_path_factory):
 
 @pytest.mark.skipif(not BROWSER, reason="needs chromium")
 def test_the_page_opens_on_the_step_by_hand(page):
-    """It shows these numbers, all of them the toy's, and no other."""
+    """It shows exactly these numbers, which we compute with the toy in Python."""
     rewards = torch.tensor([*toy.WORDS.values()], dtype=torch.float64)  # (G,) each word in turn
     A = group_advantages(rewards.view(1, 4, 1), toy.MASK[:, :1], toy.Settings()).flatten()
     want = {"heads-chance": 0.5, "tails-chance": 0.5, "pull-0": 0, "pull-1": 0}

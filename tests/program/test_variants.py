@@ -1,5 +1,7 @@
-"""Every published variant that is a setting trains, with a latent and without, and so does every
-config file: two steps each, on tiny nets, from Python as a notebook would.
+"""Each published variant that has a setting trains for two steps, with and without a latent.
+
+Each config file trains for two steps, too. The nets are tiny, and the runs start from Python, as in
+a notebook.
 """
 
 import math
@@ -38,7 +40,7 @@ SHORT = {"max_iters": 2, "eval_inputs": 1, "replay": False}
 
 
 def train(arguments, out_dir):
-    """Take two steps, without the table: -> the lines of metrics.jsonl."""
+    """Take two steps, without the final evaluation: -> the lines of metrics.jsonl."""
     with Run(load_config(arguments)) as run:
         train_grpo.train(run)
     return figures(out_dir)
@@ -56,7 +58,7 @@ def test_a_variant_trains(variant, generator, world, flags):
 
 @pytest.mark.parametrize("file", sorted(map(str, Path("config").glob("*.py"))))
 def test_a_config_file_trains(file, flags, monkeypatch):
-    """It stands on top of the default experiment; models and sizes are replaced by tiny ones."""
+    """We read config/grpo_config.py, then the file, then flags that make everything tiny."""
     small = ["dataset", "generator_checkpoint", "judge_checkpoint", "out_dir", "block_size"]
     small += ["batch_size", "group_size", "warmup_iters", "device", "dtype"]
     own = command_line({name: flags[name] for name in small}, **SHORT, minibatch_size=0)

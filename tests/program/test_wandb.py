@@ -15,14 +15,14 @@ wandb = pytest.importorskip("wandb")
 
 @pytest.fixture(autouse=True)
 def forgetting():
-    """wandb reads the environment once in a process."""
+    """Shut wandb down around each test, because it reads the environment only once."""
     wandb.teardown()
     yield
     wandb.teardown()
 
 
 def run(flags, **changes):
-    """-> the lines of metrics.jsonl, evaluation.json."""
+    """Make a run that logs to wandb: -> the lines of metrics.jsonl, and evaluation.json."""
     names = {"wandb_log": "true", "wandb_project": "p", "wandb_run_name": "n"}
     train_grpo.main(command_line(flags, max_iters=2, **names, **changes))
     out = Path(flags["out_dir"])
@@ -86,7 +86,7 @@ def not_installed(monkeypatch):
 
 
 def dying(monkeypatch):
-    """In the midst of the run."""
+    """Let wandb fail in the middle of the run."""
 
     def broken(*_, **__):
         raise ConnectionResetError("Connection reset by peer")
