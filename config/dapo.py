@@ -1,6 +1,6 @@
-# DAPO (2503.14476) weighs all blanks of an update alike, has a wider upper clip, and no KL. "When
-# it goes wrong" in config/README.md shows what happens without a KL. We leave out DAPO's dynamic
-# sampling and its length penalty.
+# DAPO (2503.14476) weighs all blanks of an update alike. Its upper clip is wider, and it has no KL.
+# The section "When it goes wrong" of config/README.md shows what happens without a KL. We leave out
+# DAPO's dynamic sampling and its length penalty.
 #     python train_grpo.py config/grpo_config.py config/dapo.py
 
 out_dir = "out-dapo"

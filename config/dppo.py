@@ -11,5 +11,6 @@ clip_eps_high = 0.15  # and rise by this much
 baseline = "mean"
 scale_rewards = "none"
 kl_beta = 0.0
-minibatch_size = 10  # four updates per rollout of 40 inputs; in the first one no bound can act
+# An update takes 10 of a step's 40 inputs. The bounds can act from a step's second update on.
+minibatch_size = 10
 num_iterations = 1

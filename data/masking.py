@@ -23,7 +23,10 @@ from data.exceptions import Mistake
 
 
 def whole_words(characters):
-    """List (start, end) of each word between two spaces. Other words may be cut off."""
+    """List (start, end) of each word between two spaces.
+
+    A word at either end of the input may be cut off, so we leave it out.
+    """
     spaces = np.flatnonzero(characters == " ")
     return [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1]
 
@@ -71,8 +74,8 @@ MASKINGS = {
     "random": random_mask,
     "span": span_mask,
     "word": word_mask,
-    # Letters that are drawn independently may not make a word. With words as short as these, a
-    # policy learns in minutes to draw letters that make one.
+    # Letters that are drawn independently often do not make a word. If the words are as short as
+    # these, a policy learns within minutes to draw letters that do.
     "short": partial(word_mask, shortest=2, longest=4),
     "sticky": sticky_mask,
 }

@@ -18,7 +18,8 @@ def number_words(mask):
 
 def begins_word(words):
     """Tell which positions are the first blank of a word: (B,T) -> (B,T) bool."""
-    seen = F.pad(words, (1, 0))[:, :-1].cummax(dim=1).values  # (B,T) the largest number to its left
+    # (B,T) the largest word number to the left of each position
+    seen = F.pad(words, (1, 0))[:, :-1].cummax(dim=1).values
     return words > seen
 
 

@@ -60,7 +60,8 @@ class Latent:
     def running(self, log_q, log_pi, y):
         """Compute the log-probability L_t of each word's first t letters, for every t.
 
-        y (M,n) holds n letters for each blank. The result is (N,L,n), with L_t at index t - 1.
+        y (M,n) holds n letters for each blank. The result has the shape (N,L,n), where L is the
+        length of the longest word. L_t is at index t - 1.
         """
         each = log_q.take_along_dim(y[:, None], dim=2)  # (M,K,n) log q_z(y)
         N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # without blanks N = 0, L = 1

@@ -30,7 +30,7 @@ class Scores(Rows):
     """This holds a policy's scores of fills, in nats. All are 0 where there is no blank."""
 
     logp: torch.Tensor  # (B,G,T) log q(y)
-    ref_logp: torch.Tensor  # (B,G,T) log p_ref(y), renormalised on S, for the KL estimators
+    ref_logp: torch.Tensor  # (B,G,T) log p_ref(y), with p_ref renormalised over S
     kl: torch.Tensor  # (B,T)
     entropy: torch.Tensor  # (B,T)
 
@@ -113,7 +113,7 @@ def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, te
 
 
 class LogProbsFunction(torch.autograd.Function):
-    """Make `logprobs_forward` differentiable in `logits` alone, by `logprobs_backward`."""
+    """Give `logprobs_forward` the gradient of `logprobs_backward`, for `logits` alone."""
 
     @staticmethod
     def forward(ctx, *inputs):

@@ -66,8 +66,8 @@ def judge_reward(judge, judge_score, completions, batch, decode):
 def valid_words(lexicon, completions, batch, decode, cut=True):
     """Compute the share of an input's hidden words whose fill is in the lexicon: -> (B,G).
 
-    We do not look at the original text, so every blank counts as a letter, and what stands between
-    two visible spaces is one word. data/lexicon.py explains `cut`.
+    We never look at the original text. Here a hidden word is whatever stands between two visible
+    spaces, so a fill with a space in it is not valid. data/lexicon.py explains `cut`.
     """
     mask = batch.mask
     G = completions.shape[1]

@@ -3,7 +3,7 @@
 Letters: B masked inputs, T characters, G group size, V vocabulary.
 
 The policy of a blank is q = softmax(logits / temperature), restricted to a kept set S and
-renormalised. When we draw from q, we round each probability by at most 2^-22 of the largest one.
+renormalised. A draw rounds each probability. This changes it by at most 2^-22 of the largest one.
 `grpo/logprobs.py` differentiates log q on the same S. So we score what we sample from.
 
 We compute S and the draws with whole numbers. A character's weight is its probability divided by
@@ -43,7 +43,7 @@ class Fills(Rows):
     """
 
     completions: torch.Tensor  # (B,G,T) the filled-in copies of each input
-    kept: torch.Tensor  # (B,T,V), or (B,T,K,V) with a latent: True if in S, False at visible text
+    kept: torch.Tensor  # (B,T,V), or (B,T,K,V) with a latent: True for the characters in S
 
 
 def integer_weights(logits, temperature):
@@ -161,7 +161,7 @@ def penalise_repetition(logits, masked, mask, penalty):
     seen = torch.zeros(len(masked), V, dtype=torch.bool, device=masked.device)
     seen = seen.scatter(1, visible, True)  # (B,V)
     seen = seen.view(-1, *(1,) * (logits.dim() - 2), V)  # (B,1,...,V)
-    characters = logits[..., :-1]  # the last one is the mask token
+    characters = logits[..., :-1]  # all but the mask token, which is last
     centred = logits - characters.mean(dim=-1, keepdim=True)  # (B,T,...,V)
     penalised = torch.where(centred > 0, centred / penalty, centred * penalty)
     return torch.where(seen, penalised, centred)

@@ -35,7 +35,7 @@ SAVE_INTERVAL = 500
 class Settings:
     dataset: str = "text"  # folder under data/, made by prepare.py
     out_dir: str = "out-pretrain"  # generator.pt and judge.pt are written here
-    start: str = ""  # a generator.pt to begin from; it keeps its own n_layer; empty: random
+    start: str = ""  # a generator.pt to begin from, with its own size; empty: random weights
     masking: str = "word:0.5,random:0.25,span:0.1,sticky:0.15"  # what is hidden from the generator
     judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
     block_size: int = 64  # characters per input
@@ -44,7 +44,7 @@ class Settings:
     start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
     policy: str = ""  # a run's checkpoint; the judge learns from its draws, too
     n_embd: int = 128  # width, a multiple of 32
-    n_latent: int = 1  # values of a latent (grpo/latent_policy.py); 1: no latent
+    n_latent: int = 1  # number of values of the latent (grpo/latent_policy.py); 1: no latent
     batch_size: int = 64  # inputs per step
     generator_steps: int = 2500  # training steps of the generator; 0: none
     judge_steps: int = 1000  # training steps of the judge

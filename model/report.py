@@ -82,7 +82,7 @@ def report(policy, judge, dataset, args):
 
     Each kind of masking gets a line. The line has the mean −log q of a hidden character in nats,
     the share of hidden characters that the policy's best guess restores, the judge's AUC (0.5 is
-    chance), and the slope of the judge's scores (1 is calibrated).
+    chance), and the slope that `calibration` fits to the judge's scores (1 is calibrated).
     """
     for i, (masking, ratio, hidden) in enumerate(TESTS):
         batch = held_out_batch(dataset, args.block_size, i)

@@ -20,7 +20,7 @@ from model.transformer import Generator, Judge, TransformerConfig
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 os.environ.setdefault("WANDB_MODE", "offline")
-# A shell makes tests in the background ignore SIGINT. So we put Python's own handler back.
+# Tests that a shell starts in the background ignore SIGINT. So we put Python's own handler back.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TEXT = "\n\n".join(
@@ -61,7 +61,10 @@ PLAIN = {
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
-    """Make a folder with a text and an untrained judge, generator, and generator with a latent."""
+    """Make a folder with a text and three untrained models.
+
+    They are a judge, a generator, and a generator with a latent.
+    """
     folder = tmp_path_factory.mktemp("world")
     (folder / "text.txt").write_text(TEXT)
     prepare(folder / "text", folder / "text.txt")
@@ -71,7 +74,7 @@ def world(tmp_path_factory):
         vocab_size=len(vocabulary), block_size=16, n_layer=2, n_head=2, n_embd=32
     )
     judge = Judge(shape)
-    torch.nn.init.normal_(judge.head.weight)  # an untrained judge that prefers something
+    torch.nn.init.normal_(judge.head.weight)  # with its initial zeros, all scores are equal
     write(folder / "generator.pt", model_file(Generator(shape), vocabulary))
     latent = Generator(replace(shape, n_latent=2))
     write(folder / "latent.pt", model_file(latent, vocabulary))

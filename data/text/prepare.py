@@ -62,7 +62,7 @@ def cut(text):
 
 
 def is_prose(paragraph):
-    """Tell whether a paragraph is sentences, and not code, a table or a console session."""
+    """Tell whether a paragraph consists of sentences, not of code, a table or a console session."""
     words = paragraph.split()
     plain = [word for word in words if PLAIN_WORD.fullmatch(word)]
     return len(words) >= 8 and len(plain) >= 0.7 * len(words) and ">>>" not in paragraph

@@ -25,8 +25,8 @@ THREADS = 128  # in a block
 # {largest V: (lanes, columns)}. The function `layout` says what lanes and columns are.
 LAYOUTS = {32: (4, 8), 96: (8, 12), 256: (8, 32), 1024: (32, 32)}
 NUMBERS = {torch.float32: "float", torch.bfloat16: "bf16"}
-# {function: (inputs, outputs)}. The first letter of each is its type (f: float32, i: int64,
-# b: bool, x: that of the logits), and the rest is its shape.
+# {function: (inputs, outputs)}, with a code for each tensor. The first letter of a code is the type
+# (f: float32, i: int64, b: bool, x: that of the logits), and the rest is the shape.
 OPERATIONS = {
     "sample_completions": ("xBTV iBT bBT fBGT", "iBGT bBTV"),
     "logprobs_forward": ("xBTV xBTV iBGT bBTV bBT", "fBGT fBGT fBT fBT fBT5"),

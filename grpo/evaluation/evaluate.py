@@ -1,11 +1,11 @@
-"""Is a run really better? By default it optimises only one column of its table, `judge`.
+"""Measure in a table whether a run is really better than the base model.
 
-A higher reward alone proves nothing, because the run optimised it. And a lower temperature alone
-raises most figures. So a run has to beat what the base model (the generator before GRPO) can do
-without any training. We show the base model's *argmax*, its draws at lower temperatures, and its
-*best of 16*, where the judge chooses one of 16 draws for each word. One row is a cheat. It fills
-each hidden word with the most frequent word of its length. grpo/README.md#the-table says what each
-row and column is.
+The base model is the generator before GRPO. A higher reward alone proves nothing, because the run
+optimised it. By default the run optimises only one column of the table, `judge`. And a lower
+temperature alone raises most figures. So a run has to beat what the base model can do without GRPO.
+We show the base model's *argmax*, its draws at lower temperatures, and its *best of 16*, where the
+judge chooses one of 16 draws for each word. One row is a cheat. It fills each hidden word with the
+most frequent word of its length. grpo/README.md#the-table says what each row and column is.
 
 Letters: N held-out inputs, n fills of each, T characters, V vocabulary.
 """
@@ -232,9 +232,9 @@ def table(policy, before, judge, rewards, held_out, config, after_row=lambda: No
 def peek(policy, before, held_out, step):
     """Return lines that show how the base model and the policy fill three held-out texts.
 
-    The first line has each model's share of valid words, measured on PEEK texts. From these we show
-    three with many and long hidden words, because the blanks of a long word are the likeliest to
-    clash.
+    The first line has each model's share of valid words, measured on PEEK texts. Of these texts we
+    show three that have many long hidden words, because the blanks of a long word are the likeliest
+    to clash.
     """
     few = replace(held_out, batch=held_out.batch[:PEEK])
     batch = few.batch

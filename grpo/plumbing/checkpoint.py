@@ -84,10 +84,10 @@ def model_file(model, vocabulary, dtype=torch.float32):
 
 
 def build(content, kind, vocabulary, path):
-    """Build the model whose dict is `content`, in float32 and evaluation mode.
+    """Build a model from the `content` of its checkpoint, in float32 and evaluation mode.
 
-    Raises a Mistake if the dict has another `kind` or `vocabulary` than the caller gives, or if its
-    weights do not fit the model.
+    Raises a Mistake if the checkpoint has another `kind` or `vocabulary` than the caller gives, or
+    if its weights do not fit the model.
     """
     if content.get("kind") != kind:
         raise Mistake(

@@ -24,7 +24,8 @@ from data.exceptions import Mistake, refuse
 from grpo.plumbing.checkpoint import ROOT, find
 
 LARGEST = 2**31 - 1
-TINY = 1e-9  # the least value where 0 is not allowed; 1 - TINY is the largest where 1 is not
+# A setting that must be above 0 is at least TINY. One that must be below 1 is at most 1 - TINY.
+TINY = 1e-9
 
 # The least and the largest value of a setting. If a setting is not listed here, its least value is
 # 1 for a whole number, and 0 for any other number.

@@ -25,7 +25,7 @@ from grpo.plumbing.log import cut_back, read_metrics
 FILE = "replay.jsonl"
 FORMAT = 3
 INPUTS = 8  # each line shows this many held-out inputs
-DRAWS = 200  # we record the first completions of a group, up to about this many letters
+DRAWS = 200  # we record completions of a group until they have about this many letters
 
 
 def unpack(text, width):

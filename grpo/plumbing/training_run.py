@@ -57,8 +57,8 @@ def as_numbers(metrics):
     """Turn {metric: scalar tensor} into {metric: number}, and wait for the device only once.
 
     Raises FloatingPointError if a metric in SUSPECTS is not finite. If that metric is `log_prob`,
-    the last update was made, and its new weights give logits that are not finite. For any other
-    metric, `Optimizer.step` has already skipped the bad update.
+    the last update has given the policy bad weights. If it is any other metric, `Optimizer.step`
+    has skipped the bad update.
     """
     values = torch.stack(list(metrics.values())).tolist()
     numbers = dict(zip(metrics, values))
@@ -127,8 +127,8 @@ class Run:
         if state:
             restore_training(state, self.optimizer.adamw, config.out_dir)
 
-        self.again = shlex.quote(config.out_dir)  # `__exit__` prints this in its commands
-        if ".py:" in config.reward:  # these commands run a FILE.py only if they name it
+        self.again = shlex.quote(config.out_dir)  # part of the commands that `__exit__` prints
+        if ".py:" in config.reward:  # a FILE.py runs only if the command names it
             self.again += f" --reward={shlex.quote(config.reward)}"
         self.start = self.step = self.saved = state.get("iteration", 0)
         self.signals = Signals()

@@ -1,4 +1,4 @@
-"""Watch it learn: `python -m grpo.tools.replay out` writes out/replay.html, for any browser.
+"""Show how a run learns: `python -m grpo.tools.replay out` writes the web page out/replay.html.
 
 The page shows step by step how the run fills held-out texts, and which of the letters drawn in a
 step became likelier or less likely. The template beside this file, replay.html, draws the page.

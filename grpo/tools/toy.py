@@ -44,7 +44,7 @@ LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 class Settings(Config):
     """The toy takes these settings, and those of train_grpo.py that are about the method."""
 
-    n_latent: int = 1  # values of a latent; each at first prefers its own word; 1: no latent
+    n_latent: int = 1  # number of values of the latent; each begins with a word of its own; 1: none
     group_size: int = 4  # completions, G
     num_iterations: int = 1  # times that each rollout is used
     kl_beta: float = 0.4  # weight of KL(policy || reference)
@@ -69,7 +69,7 @@ class Table(torch.nn.Module):
         self.n_latent = n_latent
         logits = torch.full((1, T, n_latent, len(VOCABULARY)), IMPOSSIBLE, dtype=torch.float64)
         logits[:, range(T), :, COMPLETIONS] = 0  # each blank has two equally likely letters
-        if n_latent > 1:  # values of the latent that began alike would stay alike
+        if n_latent > 1:  # if all z began with the same logits, they would stay the same
             for z in range(n_latent):
                 logits[:, range(T), z, COMPLETIONS[z]] = APART
             self.prior = torch.nn.Parameter(logits.new_zeros(1, T, n_latent))  # (1,T,K)

@@ -54,13 +54,13 @@ def test_equal_rewards_give_exactly_zero(scale):
 @pytest.mark.parametrize(
     "share, learns",
     [
-        (0.4, [[0, 1, 1, 0], [1, 0, 0, 0]]),  # two of five blanks, and a third that ties with one
+        (0.4, [[0, 1, 1, 0], [1, 0, 0, 0]]),  # two of five blanks, and one more by a tie
         (0.2, [[0, 1, 0, 0], [0, 0, 0, 0]]),
         (1.0, [[1, 1, 1, 0], [1, 1, 0, 0]]),
     ],
 )
 def test_only_the_most_uncertain_blanks_learn(share, learns):
-    """A visible character is no blank, whatever its entropy is said to be."""
+    """Only blanks count. The entropy of a visible character is ignored, however large it is."""
     entropy = torch.tensor([[0.1, 0.9, 0.5, 9.0], [0.5, 0.2, 9.0, 9.0]])  # (B,T)
     mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
     advantages = torch.full((2, G, 4), 3.0) * mask[:, None]

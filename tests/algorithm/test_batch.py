@@ -1,4 +1,4 @@
-"""Compare the draws of a step, the parts that its updates take, and its words with loops.
+"""Check the inputs that a step draws, the parts that its updates take, and its words of blanks.
 
 Letters: B inputs, T characters, G completions of each, V vocabulary, M blanks of all inputs.
 """
@@ -126,7 +126,7 @@ def adjacent():
 
 
 def scattered():
-    """Make words of blanks that stand anywhere, numbered in the order of their first blanks."""
+    """Make words whose blanks need not be adjacent, numbered by their first blanks: -> (6,12)."""
     names = torch.randint(4, (6, 12), generator=torch.Generator().manual_seed(0))
     names[2] = 0
     rows = []

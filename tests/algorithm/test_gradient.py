@@ -33,7 +33,7 @@ LOGITS = torch.tensor([[[0.3, -0.5, 1.1], [0.9, 0.2, -0.4]]], dtype=torch.float6
 NOW = {Product: [LOGITS], Latent: [numbers(1, 1, 1, K), numbers(2, 1, T, K, V)]}
 REFERENCE = {Product: [numbers(3, 1, T, V)], Latent: [numbers(4, 1, 1, K), numbers(5, 1, T, K, V)]}
 TRUNCATED = torch.tensor([[[1, 0, 1], [1, 1, 1]], [[1, 1, 0], [0, 1, 1]]]).bool()[None]
-KEPT = {Latent: TRUNCATED, Product: TRUNCATED[:, 0]}  # the set S, which later updates keep
+KEPT = {Latent: TRUNCATED, Product: TRUNCATED[:, 0]}  # the characters that a blank can get
 ALL = {policy: torch.ones_like(kept) for policy, kept in KEPT.items()}
 REWARD = numbers(6, V, V)  # of the fill (y_0, y_1)
 BOTH = pytest.mark.parametrize("policy", [Product, Latent])
@@ -46,14 +46,14 @@ def settings(**changes):
 
 
 def distribution(policy, leaves, batch, **options):
-    """Make a policy that has the same leaves for every input of `batch`."""
+    """Make a policy whose logits are `leaves`, the same for every input of `batch`."""
     B = len(batch.mask)
     logits = [x.expand(B, T, *x.shape[2:]) for x in leaves]
     return policy(*logits, batch, Sampling(TAU, **options))
 
 
 def pairs(leaves, kept):
-    """Compute P(z, y_0, y_1) by its definition: (K,V,V). A product has K = 1."""
+    """Compute P(z, y_0, y_1) by its definition: (K,V,V). A `Product` policy has K = 1."""
     *prior, letters = leaves
     pi = (prior[0][0, 0] / TAU).softmax(dim=0) if prior else torch.ones(1, dtype=torch.float64)
     weights = (letters / TAU).exp() * kept
@@ -105,7 +105,7 @@ def expected_gradient(policy, kept, config, advantages=compared, drawn_from=None
 
 
 def gradient_of(policy, value):
-    """Differentiate a function of the leaves."""
+    """Compute the gradient of the function `value` at the tensors NOW[policy]."""
     leaves = [x.clone().requires_grad_() for x in NOW[policy]]
     return torch.autograd.grad(value(leaves), leaves)
 
@@ -146,7 +146,7 @@ XTC = {"xtc_threshold": 0.2, "xtc_probability": 0.5}
     ids=str,
 )
 def test_expected_gradient_with_each_sampler_option(policy, options):
-    """It is the gradient of E[r] on every set S that the sampler makes."""
+    """Whatever characters the sampler keeps, the expected gradient is that of E[r] on them."""
     n = 40
     batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), 0, G, (1,))
     fills = distribution(policy, NOW[policy], batch, **options).sample(batch.uniforms)
@@ -247,7 +247,7 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
     one, three = (torch.tensor(x) for x in ([0], [2, 3, 4]))  # where the words stand
 
     def log_ratio(policy, word):
-        """Compute log of policy / base for a word of each fill: (81,)."""
+        """Compute the log-ratio of `policy` to `base` for one word of each fill: (81,)."""
         difference = policy.log_prob(completions) - base.log_prob(completions)  # (1,81,5)
         return difference[0][:, word].sum(dim=-1)
 

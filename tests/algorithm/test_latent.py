@@ -35,7 +35,10 @@ ALL = torch.ones(B, T, K, V, dtype=torch.bool)
 
 
 def leaves(seed, K=K):
-    """Make random logits of a prior (B,T,K), equal within a word, and of letters (B,T,K,V)."""
+    """Make random logits of the prior (B,T,K) and of the letters (B,T,K,V).
+
+    All letters of a word have the same prior.
+    """
     g = torch.Generator().manual_seed(seed)
     of_words = torch.randn(B, 3, K, generator=g, dtype=torch.float64)  # of word 0, 1, 2
     prior = of_words.gather(1, WORDS[..., None].expand(-1, -1, K))
@@ -66,7 +69,7 @@ def slow_logp(prior, letters, kept, y):
         table = pairs(prior, letters, kept, b, w).sum(dim=0)  # (V,V,...) of all spellings
         for i in reversed(range(len(blanks))):
             to_here = table[tuple(y[b, :, s] for s in blanks[: i + 1])]
-            table = table.sum(dim=-1)  # of the letters before this one
+            table = table.sum(dim=-1)  # P of the letters before letter i
             logp[b, :, blanks[i]] = (to_here / table[tuple(y[b, :, s] for s in blanks[:i])]).log()
     return logp
 
@@ -125,7 +128,7 @@ def test_probabilities_of_what_can_be_drawn_add_up_to_1():
 
 @pytest.mark.parametrize("estimator", ["exact", "k3"])
 def test_with_one_value_it_is_the_product(estimator):
-    """Draws, scores and the gradient of an off-policy loss are the same, letter by letter."""
+    """With K = 1, draws, scores and the gradient of an off-policy loss are those of a `Product`."""
 
     def as_product(prior, letters):
         latent = make(prior, letters, 9, top_p=0.9)
@@ -201,7 +204,10 @@ def test_another_temperature_and_some_of_the_inputs():
 
 
 def test_a_letter_that_cannot_be_changes_nothing_and_every_gradient_is_finite():
-    """An impossible letter, such as the mask token, is added. No score and no gradient changes."""
+    """One impossible letter more in the vocabulary changes no score and no gradient.
+
+    The mask token is such a letter.
+    """
     found = []
     for width in (0, 1):
         now, reference = leaves(0), leaves(1)
@@ -218,7 +224,8 @@ def test_a_letter_that_cannot_be_changes_nothing_and_every_gradient_is_finite():
 
 def test_logits_that_are_no_numbers_draw_tokens_all_the_same():
     """The run ends with a line that names the logits, not with an IndexError."""
-    for in_prior, in_letters in ((1, 0), (0, 1), (0, K)):  # for how many values of z they are NaN
+    # Each pair says for how many values of z the prior is NaN, and for how many the letters are.
+    for in_prior, in_letters in ((1, 0), (0, 1), (0, K)):
         prior, letters = (x.detach() for x in leaves(0))
         prior[0, :, :in_prior] = float("nan")
         letters[0, :2, :in_letters] = float("nan")

@@ -24,11 +24,11 @@ OBJECTIVES = [
 EVERY_OBJECTIVE = pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda it: str(*it.values()))
 MASK = torch.tensor(
     [[1, 1, 1, 0, 1, 1, 0], [0, 1, 0, 1, 0, 0, 0], [1, 0, 1, 1, 0, 1, 1]], dtype=torch.bool
-)  # (B,T) the first micro-batch has two inputs with 7 blanks, the second one input with 5
+)  # (B,T) micro-batch 0 has 2 inputs and 7 blanks, micro-batch 1 has 1 input and 5 blanks
 
 
 def settings(**changes):
-    """Make a config in which almost no setting that the loss reads has its default."""
+    """Make a config in which most numbers that the loss reads differ from their defaults."""
     own = {"clip_eps": 0.1, "clip_eps_high": 0.3, "entropy_coef": 0.2, "kl_beta": 0.3}
     own |= {"sapo_tau": 1.5, "sapo_tau_negative": 2.5, "batch_size": 2, "group_size": G}
     return Config(**(own | changes))
@@ -54,17 +54,19 @@ def make_advantages(words, credit):
 
 
 def slow_objective(logp, old_logp, A, t, completion, word, config):
-    """Compute letter t's objective as its paper defines it: -> the value, and if a bound acts.
+    """Compute the objective of letter t: -> its value, and whether a bound acts on the letter.
 
-    logp and old_logp are (T,). `completion` lists the positions of all blanks, and `word` those of
-    the blanks that share the advantage A. What we turn into a Python number has no gradient.
+    The formulas are those of the papers. logp and old_logp are (T,). `completion` lists the
+    positions of all blanks. `word` lists the positions of the blanks that share the advantage A
+    with t. The gradient treats what .item() returns as a constant.
     """
     rho = {s: (logp[s] - old_logp[s]).exp() for s in completion}
     low, high = 1 - config.clip_eps, 1 + config.clip_eps_high
     name = config.objective
     if config.importance_sampling_level == "none":
         return A * logp[t], False
-    if config.importance_sampling_level == "sequence":  # the geometric mean; GSPO-token's gradient
+    if config.importance_sampling_level == "sequence":
+        # The ratio is the geometric mean. Only logp[t] gives it a gradient, as in GSPO-token.
         mean = math.prod(rho[s].item() for s in completion) ** (1 / len(completion))
         rho[t] = mean * (logp[t] - logp[t].item()).exp()
     if name == "clip":
@@ -85,7 +87,7 @@ def slow_objective(logp, old_logp, A, t, completion, word, config):
             flags[s] = clipped * A < rho[s] * A
             product = product * abs(clipped * A if flags[s] else rho[s] * A)
         return math.copysign(1, A) * product ** (1 / len(word)), flags[t]
-    if name == "dppo":  # the mask M stops a letter whose probability has moved too far
+    if name == "dppo":  # 0 if the probability has moved too far in the direction of A
         far = logp[t].exp() - old_logp[t].exp()
         worse = rho[t] > 1 and far > config.clip_eps_high if A > 0 else far < -config.clip_eps
         return (not worse) * rho[t].item() * A * logp[t], bool(worse)
@@ -157,7 +159,7 @@ def assert_equals_the_loops(now, old, advantages, words, config):
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize("credit", ["run", "input"])
 def test_loss_and_gradient_equal_the_loops(objective, loss_type, credit):
-    """Off-policy, both signs of the advantage, two micro-batches of which the second is smaller."""
+    """Ratios differ from 1, and advantages have both signs. The second micro-batch is smaller."""
     config = settings(loss_type=loss_type, credit=credit, **objective)
     now, old = make_scores(MASK, leaf=True), make_scores(MASK, seed=1)
     words = number_words(MASK)

@@ -91,7 +91,7 @@ def test_the_end_of_a_prompt_ends_its_last_word():
 def test_a_prompts_first_and_last_word_count():
     """A window may cut its outer words; a prompt begins and ends where its writer meant it to."""
     given = {"on"}, encode("_n on o_"), "on on on", "xn on on"
-    assert validity(*given) == [[0.0, 0.0]]  # nobody knows how they go on
+    assert validity(*given) == [[0.0, 0.0]]  # the outer words do not count
     assert validity(*given, cut=False) == [[1.0, 0.5]]
 
 

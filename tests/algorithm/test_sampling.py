@@ -30,9 +30,10 @@ def random_uniforms(*shape, seed=0):
 
 
 def assert_follows(count, expected):
-    """Check that `count` draws of each kind fit the `expected` ones, by a chi-square test.
+    """Check by a chi-square test that the numbers in `count` fit those in `expected`.
 
-    Chi-square may be about five standard deviations above its mean.
+    Each is the number of draws of one kind. Chi-square must not be more than about five standard
+    deviations above its mean.
     """
     possible = expected > 0
     assert count[~possible].sum() == 0
@@ -43,7 +44,7 @@ def assert_follows(count, expected):
 
 
 def slow_keep(logits, temperature, top_k=0, top_p=1.0, min_p=0.0):
-    """Apply the rules to the float64 probabilities of one blank, which must have no ties."""
+    """Apply the truncation rules to one blank, in float64. Its probabilities must have no ties."""
     p = torch.softmax(logits.double() / temperature, dim=-1).tolist()
     order = sorted(range(len(p)), key=lambda v: -p[v])
     if top_k:
@@ -108,7 +109,7 @@ def test_draws_follow_the_differentiated_distribution(options, temperature):
 
 
 def slow_xtc(q, threshold):
-    """Apply XTC to one blank's probabilities q, without ties: -> the set of what stays."""
+    """Apply XTC to one blank's probabilities q, which have no ties: -> the characters that stay."""
     possible = {v for v in range(len(q)) if q[v] > 0}
     top = [v for v in range(len(q)) if q[v] >= threshold]
     if not top:

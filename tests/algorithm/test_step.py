@@ -1,4 +1,4 @@
-"""Run `grpo_step` on extreme inputs and with a policy of one's own, and check that it learns.
+"""Run `grpo_step` on extreme inputs, and check that it trains a policy that is defined here.
 
 Letters: B masked inputs, T characters, G completions, V vocabulary.
 """
@@ -128,7 +128,10 @@ def test_few_blanks_and_many(settings, blanks, n_latent):
     [("grpo", 0.5), ("dapo", 1.0), ("bnpo", 1.0), ("dr_grpo", 0.5), ("sum", 0.5)],
 )
 def test_an_input_without_blanks_teaches_nothing(loss_type, share):
-    """It counts for a loss that divides by inputs, and not for one that divides by blanks."""
+    """Half of the inputs have no blanks. They halve the step of a loss that divides by inputs.
+
+    A loss that divides by blanks takes the same step as without these inputs.
+    """
     tokens = text(6, 8)
     mask = torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < 0.4
     mask[:2, 0] = True
@@ -152,7 +155,7 @@ def test_equal_rewards_have_no_advantage(settings):
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_equal_rewards_leave_the_kl_alone(loss_type):
-    """What remains is the gradient of the penalty, as autograd finds it from its definition."""
+    """Only the penalty has a gradient. Autograd computes it here from the definition of the KL."""
     tokens = text(6, 8)
     mask = torch.arange(8).expand(4, 8) % 2 == 0
     settings = {"loss_type": loss_type, "kl_beta": 0.3}
@@ -292,7 +295,7 @@ class Infinite(Product):
 
 @pytest.mark.parametrize("distribution", [Product, Infinite])
 def test_a_loss_that_is_not_finite_changes_no_weight(distribution):
-    """The gradient is finite in both cases, and with a finite loss the weights change."""
+    """With an infinite KL the gradient is still finite. With a finite loss the weights change."""
     generator, reference = models(6, 8)
     batch = make_batch(text(6, 8), torch.ones(4, 8, dtype=torch.bool), 5, 4, (1, 0))
     config = Config(**PLAIN, batch_size=2, group_size=4)

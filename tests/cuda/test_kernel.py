@@ -52,7 +52,7 @@ def compiled(folder, source, flags):
 
 
 def stand_in(library):
-    """Make a stand-in for the part of cuda.bindings that kernel.py uses. It launches on fibers."""
+    """Imitate the part of cuda.bindings that kernel.py uses. A launch runs `library` on the CPU."""
     here = threading.local()  # each thread has a context of its own, or none
 
     def launch(name, x, y, z, threads, _, __, shared, stream, parameters, extra):
@@ -123,8 +123,11 @@ def bindings(library, monkeypatch):
 
 @pytest.fixture(params=["fibers", pytest.param("gpu", marks=needs_gpu)])
 def device(request):
-    """Run on fibers and on a GPU. Deterministic algorithms fill new tensors with NaN, or with the
-    largest integer, so a number that the kernel forgets to write is seen."""
+    """Run a test on fibers and on a GPU.
+
+    In its deterministic mode, PyTorch fills new tensors with NaN or with the largest integer. So a
+    test fails if the kernel forgets to write a number.
+    """
     if request.param == "fibers":
         request.getfixturevalue("bindings")
     torch.use_deterministic_algorithms(True)
@@ -160,9 +163,9 @@ def inputs(B, T, G, V, blanks=0.7, dtype=torch.float32):
 def check(device, *given, temperature=0.8):
     """Compare forward and backward with the definitions in float64.
 
-    An error may be a few roundings of the largest finite |log p| or |log r| of its row. A result is
-    NaN exactly where the definition is. Three runs, with the tensors laid out differently in
-    memory, must give the same bits.
+    The error that is allowed in a row grows with its largest finite |log-probability|. A result
+    must be NaN exactly where the definition gives NaN. Three runs, with the tensors laid out
+    differently in memory, must give the same bits.
     """
     logits, ref_logits, completions, kept, mask = given
     gradients = [torch.randn(x.shape) for x in (completions, mask, mask)]
@@ -204,19 +207,19 @@ def test_logprobs_agree_with_float64(device, V, dtype):
 
 def test_extreme_and_broken_rows(device):
     logits, ref_logits, completions, kept, mask = inputs(1, 15, 1500, 28, blanks=1)
-    logits[0, 0] = ref_logits[0, 0] = -INF  # one character alone has log p = 0 and KL = H = 0
+    logits[0, 0] = ref_logits[0, 0] = -INF  # only character 5 is possible: log p = KL = H = 0
     logits[0, 0, 5] = ref_logits[0, 0, 5] = 2.0
     logits[0, 1] = 3e4 * torch.randn(28)
     logits[0, 2], ref_logits[0, 2] = 1e-30 * torch.randn(28), 1e-38
     logits[0, 3] = ref_logits[0, 3]  # KL 0
-    ref_logits[0, 4] = -60 * logits[0, 4].clamp(min=-9)  # exp is 0 for every kept character
+    ref_logits[0, 4] = -60 * logits[0, 4].clamp(min=-9)  # its softmax is 0 for every kept character
     logits[0, 5] = 1e30  # so large that adding log 27 to it changes nothing
     ref_logits[0, 6] += 1e4
-    logits[0, :, 1] = -INF  # still banned
+    logits[0, :, 1] = -INF  # ban this character again
     completions, kept = sampling.sample_completions(
         logits, completions[:, 0], mask, torch.rand(1, 1500, 15), Sampling(0.5, top_p=0.95)
     )
-    kept[0, 7] = kept[0, 7].roll(3)  # kept now lacks the likeliest character and some completions
+    kept[0, 7] = kept[0, 7].roll(3)  # so the likeliest character and some draws are not kept
     logits[0, 8] = -INF
     logits[0, 9, 20], logits[0, 10, 3], ref_logits[0, 11, 4] = NAN, INF, NAN
     logits[0, 12] = NAN
@@ -237,7 +240,8 @@ def test_a_completion_outside_the_vocabulary_is_flagged_alone(device):
     logp, *_ = kernel.logprobs(leaf, ref_logits, completions, kept, mask, 0.8)
     logp.sum().backward()
     assert logp[0].isnan().nonzero().tolist() == [[0, 0], [1, 1], [2, 2]]
-    # Each completion adds Σ_v (1[v = y] − q[v]) to its blank, which is 0, or −1 if no v is y.
+    # A completion y adds (1[v = y] − q[v]) / 0.8 to the gradient of each logit v of its blank.
+    # Times 0.8, the sum over v is 0. If y is outside the vocabulary, no v equals y, so it is −1.
     drawn = leaf.grad.sum(dim=-1)[0].cpu() * 0.8  # (T,)
     torch.testing.assert_close(drawn, torch.tensor([-1.0] * 3 + [0.0] * 5))
 
@@ -247,7 +251,8 @@ def test_bfloat16_gradients_are_rounded_to_even(device):
     wide = torch.randn(1000) * scales, torch.tensor([INF, 3.4e38, NAN])
     nan_of_a_gpu = torch.tensor([2**31 - 1], dtype=torch.int32).view(torch.float32)
     g = torch.cat([1 + torch.arange(1024) * 2.0**-9, *wide, nan_of_a_gpu])
-    T = len(g)  # all draws are column 1, where q is 0, so its gradient is g · (1 − 0)
+    T = len(g)
+    # Every draw is character 1. Its q is 0, so its logit gets the gradient g · (1 − 0).
     logits = torch.tensor([0, -INF, 1]).expand(1, T, 3).bfloat16().to(device)
     leaf = logits.clone().requires_grad_()
     ones = torch.ones(1, 1, T, dtype=torch.int64, device=device)
@@ -272,7 +277,7 @@ def test_inputs_of_another_type_are_converted_and_of_another_size_refused(device
 
 def test_a_thread_without_a_context_gets_one(device):
     given = inputs(3, 7, 2, 28)
-    check(device, *given)  # so that nothing is left to load
+    check(device, *given)  # this loads the kernel, and the other thread only launches it
     with ThreadPoolExecutor() as other:
         other.submit(check, device, *given).result()
 
@@ -287,7 +292,8 @@ def at_the_edges(logits, temperature):
     last_before = (ends - 1).clamp(min=0)  # (B,T,V)
     first_after = torch.minimum(ends, total - 1)  # (B,T,V)
     target = torch.cat([last_before, first_after], dim=-1)  # (B,T,2V)
-    smallest = (target * 2**24 + total - 1) // total  # (B,T,2V) least 2^24·uniform to hit target
+    # The sampler computes ⌊uniform · total⌋. We find the smallest uniform that gives `target`.
+    smallest = (target * 2**24 + total - 1) // total  # (B,T,2V)
     return (smallest.clamp(max=2**24 - 1).double() / 2**24).float().transpose(1, 2)
 
 
@@ -311,7 +317,9 @@ def test_the_sampler_keeps_and_draws_the_same(device, V, dtype):
     logits[2, 0] = 3.0  # all tied
     logits[2, 1], logits[2, 2] = 1e4 * torch.randn(V), 1e-30 * torch.randn(V)  # huge, tiny
     logits[2, 3], logits[2, 3, V // 2] = -INF, -7  # only one is possible
-    if V > 2:  # weights next to min_p's threshold 0.1 · 2^21, or to top_p's 0.9 · (2^21 + 233017)
+    if V > 2:
+        # In row 0, two weights are next to min_p's threshold, 0.1 · 2^21. In row 1, the first
+        # weight is just below top_p's threshold, 0.9 times the sum of the row.
         weights = [[2**21, 209715, 209716], [2**21, 233017, 0], [2**21, 2**21 - 1, 1]]
         logits[2, 4:7] = -INF
         logits[2, 4:7, :3] = (torch.tensor(weights).double() / 2**21).log().float()

@@ -32,7 +32,7 @@ from grpo.sampling import Sampling
 
 
 def held_out_of(texts, masks, words):
-    """Make held-out inputs, with `_` in the masks where blanks are."""
+    """Make held-out inputs of `texts`. A string in `masks` has `_` at each blank."""
     batch = make_batch(encode(*texts), encode(*masks) == BLANK, BLANK, 1, (0,))
     return HeldOut(batch, VOCABULARY, texts[0], set(words))
 
@@ -73,7 +73,7 @@ def test_without_a_hidden_word_shares_are_0():
 
 
 def test_distinct_words_are_counted_over_all_inputs():
-    """The hidden words are cat, dog, cat and cat. The fills are dog, dog, dog and xyz, no word."""
+    """The hidden words are cat, dog, cat, cat. The fills are dog, dog, dog and the non-word xyz."""
     texts = ["a cat a dog a", "a cat a cat a"]
     held_out = held_out_of(texts, ["a ___ a ___ a"] * 2, {"dog"})
     figures = measure(encode("a dog a dog a", "a dog a xyz a")[:, None], held_out)
@@ -96,7 +96,7 @@ def settings(world):
 
 
 def judge(rows):
-    """Give each token in `rows` a logit that depends on nothing else: (N,T) -> (N,T)."""
+    """Give each token in `rows` a logit that depends on this token alone: (N,T) -> (N,T)."""
     return rows.float() / 8 - 1
 
 
@@ -146,7 +146,7 @@ def evaluated(config, policy, before, parts=()):
 def test_every_row(settings, policy):
     """The policy has not changed, so the rows before and after are the same.
 
-    The row at the temperature that it samples with is the same, too.
+    The policy samples at temperature 0.8, so the row at 0.8 equals `before_sample`.
     """
     result, completions = evaluated(settings, policy(0), policy(0))
     for name in ("sample", "argmax"):
@@ -163,7 +163,7 @@ def test_every_row(settings, policy):
 
 
 def test_the_best_of_16_is_what_judge_and_base_model_together_find_likeliest(settings):
-    """It is chosen for each word by itself, from the base model's fills."""
+    """For each word separately, the best of the base model's 16 fills is chosen."""
     result, _ = evaluated(settings, product(1), product(0))
     batch = held_out_for(settings).batch
     fills = product(0)(batch).sample(batch.uniforms).completions  # (6,16,T)

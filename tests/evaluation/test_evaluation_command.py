@@ -1,4 +1,4 @@
-"""Run `python -m grpo.evaluation out` on a folder that no run wrote."""
+"""Run `python -m grpo.evaluation out` on a run's folder that the tests make without training."""
 
 import json
 from dataclasses import asdict, fields
@@ -36,7 +36,7 @@ def finished(flags, tmp_path):
 
 
 def files_of(out):
-    """What the command writes, as bytes."""
+    """Read the files that the command has written, as bytes."""
     names = ("evaluation.json", "completions.jsonl")
     return [(out / name).read_bytes() for name in names if (out / name).exists()]
 
@@ -107,7 +107,7 @@ def test_a_run_without_a_table_says_how_to_make_one(finished, capsys):
 
 
 def test_temperatures_and_judges(finished, flags, capsys):
-    """The base model is shown at three temperatures, and two judges say what they think."""
+    """One table has the base model at three temperatures, and another the judges' scores."""
     out = str(finished())
     main([out, "--temperatures"])
     head, *rows = capsys.readouterr().out.splitlines()

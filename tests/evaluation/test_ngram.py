@@ -11,7 +11,7 @@ from grpo.evaluation.ngram import ngram, ngram_bits
 
 
 def slow(text, gram, vocab_size):
-    """Compute P(last character | those before it), smoothed as by Witten and Bell, by counting."""
+    """Compute P(last character | those before it) by counting, with Witten-Bell smoothing."""
     if not gram:
         return 1 / vocab_size
     h, shorter = gram[:-1], slow(text, gram[1:], vocab_size)

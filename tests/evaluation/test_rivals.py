@@ -1,4 +1,4 @@
-"""Compare the rivals of one-step filling with loops.
+"""Check the three rivals of one-step filling, which fill the blanks in other ways.
 
 Letters: N inputs, T characters, V vocabulary.
 """
@@ -23,7 +23,7 @@ def batch_of(masked):
 
 
 def fill(logits_of, masked, seed=1, surest=False):
-    """Fill blank by blank with a product: `logits_of` maps tokens (N,T) to logits (N,T,V)."""
+    """Fill blank by blank with a `Product`. `logits_of` maps tokens (N,T) to logits (N,T,V)."""
 
     def policy(batch):
         return Product(logits_of(batch.masked), batch, Sampling())

@@ -110,7 +110,7 @@ def test_prepared_text_comes_back(tmp_path):
 
 
 def test_the_default_text_is_the_one_that_the_shipped_models_learned(tmp_path):
-    """It comes from the pinned numpy and torch, and does not depend on the version of Python."""
+    """It is documentation of the pinned numpy and torch, the same in every version of Python."""
     prepare(tmp_path)
     found = {path.stem: hashlib.sha256(path.read_bytes()) for path in tmp_path.glob("*.bin")}
     begins = {name: digest.hexdigest()[:12] for name, digest in found.items()}

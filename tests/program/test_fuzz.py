@@ -1,4 +1,4 @@
-"""Damage files of data. The answer must be one line of error or the right result.
+"""Damage data files. A reader must refuse each one in one line, or read it correctly.
 
 Each reader gets as many inputs as FUZZ says, by default 300:
 
@@ -70,7 +70,7 @@ def mutate(content, rng):
 
 
 def some_prompts(rng):
-    """A file that is mostly right: JSON of any types, with prompts of any characters."""
+    """Make a file of prompts, which may have odd characters, wrong types or random edits."""
     prompts = []
     for _ in range(rng.choice((0, 1, 1, 1, 2, 5))):
         good = "".join(rng.choices("ab _É.", k=rng.randrange(15))) + "_"
@@ -173,5 +173,5 @@ def test_texts(tmp_path, seed):
 
 
 def test_a_long_stretch_of_spaces():
-    """The time grows with the number of spaces. With its square it would take an hour."""
+    """The time is linear in the number of spaces. Quadratic code would take an hour."""
     assert normalise("a" + " " * 10**6 + "b \n \n c") == "a b c"

@@ -9,8 +9,8 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# {room: rooms that it may import}. A module is in the room with the longest name that its own name
-# begins with.
+# Each key is a room, and its value lists the other rooms that it may import. A room holds the
+# modules whose names begin with the room's name. If several rooms fit, the longest name counts.
 BELOW = {
     "data": [],
     "model": [],  # the package itself
@@ -22,11 +22,11 @@ BELOW = {
     "grpo.plumbing": ["data", "grpo", "grpo.evaluation", "model.transformer"],
     "train_grpo": ["data", "grpo", "grpo.plumbing"],
 }
-COMMANDS = ["grpo.evaluation.__main__", "grpo.tools", "model.pretrain"]  # they import anything
+COMMANDS = ["grpo.evaluation.__main__", "grpo.tools", "model.pretrain"]  # they may import anything
 
 
 def room(module):
-    """Find the longest prefix of a dotted name in BELOW and COMMANDS, or None."""
+    """Find the longest name in BELOW and COMMANDS that `module` begins with, or None."""
     prefixes = [name for name in (*BELOW, *COMMANDS) if f"{module}.".startswith(f"{name}.")]
     return max(prefixes, key=len, default=None)
 

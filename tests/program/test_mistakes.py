@@ -46,7 +46,7 @@ MISTAKES = {
     "--reward={x}/r.py:no": "r.py has no function no; write def no(completions, masked, mask, dec",
     "--reward={x}/r.py:flat": "returned the shape (2,); it must be (B, G) = (2, 3) or (B, G, T) =",
     "--reward={x}/r.py:not_finite": "returned 96 numbers that are NaN or infinite; give finite",
-    # flags that do not go together
+    # an empty out_dir, and flags that do not go together
     "--out_dir=": "out_dir is empty; write for example out_dir=out",
     "--importance_sampling_level=none --num_iterations=2": "set num_iterations=1",
     "--objective=sapo --importance_sampling_level=sequence": "needs the ratio of each letter",
@@ -129,7 +129,7 @@ ERRORS = {
 
 @pytest.fixture(scope="module")
 def bad(world, tmp_path_factory):
-    """A folder of files that are wrong."""
+    """Make a folder of configs, prompts, rewards and checkpoints that a run must refuse."""
     x = tmp_path_factory.mktemp("bad")
     for name, text in CONFIGS.items():
         (x / f"{name}.py").write_text(text)

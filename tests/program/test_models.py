@@ -1,4 +1,4 @@
-"""Check the networks, what they learn from, their report, and the program that trains them."""
+"""Check the networks, what they learn from, the report on them, and the training program."""
 
 import math
 import os
@@ -107,7 +107,7 @@ def product_of(logits):
 
 @pytest.mark.parametrize("K", [1, 2])
 def test_the_generators_loss_is_nats_of_a_hidden_character(world, K):
-    """All blanks have the same letter probabilities. With a latent, P(run) is a sum over z."""
+    """All blanks have the same probabilities. For each run of blanks we sum over the latent z."""
     train = Dataset(world / "text", "train", 16)
     args = Settings(block_size=16, batch_size=50)
     g = torch.Generator().manual_seed(0)
@@ -133,7 +133,7 @@ def test_the_generators_loss_is_nats_of_a_hidden_character(world, K):
     torch.testing.assert_close(loss, nats / batch.mask.sum())
 
 
-Z = 26  # the tiny text has no z, so a run of blanks that is all z was drawn
+Z = 26  # the tiny text has no z, so blanks that hold z were drawn
 MOSTLY_Z = product_of(F.one_hot(torch.tensor(Z), 28).float())
 
 
@@ -159,7 +159,8 @@ def test_inputs_of_every_difficulty(world, reveal):
     letters = torch.zeros_like(words).scatter_add_(1, words, torch.ones_like(words))
     partly = ((0 < hidden) & (hidden < letters - 1)).any(dim=1)  # letters counts the space too
     share = partly.float().mean()
-    assert 0.25 < share < 0.4 if reveal else share == 0  # chance may reveal whole words, or none
+    # Of the four in ten inputs with a reveal, some get back whole words only, and some nothing.
+    assert 0.25 < share < 0.4 if reveal else share == 0
     assert set((hidden > 0).sum(dim=1).tolist()) == {*range(1 - reveal, 6)}
 
 
@@ -168,9 +169,10 @@ def some_judge(tokens):
 
 
 def test_the_judge_reads_runs_that_are_text_and_runs_that_are_drawn(world):
-    """A coin decides for each run of blanks, and what is visible is text.
+    """Each run of blanks holds either the text or a draw, with equal chance.
 
-    The same seed gives the same inputs, and another seed gives other ones.
+    Visible characters are always those of the text. The same seed gives the same inputs, and
+    another seed gives other ones.
     """
     _, read, batch = judged(world, some_judge)
     assert torch.equal(read[~batch.mask], batch.tokens[~batch.mask])
@@ -290,7 +292,8 @@ def small(world, *more):
 def test_pretraining_learns_resumes_and_reports(world, tmp_path, capsys, monkeypatch):
     """Pretraining starts from random weights, beats chance and writes two files.
 
-    If Ctrl-C stops it while it trains each model, and it is resumed, it writes the same weights.
+    Ctrl-C stops it once while it trains the generator, and once while it trains the judge. If it is
+    resumed each time, it writes the same weights as without a stop.
     """
     monkeypatch.setattr(pretrain, "SAVE_INTERVAL", 20)
     monkeypatch.chdir(tmp_path)
@@ -346,10 +349,10 @@ def test_a_judge_starts_as_the_first_layers_of_its_generator(layers, world, tmp_
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_what_the_judge_learns_from(goes_on, world, tmp_path, monkeypatch):
-    """The judge reads the generator's draws, the first of them at a high temperature.
+    """The judge reads the generator's draws, which have a high temperature in its first steps.
 
     With goes_on the judge comes from a file. It then reads a policy's draws as well, and all draws
-    are at temperature 1. No seed of the generator's inputs is used again.
+    are at temperature 1. The inputs of the judge have other seeds than those of the generator.
     """
     calls = {"generator_loss": [], "judge_loss": []}
 

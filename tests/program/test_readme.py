@@ -25,7 +25,7 @@ PROSE = {name: FENCE.sub("", text) for name, text in READMES.items()}  # without
 
 
 def all_commands():
-    """List the commands in the READMEs, from ```sh blocks and from inline code as `python ...`."""
+    """List the commands in the READMEs, from their ```sh blocks and from their inline code."""
     found = []
     for name, text in READMES.items():
         for language, block in FENCE.findall(text):
@@ -39,7 +39,7 @@ def all_commands():
 
 
 class Understood(Exception):
-    """A parser has read its arguments."""
+    """This ends a command as soon as its parser has read the arguments."""
 
 
 SETTINGS = {
@@ -83,7 +83,7 @@ def test_every_command_is_understood(command, monkeypatch):
 
 
 def module_of(name):
-    """Import the project's module with this file name, as `loss`. Returns None if there is none."""
+    """Import the project's module `name`, for example `loss`. Returns None if there is none."""
     paths = [p for folder in ("grpo", "model", "data") for p in Path(folder).rglob(f"{name}.py")]
     return importlib.import_module(".".join(paths[0].with_suffix("").parts)) if paths else None
 
@@ -188,7 +188,7 @@ def test_the_lessons_numbers_are_the_toys():
 
 @pytest.mark.parametrize("name", READMES)
 def test_every_reward_in_python_runs(name):
-    """What it returns is (B,G) or (B,G,T)."""
+    """Each reward returns a tensor (B,G) or (B,G,T)."""
     texts = ["the cat", "tho cyt", "eee zzz", "the cut"]
     letters = sorted(set("".join(texts)))
     completions = torch.tensor([[letters.index(c) for c in text] for text in texts]).view(2, 2, 7)

@@ -1,4 +1,4 @@
-"""Check replay.jsonl, which a run records, and the page that is made of it, in a browser."""
+"""Check the lines that a run writes to replay.jsonl, and the page that shows them in a browser."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def probabilities(line, header):
 
 
 def steps_of(page):
-    """The steps that a page holds, the base model's line included."""
+    """List the steps that a page holds. The base model's line is step 0."""
     content = re.search('type="application/json">(.*?)</script>', page)[1]
     return [line["iteration"] + 1 for line in json.loads(content)["lines"]]
 
@@ -38,7 +38,10 @@ def steps_of(page):
 def test_a_line_holds_what_the_step_drew_and_what_the_policy_says_after_it(
     flags, world, tmp_path, monkeypatch, generator
 ):
-    """A line shows the group with the largest sum of |A|. We work out ratio and bound here."""
+    """For each step, replay.jsonl records the group with the largest sum of |A|.
+
+    The test computes `log_ratio` and `bounded` itself.
+    """
     seen = []
     real = replay_recorder.record
 
@@ -123,7 +126,7 @@ def browse(folder, address="", script=""):
 
 
 def hidden_words(header):
-    """Find where each hidden word begins and ends among the blanks of all texts."""
+    """Number the blanks of all texts: -> (first, last + 1) of each hidden word."""
     texts = " ".join(header["masked"])
     places = [(found.start(), len(found[0])) for found in re.finditer("_+", texts)]
     firsts = [texts[:start].count("_") for start, _ in places]
@@ -132,11 +135,11 @@ def hidden_words(header):
 
 @pytest.mark.skipif(not BROWSER, reason="needs chromium")
 def test_the_page_plays_by_itself_and_shows_what_the_run_recorded(flags, world, tmp_path):
-    """The page plays to the end and shows the word of four letters that changed most.
+    """The page plays to the end. Of the four-letter words, it shows the one that changed most.
 
-    The test then opens step 7 and the third word by the address and two keys. A planted error must
-    be the only error that is shown. With a latent, the best guess need not hold each blank's
-    likeliest letter.
+    The address then opens step 6 and word 2, and two keys go on to step 7 and word 3. The page must
+    show no error but the one that the test plants. With a latent, the best guess need not hold each
+    blank's likeliest letter.
     """
     start = world / "latent.pt"
     changes = {"masking": "random", "mask_ratio": 0.6, "credit": "run", "num_iterations": 2}

@@ -39,7 +39,10 @@ def resume(*flags):
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_n_steps_and_n_more_are_2n(flags, folder, world, changes):
-    """Weights, moments, reference and metrics agree, even if a kill left metrics of later steps."""
+    """Weights, moments, reference and metrics are those of one run of 2n steps.
+
+    metrics.jsonl may hold lines of steps after the checkpoint, as a kill leaves them.
+    """
     changes = {"eval_inputs": 1, "lr_decay_iters": 6} | changes
     changes = {
         name: str(value).format(folder=folder, world=world) for name, value in changes.items()

@@ -83,7 +83,7 @@ def test_three_texts_are_shown_that_can_clash(flags, capsys):
 
 
 def test_the_bar_fits_into_80_columns():
-    """With numbers and times as long as they get."""
+    """The bar shows its longest numbers and times."""
     options = {"bar_format": BAR, "ncols": 80, "file": io.StringIO(), "ascii": True}
     bar = tqdm(desc="GRPO", total=1000, initial=100, **options)
     bar.set_postfix({name: "-12.345" for name in SHOWN}, refresh=False)
@@ -180,7 +180,7 @@ def spoil(run, bad):
     ],
 )
 def test_what_is_not_finite_changes_no_weight(flags, world, capsys, generator, bad, named):
-    """The line names step and tensor; the weights stay those of the last checkpoint."""
+    """The error names the step and the tensor. The weights stay those of the last checkpoint."""
     path = world / f"{generator}.pt"
     run = Run(load_config(command_line(flags, save_interval=1, generator_checkpoint=path)))
     spoil(run, bad)
@@ -248,7 +248,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint(flags, monkeypatch, ca
 
     def full(number):
         syncs.append(number)
-        if len(syncs) == 4:  # config.json, a checkpoint, its copy, and the next
+        if len(syncs) == 4:  # config.json, step 1's checkpoint, its copy, step 2's checkpoint
             raise OSError(28, "No space left on device")
         real(number)
 
@@ -261,7 +261,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint(flags, monkeypatch, ca
     assert read(Path(flags["out_dir"]) / "checkpoint.pt")["training"]["iteration"] == 1
 
 
-# Settings that need more than a flag.
+# Settings that need a file of their own, or that act over several steps.
 
 
 @pytest.mark.parametrize("judge_score, undecided", [("log_odds", 0), ("probability", 0.5)])
@@ -302,7 +302,7 @@ def test_a_periodic_reference_is_the_policy_after_each_period(flags, world):
 
 
 def test_the_rate_of_a_step_is_the_schedules(flags):
-    """Cosine from 1e-2 to 0 in 4 steps, the first at the peak."""
+    """It follows a cosine from 1e-2 to 0 in 4 steps. The first step has the peak."""
     _, lines = run(flags, max_iters=4)
     have = [line["lr"] for line in lines]
     assert have == pytest.approx([1e-2, 0.8535533905932737e-2, 0.5e-2, 0.14644660940672624e-2])

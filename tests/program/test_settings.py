@@ -45,7 +45,7 @@ def test_the_defaults_are_the_default_experiment():
 
 
 def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags, capsys):
-    """The commands that a run prints at its end set PYTHONPATH, so that they work there too."""
+    """A run starts outside the code's folder, so the commands that it prints set PYTHONPATH."""
     own = {"prompts_file": "prompts.json", "dataset": "text", "reward": "judge,vowels.py:vowels"}
     files = {
         "prompts.json": '{"prompts": ["a_"]}',

@@ -126,7 +126,7 @@ def test_without_a_name_it_is_the_run_in_out_or_what_ships(
 
 
 def test_texts_are_read_as_prompts_are(runs, capsys):
-    """They are normalised. If this drops characters, a line says so. A refusal names the rule."""
+    """They are normalised. A line says if this drops characters. An error names what is wrong."""
     lines = printed(capsys, fill.main, "The C_t", "2 d_gs", "--run=a", "--k=1")
     shown = [re.sub(r"\[.\]", "_", line[22:]) for line in lines if "[" in line]
     assert shown == [*["the c_t"] * 2, *["d_gs"] * 2]

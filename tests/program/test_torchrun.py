@@ -29,7 +29,7 @@ SHARED = {
 
 
 def process(rank, port, runs, output):
-    """Be one of two processes that torchrun started, and make these runs one after the other."""
+    """Make these runs one after the other, in the environment that torchrun sets for `rank`."""
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     sys.stdout = open(output, "a")
@@ -83,7 +83,7 @@ def children(pid):
 @pytest.mark.skipif(not Path("/proc/thread-self/children").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGTERM])
 def test_no_process_outlives_another(flags, tmp_path, trouble):
-    """SIGKILL ends one process, and SIGTERM goes to torchrun. After SIGTERM the run is saved."""
+    """Either one process gets SIGKILL, or torchrun gets SIGTERM. After SIGTERM the run is saved."""
     endless = command_line(flags, max_iters=10**5, eval_interval=10**6, compile="false")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

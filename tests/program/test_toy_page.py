@@ -69,7 +69,7 @@ def page(tmp_path_factory):
 
 @pytest.mark.skipif(not BROWSER, reason="needs chromium")
 def test_the_page_opens_on_the_step_by_hand(page):
-    """It shows exactly these numbers, which we compute with the toy in Python."""
+    """At first it shows the numbers of one step, which we compute with the toy in Python."""
     rewards = torch.tensor([*toy.WORDS.values()], dtype=torch.float64)  # (G,) each word in turn
     A = group_advantages(rewards.view(1, 4, 1), toy.MASK[:, :1], toy.Settings()).flatten()
     want = {"heads-chance": 0.5, "tails-chance": 0.5, "pull-0": 0, "pull-1": 0}

@@ -1,4 +1,4 @@
-"""Check what Weights & Biases gets, and that its troubles are one warning and do not stop a run."""
+"""Check what Weights & Biases gets. If it fails, a run prints one warning and goes on."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def run(flags, **changes):
 
 
 class Recorder:
-    """What wandb.init returns."""
+    """This stands in for what wandb.init returns, and records what a run tells it."""
 
     url = "http://here"
 
