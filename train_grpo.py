@@ -5,7 +5,7 @@
 `grpo_step` is the algorithm (DeepSeekMath, 2402.03300, Algorithm 1), and `train` repeats it.
 grpo/README.md says where this departs from the paper, and why.
 
-Letters: B masked inputs, T characters of each, G completions of each input.
+Shapes: B masked inputs, T characters of each, G completions of each input.
 """
 
 import sys

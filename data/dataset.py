@@ -4,7 +4,7 @@ A batch is a function of its seed alone, and the seed contains the number of the
 run draws what it would have drawn without the stop, and several processes draw the same inputs
 before each process takes its share.
 
-Letters: B inputs, T characters.
+Shapes: B inputs, T characters.
 """
 
 import json

@@ -12,7 +12,7 @@ strings. `ratio` and `words` are the settings mask_ratio and hidden_words. `rng`
 Generator, the source of all randomness. The function returns a mask (T,) bool. To add a way of your
 own, write such a function and add a line to MASKINGS.
 
-Letters: B inputs, T characters of each.
+Shapes: B inputs, T characters of each.
 """
 
 from functools import partial

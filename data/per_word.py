@@ -4,7 +4,7 @@
 of their first blanks, and is 0 where there is no blank. By default a word is a run of adjacent
 blanks, but nothing here needs them to be adjacent.
 
-Letters: B inputs, T characters, G completions of each input, M blanks of all inputs.
+Shapes: B inputs, T characters, G completions of each input, M blanks of all inputs.
 """
 
 import torch.nn.functional as F

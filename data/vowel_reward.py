@@ -2,7 +2,7 @@
 
     python train_grpo.py --reward=judge:1,data/vowel_reward.py:vowels:2
 
-Letters: B masked inputs, G completions of each, T characters.
+Shapes: B masked inputs, G completions of each, T characters.
 """
 
 

@@ -1,6 +1,6 @@
 """Compute advantages: how much better than the rest of its group was each completion?
 
-Letters: B masked inputs, T characters, G group size.
+Shapes: B masked inputs, T characters, G group size.
 """
 
 import torch

@@ -4,7 +4,7 @@ Everything random about a step is drawn here, on the CPU, as a function of (seed
 run can be resumed at any step, and several processes agree on the whole step before each of them
 takes its share.
 
-Letters: B masked inputs, T characters, G completions of each input.
+Shapes: B masked inputs, T characters, G completions of each input.
 """
 
 from dataclasses import dataclass, fields, replace

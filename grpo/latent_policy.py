@@ -21,7 +21,7 @@ Temperature acts on the letters and on the prior π. Truncation and XTC act on t
 Others have used a shared latent for translation (Shen et al. 2019, 1902.07816) and mixtures for
 discrete diffusion (Di4C, 2410.08709).
 
-Letters: B inputs, T characters, K values of z, V vocabulary. A step draws G completions of each
+Shapes: B inputs, T characters, K values of z, V vocabulary. A step draws G completions of each
 input. A function that takes any number of completions calls this number n. All inputs together have
 M blanks and N hidden words. In a shape, L is the number of letters of the longest word.
 """

@@ -1,6 +1,6 @@
 """Compute log-probabilities, exact KL and entropy, and their gradient, which is written by hand.
 
-Letters: B masked inputs, T characters, G group size, V vocabulary.
+Shapes: B masked inputs, T characters, G group size, V vocabulary.
 
 The blanks of an input are independent, so we can compute KL and entropy exactly, blank by blank.
 For one blank, let s be the logits, τ the temperature, y the character that was drawn, and S the
@@ -89,7 +89,7 @@ def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, te
 
     `gradients` holds g_logp (B,G,T), g_kl (B,T) and g_entropy (B,T), the loss's gradients with
     respect to logp, kl and entropy. The formula gives the gradient ds for one blank with logits s
-    and draws y_1 to y_G. The docstring of this file explains the other letters.
+    and draws y_1 to y_G. The docstring of this file explains the other symbols.
 
     ds[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])
                     + g_kl p[v] (log p[v] − log p_ref[v] − KL)

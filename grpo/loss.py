@@ -6,7 +6,7 @@ The settings of `loss_type` differ only in the weights. Except with `bnpo`, the 
 does not depend on how it is cut into micro-batches, because the weights are normalised over the
 whole update. Everything here is plain PyTorch, and autograd differentiates it.
 
-Letters: B masked inputs, T characters, G completions of each. logp, old_logp, ref_logp, advantages
+Shapes: B masked inputs, T characters, G completions of each. logp, old_logp, ref_logp, advantages
 are (B,G,T); kl, entropy, mask, words and weights are (B,T).
 """
 
@@ -71,10 +71,10 @@ def log_ratio(logp, old_logp, words, importance_sampling_level):
 def policy_objective(logp, old_logp, advantages, words, config):
     """Compute the objective of each letter, and where a bound acts: -> (B,G,T), bool (B,G,T).
 
-    In the first update after a rollout the ratio ρ is 1, and every objective has the gradient
-    A ∇log π(y), where A is the advantage. The objectives differ in how they treat a letter whose
-    probability has moved since the draw. Except with cispo, a letter gets no gradient where a bound
-    acts. cispo keeps the gradient there, and limits the ρ that multiplies it.
+    The setting `objective` chooses the formula. In the first update after a rollout the ratio ρ is
+    1, and all formulas have the gradient A ∇log π(y), where A is the advantage. They differ in how
+    they treat a letter whose probability has moved since the draw. Where a bound acts, a letter
+    gets no gradient. Only cispo keeps the gradient there, and limits the ρ that multiplies it.
     """
     A = advantages
     if config.importance_sampling_level == "none":  # REINFORCE: no ratio and no bound

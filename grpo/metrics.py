@@ -4,7 +4,7 @@
 reads the fills as text when a line is logged. If a metric of your own needs the words, add it to
 `text_metrics`.
 
-Letters: B inputs, T characters, G completions of each input.
+Shapes: B inputs, T characters, G completions of each input.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
     q(y) = Π_t q_t(y_t)
 
-Letters: B masked inputs, T characters, V vocabulary. A step draws G completions of each input. A
+Shapes: B masked inputs, T characters, V vocabulary. A step draws G completions of each input. A
 function that takes any number of completions calls this number n.
 """
 

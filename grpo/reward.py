@@ -13,7 +13,7 @@ A judge is a model that maps tokens (N,T) to logits (N,T). A logit is the judge'
 character stood in the text and was not filled in. `grpo/plumbing/load.py` loads the judges and
 functions that the setting `reward` names.
 
-Letters: B masked inputs, T characters, G completions of each, N rows of tokens, D rows without
+Shapes: B masked inputs, T characters, G completions of each, N rows of tokens, D rows without
 repeats.
 """
 

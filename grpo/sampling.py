@@ -1,15 +1,16 @@
 """Decide which characters may be drawn, and draw them.
 
-Letters: B masked inputs, T characters, G group size, V vocabulary.
+Shapes: B masked inputs, T characters, G group size, V vocabulary.
 
 The policy of a blank is q = softmax(logits / temperature), restricted to a kept set S and
-renormalised. A draw rounds each probability. This changes it by at most 2^-22 of the largest one.
-`grpo/logprobs.py` differentiates log q on the same S. So we score what we sample from.
+renormalised. `grpo/logprobs.py` differentiates log q on the same S. So we score what we sample
+from.
 
 We compute S and the draws with whole numbers. A character's weight is its probability divided by
-the likeliest character's, in units of 2^-21. The sum of whole numbers does not depend on the order
-of adding them. So two implementations that agree on the weights also agree on S and on every draw,
-bit for bit. A character of weight 0 cannot be drawn, so it is never in S.
+the likeliest character's, in units of 2^-21, rounded to a whole number. The sum of whole numbers
+does not depend on the order of adding them. So two implementations that agree on the weights also
+agree on S and on every draw, bit for bit. A character of weight 0 cannot be drawn, so it is never
+in S.
 """
 
 from dataclasses import dataclass

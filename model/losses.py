@@ -5,7 +5,7 @@ its inputs a part of the blanks is filled in already, because a model that fills
 meet such inputs. The judge learns to tell whole words of the text from words that the generator
 drew, because GRPO hides whole words.
 
-Letters: B inputs, T characters. A policy maps a `Batch` to a distribution over its fills, a judge
+Shapes: B inputs, T characters. A policy maps a `Batch` to a distribution over its fills, a judge
 maps tokens (B,T) to log-odds (B,T). `args` are the settings of `model/pretrain.py`.
 """
 

@@ -1,6 +1,6 @@
 """Measure the generator and the judge on held-out text, with four ways of hiding parts of it.
 
-Letters: B inputs, T characters, N hidden words.
+Shapes: B inputs, T characters, N hidden words.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """This is a bidirectional character transformer, with a head for the generator or the judge.
 
-Letters: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads, D = C / H width
+Shapes: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads, D = C / H width
 of a head, K values of the latent, M blanks of all inputs.
 
 The trunk has RMSNorm (1910.07467), rotary positions (2104.09864), a GELU MLP, and

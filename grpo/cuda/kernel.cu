@@ -2,7 +2,7 @@
 // grpo/logprobs.py, and the gradient of logprobs. No GPU has run this yet: tests/cuda runs it on a
 // CPU, and compiles it for sm_80 and sm_90.
 //
-// Letters: B masked inputs, T characters, G group size, V vocabulary. A *row*: the V logits of one
+// Shapes: B masked inputs, T characters, G group size, V vocabulary. A *row*: the V logits of one
 // of the B*T positions.
 //
 // How to read CUDA. A function marked __global__ is run by thousands of threads at once, each with

@@ -8,7 +8,7 @@ number type and the vocabulary of the run. NVRTC needs neither nvcc nor headers,
 to disk. Inputs may have any memory layout, because `launch` converts or copies what the kernel
 cannot read.
 
-Letters: B masked inputs, T characters, G group size, V vocabulary.
+Shapes: B masked inputs, T characters, G group size, V vocabulary.
 """
 
 import functools

@@ -7,7 +7,7 @@ We show the base model's *argmax*, its draws at lower temperatures, and its *bes
 judge chooses one of 16 draws for each word. One row is a cheat. It fills each hidden word with the
 most frequent word of its length. grpo/README.md#the-table says what each row and column is.
 
-Letters: N held-out inputs, n fills of each, T characters, V vocabulary.
+Shapes: N held-out inputs, n fills of each, T characters, V vocabulary.
 """
 
 from dataclasses import dataclass, replace

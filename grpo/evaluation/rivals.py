@@ -1,6 +1,6 @@
 """Fill the blanks in three other ways, to compare them with one-step filling.
 
-Letters: N inputs, M inputs that still have blanks, n fills of each, T characters, V vocabulary.
+Shapes: N inputs, M inputs that still have blanks, n fills of each, T characters, V vocabulary.
 """
 
 from collections import Counter

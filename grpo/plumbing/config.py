@@ -78,7 +78,9 @@ class Config:
     loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are weighted
     baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
     scale_rewards: Literal["group", "batch", "none"] = "none"  # what advantages are divided by
-    credit: Literal["input", "run"] = "run"  # run: one reward per word; input: one for all words
+    # run: each hidden word (a run of blanks) earns its own reward. input: all words of an input
+    # earn the sum of their rewards.
+    credit: Literal["input", "run"] = "run"
     # What we maximise for each letter. All but PPO's `clip` need importance_sampling_level=token.
     objective: Literal["clip", "cispo", "sapo", "gmpo", "dppo"] = "clip"
     sapo_tau: float = 1.0  # sapo: how sharply the ratio is bounded; larger is sharper

@@ -13,7 +13,7 @@ operations  measures `sample_completions`, and `logprobs` with its gradient, on 
             characters, all of them blanks. Both run eager and compiled. Where the CUDA kernel runs,
             we measure it too, as `fused`.
 
-Letters: B inputs, T characters, G completions of each input, V characters of vocabulary.
+Shapes: B inputs, T characters, G completions of each input, V characters of vocabulary.
 """
 
 from functools import partial

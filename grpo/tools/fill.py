@@ -15,7 +15,7 @@ The command prints each different completion once, the likeliest first. A line b
 probability of drawing this completion. Then come the judge's P(real), averaged over the blanks, and
 the text. The filled-in letters are coloured on a terminal, and stand in [brackets] elsewhere.
 
-Letters: k draws, of which n are different, T characters.
+Shapes: k draws, of which n are different, T characters.
 """
 
 import math

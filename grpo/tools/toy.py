@@ -8,7 +8,7 @@ network. train_grpo.py's own `grpo_step` trains it, with plain gradient descent.
 draws the four words in turn, as in README's example, and later steps draw at random. But the
 probabilities, reward, KL and entropy that we print are exact, because we sum over all four words.
 
-Letters: T characters, V vocabulary, G completions, K values of a latent, B = 1 input.
+Shapes: T characters, V vocabulary, G completions, K values of a latent, B = 1 input.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Compare advantages with loops. Letters: B masked inputs, T characters, G completions of each."""
+"""Compare advantages with loops. Shapes: B masked inputs, T characters, G completions of each."""
 
 import math
 

@@ -1,6 +1,6 @@
 """Check the inputs that a step draws, the parts that its updates take, and its words of blanks.
 
-Letters: B inputs, T characters, G completions of each, V vocabulary, M blanks of all inputs.
+Shapes: B inputs, T characters, G completions of each, V vocabulary, M blanks of all inputs.
 """
 
 from dataclasses import is_dataclass, replace

@@ -3,7 +3,7 @@
 A group is what one step draws for one input. The loss of each group is weighted by the group's
 probability. Temperature and truncation are on.
 
-Letters: T = 2 blanks, which are one word, V = 3 characters, G = 2 completions, K = 2 values of the
+Shapes: T = 2 blanks, which are one word, V = 3 characters, G = 2 completions, K = 2 values of the
 latent z. `leaves` are the logits that we differentiate by. A product has letters (1,T,V), and a
 latent has prior (1,1,K) and letters (1,T,K,V).
 """

@@ -5,7 +5,7 @@ For each word the policy chooses a value z, and then the letters y.
 There are two inputs. The blanks of the first one's words are not adjacent, and the second one has a
 word of three letters. Temperature and truncation are on.
 
-Letters: B = 2 inputs, T = 5 characters, V = 3 characters, K = 2 values of z, n fills.
+Shapes: B = 2 inputs, T = 5 characters, V = 3 characters, K = 2 values of z, n fills.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Compare log-probability, KL and entropy with definitions, and the gradient with autograd's.
 
-Letters: B masked inputs, T characters, G completions of each, V vocabulary.
+Shapes: B masked inputs, T characters, G completions of each, V vocabulary.
 """
 
 import pytest

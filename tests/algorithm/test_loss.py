@@ -1,6 +1,6 @@
 """Compare every form of the loss with loops over b, g, t that are written from the papers.
 
-Letters: B masked inputs, T characters, G completions of each.
+Shapes: B masked inputs, T characters, G completions of each.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Compare the metrics of a step with loops. Letters: B inputs, T characters, G completions."""
+"""Compare the metrics of a step with loops. Shapes: B inputs, T characters, G completions."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""Check rewards. Letters: B masked inputs, T characters, G completions of each."""
+"""Check rewards. Shapes: B masked inputs, T characters, G completions of each."""
 
 import sys
 from functools import partial

@@ -1,6 +1,6 @@
 """Compare kept sets with plain loops, and draws with exact distributions.
 
-Letters: B masked inputs, T characters, N draws, V vocabulary, K values of the latent.
+Shapes: B masked inputs, T characters, N draws, V vocabulary, K values of the latent.
 """
 
 import math

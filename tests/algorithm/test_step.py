@@ -1,6 +1,6 @@
 """Run `grpo_step` on extreme inputs, and check that it trains a policy that is defined here.
 
-Letters: B masked inputs, T characters, G completions, V vocabulary.
+Shapes: B masked inputs, T characters, G completions, V vocabulary.
 """
 
 import math

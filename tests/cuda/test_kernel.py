@@ -4,7 +4,7 @@ The tests run on a CPU, and also on a GPU if there is one. On a CPU, g++ compile
 with fiber.h, which turns CUDA's threads into fibers. `kernel.py` is the same on both, but on a CPU
 a stand-in replaces `cuda.bindings`.
 
-Letters: B masked inputs, T characters, G group size, V vocabulary.
+Shapes: B masked inputs, T characters, G group size, V vocabulary.
 """
 
 import ctypes

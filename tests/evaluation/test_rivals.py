@@ -1,6 +1,6 @@
 """Check the three rivals of one-step filling, which fill the blanks in other ways.
 
-Letters: N inputs, T characters, V vocabulary.
+Shapes: N inputs, T characters, V vocabulary.
 """
 
 from functools import partial
