@@ -1,31 +1,35 @@
-// In CUDA, in one pass over the logits each: sample_completions of grpo/sampling.py, logprobs of
-// grpo/logprobs.py, and the gradient of logprobs. No GPU has run this yet: tests/cuda runs it on a
-// CPU, and compiles it for sm_80 and sm_90.
+// This file computes three functions on a GPU: sample_completions of grpo/sampling.py, logprobs of
+// grpo/logprobs.py, and the gradient of logprobs. Each reads the logits once. No GPU has run it
+// yet. tests/cuda runs it on a CPU, and compiles it for two kinds of GPU, sm_80 and sm_90.
 //
-// Shapes: B masked inputs, T characters, G group size, V vocabulary. A *row*: the V logits of one
-// of the B*T positions.
+// Shapes: B masked inputs, T characters, G group size, V vocabulary. There are B*T positions, and
+// the V logits of one position are called a row.
 //
-// How to read CUDA. A function marked __global__ is run by thousands of threads at once, each with
-// another threadIdx.x. 32 neighbouring threads are a warp, and a thread's place in it is its lane.
-// Here a row is shared by LANES neighbouring lanes, its team, so that a small vocabulary does not
-// leave most of a warp idle. A lane holds PER columns of the row in its registers:
+// How to read CUDA. Thousands of threads run a function marked __global__ at the same time. Each
+// thread knows its own number, threadIdx.x. 32 neighbouring threads are called a warp, and the
+// place of a thread in its warp is called its lane. Here a team of LANES neighbouring threads works
+// on one row. If a whole warp worked on a small row, most of its threads would have nothing to do.
+// A thread keeps PER columns of the row in its registers:
 //
 //     V <= 32: 4 lanes x 8 columns    V <= 96: 8 x 12    V <= 256: 8 x 32    V <= 1024: 32 x 32
 //
-// They are dealt out in cards of four: columns 4 * lane to 4 * lane + 3, then the four that lie
-// 4 * LANES further, and so on. So neighbouring lanes read neighbouring addresses. Columns past V
-// are dealt too, as characters that cannot occur.
+// A team takes the columns in groups of four, which we call cards. Lane 0 takes columns 0 to 3,
+// lane 1 takes columns 4 to 7, and so on. After the last lane comes lane 0 again. So neighbouring
+// threads read neighbouring addresses. The last columns may lie beyond V. We treat them as
+// characters that cannot occur.
 //
-// The lanes of a team ask each other by __shfl_xor_sync(ALL, x, d): "give me the x of the lane that
-// differs from mine in the bits of d". All 32 lanes must arrive at the same call, and do: calls
-// depend on the settings alone. A row that is no blank goes along as one of impossible characters.
+// __shfl_xor_sync(ALL, x, d) gives a thread the x of another thread, whose lane differs from its
+// own in the bits of d. All 32 threads of a warp must make this call together. They do, because
+// which calls are made depends only on the settings, and never on the numbers in a row. That is why
+// a row without a blank takes part as well. It acts like a row of impossible characters.
 //
-// There are no atomics: every sum has one order, hence the same bits in every run. A row of nothing
-// but -inf, or with NaN or +inf, alone comes out as NaN (logprobs), or with an empty kept set.
+// We use no atomic operations, so every sum is added up in a fixed order, and every run gives the
+// same bits. If a row has only -inf, or has a NaN or +inf, then only this row goes wrong: logprobs
+// gives NaN for it, and sample_completions keeps no character of it.
 
-struct bf16 { unsigned short bits; };  // the upper half of a float: same exponent, shorter mantissa
+struct bf16 { unsigned short bits; };  // the upper 16 bits of a float
 
-const int THREADS = 128;               // to a block; kernel.py launches with the same number
+const int THREADS = 128;               // the threads of a block; kernel.py has the same number
 const unsigned ALL = 0xffffffffu;      // one bit for each lane of a warp
 
 __device__ inline float minus_infinity() { return __uint_as_float(0xff800000u); }
@@ -35,18 +39,22 @@ __device__ inline float number(float x) { return x; }
 __device__ inline float number(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 
 __device__ inline void store(float* to, float x) { *to = x; }
-__device__ inline void store(bf16* to, float x) {   // the nearest; of two equally near the even one
+// Round to the nearest bf16. If two are equally near, take the even one.
+__device__ inline void store(bf16* to, float x) {
     const unsigned u = __float_as_uint(x);
     to->bits = x != x ? 0x7fc0 : (u + 0x7fff + (u >> 16 & 1)) >> 16;
 }
 
-// Where a thread works.
+// This says where a thread works.
 struct Place {
-    int lane, team;                    // its number in the team, the team's number in the block
+    int lane;                          // the number of the thread in its team
+    int team;                          // the number of the team in its block
     unsigned row;
-    bool there, blank;                 // does the row exist, and is it a blank?
-    long long logits;                  // column 0 of the row in (B,T,V)
-    long long draws;                   // completion 0 of it in (B,G,T); the j-th lies j * T further
+    bool there;                        // does the row exist?
+    bool blank;                        // does it exist, and is its position a blank?
+    long long logits;                  // where the row begins in a tensor (B,T,V)
+    long long draws;                   // its place in completion 0 of a tensor (B,G,T); the place
+                                       // in completion j is j * T further
 };
 
 template <int LANES>
@@ -58,15 +66,17 @@ __device__ inline Place place_of_this_thread(const bool* mask, int B, int T, int
     return {thread % LANES, team, row, there, there && mask[row], logits, draws};
 }
 
-template <class X> using In = const X* __restrict__;    // an array that is read,
-template <class X> using Out = X* __restrict__;         // one that is written, and no other is it
+// No two of these arrays overlap, which __restrict__ tells the compiler.
+template <class X> using In = const X* __restrict__;    // an array that we read
+template <class X> using Out = X* __restrict__;         // an array that we write
 
 template <class X> struct alignas(4 * sizeof(X)) Card { X x[4]; };
 
 template <class X> __device__ inline Card<X> four(X x) { return {{x, x, x, x}}; }
 
-// The card from column v on. Columns past V keep what `card` held. Where V is a multiple of four so
-// is the start of each row, and four columns are read at once: kernel.py sees to the first row.
+// Read the card that begins at column v. Columns beyond V keep what `card` held before. If V is a
+// multiple of four, every card begins at a multiple of four numbers, so we read it in one piece.
+// (kernel.py makes sure that the tensor itself begins at such an address.)
 template <class X>
 __device__ __forceinline__ void read(const X* row, int v, int V, Card<X>& card) {
     if (V % 4 == 0 && v < V) card = *(const Card<X>*)(row + v);
@@ -79,8 +89,8 @@ __device__ __forceinline__ void write(X* row, int v, int V, const Card<X>& card)
     else for (int k = 0; k < 4; k++) if (v + k < V) row[v + k] = card.x[k];
 }
 
-// Each of N numbers over the team: after exchanges at distance LANES/2, ..., 2, 1 every lane holds
-// the same N totals.
+// Add up each of N numbers over the team. A thread exchanges its sums with the thread at distance
+// LANES/2, then LANES/4, ..., 2, 1. After that every thread of the team has the same N totals.
 template <int LANES, class X, int N> __device__ __forceinline__ void team_sum(X (&x)[N]) {
     for (int distance = LANES / 2; distance > 0; distance /= 2)
         for (int n = 0; n < N; n++) x[n] += __shfl_xor_sync(ALL, x[n], distance);
@@ -92,10 +102,11 @@ template <int LANES, int N> __device__ __forceinline__ void team_max(float (&x)[
 }
 
 // -------------------------------------------------------------------------------------------------
-// logprobs: log q of each drawn character, exact KL and entropy of each blank.
+// logprobs computes log q of each drawn character, and the exact KL and entropy of each blank.
 //
-// With z the logits, r those of the reference, x = (z - max z) / temperature, Z = sum of exp(x):
-//     log p = x - log Z        KL = sum p (x - x_r) - log Z + log Z_r
+// Let z be the logits of a row, x = (z - max z) / temperature, and Z the sum of exp(x). r, x_r and
+// Z_r are the same of the reference. S is the set of characters that could be drawn. Then
+//     log p = x - log Z               KL = sum p (x - x_r) - log Z + log Z_r
 //     log q = log p - log p(S)        H = log Z - sum p x
 // `norms` (B,T,5) keeps {max z, log Z, log p(S), max r, log Z_r} for the backward pass.
 
@@ -106,10 +117,11 @@ __global__ void __launch_bounds__(THREADS) logprobs_forward(
         Out<float> norms, int B, int T, int G, int V, double temperature) {
     const Place p = place_of_this_thread<LANES>(mask, B, T, G, V);
 
-    // Read the row, once, and find the largest logit: of all characters, and of those in S.
+    // Read the row, and find its largest logits, of all characters and of those in S.
     const float scale = 1 / (float)temperature;
-    float z[PER], r[PER], top[4];      // of z, of r, of z in S, of r in S
-    unsigned in_s = 0;                 // bit i: the i-th of this lane's columns is in S
+    float z[PER], r[PER];
+    float top[4];                      // the largest of z, of r, of z in S, of r in S
+    unsigned in_s = 0;                 // bit i says whether column i of this thread is in S
     for (int n = 0; n < 4; n++) top[n] = minus_infinity();
     #pragma unroll
     for (int i = 0; i < PER; i += 4) {
@@ -135,20 +147,21 @@ __global__ void __launch_bounds__(THREADS) logprobs_forward(
     team_max<LANES>(top);
     const float top_s = (top[2] - top[0]) * scale, ref_top_s = (top[3] - top[1]) * scale;
 
-    // S is summed from its own maximum: the reference may find all of S so unlikely that exp(x) is
-    // 0 throughout. Mostly that maximum is the row's, and nothing is computed twice.
-    float sum[6] = {};                 // Z, Z_r, the same over S, sum of p (x - x_r), sum of p x
+    // For the sums over S we subtract the largest logit in S. The reference may find all of S so
+    // unlikely that otherwise every exp(x) would be 0. In most rows the largest logit in S is that
+    // of the whole row. Then we compute exp only once.
+    float sum[6] = {};                 // Z, Z_r, Z over S, Z_r over S, sum p (x - x_r), sum p x
     #pragma unroll
     for (int i = 0; i < PER; i++) {
         const float x = (z[i] - top[0]) * scale, x_r = (r[i] - top[1]) * scale;
-        const float e = expf(x), e_r = expf(x_r);       // p and r, yet to be divided by Z and Z_r
+        const float e = expf(x), e_r = expf(x_r);       // divided by Z and Z_r they would be p
         sum[0] += e;
         sum[1] += e_r;
         if (in_s >> i & 1) {
             sum[2] += top_s == 0 ? e : expf(x - top_s);
             sum[3] += ref_top_s == 0 ? e_r : expf(x_r - ref_top_s);
         }
-        if (e > 0) {                                    // 0 log 0 = 0, though x is -inf
+        if (e > 0) {                                    // 0 log 0 is 0, but 0 * -inf is NaN
             sum[4] += e * (x - x_r);
             sum[5] += e * x;
         }
@@ -165,10 +178,11 @@ __global__ void __launch_bounds__(THREADS) logprobs_forward(
         kl[p.row] = p.blank ? sum[4] / sum[0] - log_z + ref_log_z : 0;
         entropy[p.row] = p.blank ? log_z - sum[5] / sum[0] : 0;
     }
-    // The lanes share out the completions; the row is still in the cache.
+    // The threads of the team share the completions among themselves. Each looks up the logits of
+    // its characters again, which are still in the cache.
     for (int j = p.lane; j < G; j += LANES) {
         const long long at = p.draws + (long long)j * T, v = completions[at];
-        float x = p.blank ? not_a_number() : 0, x_r = x;   // NaN: it is not in the vocabulary
+        float x = p.blank ? not_a_number() : 0, x_r = x;   // NaN if v is not in the vocabulary
         if (p.blank && 0 <= v && v < V) {
             const float a = number(logits[p.logits + v]), b = number(ref_logits[p.logits + v]);
             const bool keep = kept[p.logits + v];
@@ -180,6 +194,8 @@ __global__ void __launch_bounds__(THREADS) logprobs_forward(
     }
 }
 
+// The gradient of a row, as in logprobs_backward of grpo/logprobs.py, is
+//
 // dz[v] = 1/temperature ( sum_j g_logp[j] (1[v = y_j] - q[v])
 //                         + g_kl p[v] (log p[v] - log r[v] - KL) - g_entropy p[v] (log p[v] + H) )
 template <class Number, int LANES, int PER>
@@ -190,10 +206,12 @@ __global__ void __launch_bounds__(THREADS) logprobs_backward(
         double temperature) {
     const Place p = place_of_this_thread<LANES>(mask, B, T, G, V);
 
-    // sum_j g_logp[j] 1[v = y_j] of each column, in shared memory: registers have no address [v].
-    // The lanes fetch LANES completions at once, show them one by one, and the column's owner adds.
+    // First compute sum_j g_logp[j] 1[v = y_j] for each column v. These sums lie in shared memory,
+    // because a register has no address that we could compute from v. The team reads LANES
+    // completions at a time. Then each of them is shown to all threads of the team in turn, and the
+    // thread to which the drawn column belongs adds it.
     __shared__ Card<float> all_drawn[THREADS / LANES][LANES * PER / 4];
-    Card<float>* drawn = all_drawn[p.team];   // the card from column v on is number v / 4
+    Card<float>* drawn = all_drawn[p.team];   // the card that begins at column v is number v / 4
     for (int i = 0; i < PER / 4; i++) drawn[p.lane + i * LANES] = four(0.f);
     __syncwarp();
     float total[1] = {0};              // sum_j g_logp[j]
@@ -233,7 +251,7 @@ __global__ void __launch_bounds__(THREADS) logprobs_backward(
                 const float log_r = (number(b.x[k]) - ref_top) * scale - ref_log_z;
                 float d = drawn_here.x[k];
                 if (s.x[k]) d -= total[0] * expf(log_p - log_s);
-                if (prob != 0)         // 0 log 0 = 0; NaN is not 0, so that a broken row shows
+                if (prob != 0)         // 0 log 0 is 0; a NaN is not 0, so it reaches the gradient
                     d += prob * (gk * (log_p - log_r - kl[p.row]) - gh * (log_p + entropy[p.row]));
                 store(&out.x[k], d * scale);
             }
@@ -243,13 +261,14 @@ __global__ void __launch_bounds__(THREADS) logprobs_backward(
 }
 
 // -------------------------------------------------------------------------------------------------
-// sample_completions: which characters may be drawn, and the draws, in whole numbers throughout.
-// top-k, top-p and min-p all drop what is lighter than some threshold, so the kept set is one
-// number: the least weight kept.
+// sample_completions decides which characters may be drawn, and draws them, in whole numbers.
+// top-k, top-p and min-p each drop all characters whose weight is below some threshold. So one
+// number describes the set S, the least weight that is kept.
 
-// The largest threshold such that the characters of at least that weight still number `enough`, or
-// weigh `enough` together, from its highest bit down: a bit is set if those that remain are enough.
-// (top-p may count what top-k dropped: it is lighter, so the heavier ones are enough already.)
+// Find the largest threshold that keeps enough characters. `enough` is their number, or with
+// by_weight their total weight. We find the threshold bit by bit, from the highest one down, and
+// set a bit if enough characters still reach the threshold. (top-p may count characters here that
+// top-k has dropped. They do not matter, because they are lighter than any that top-p keeps.)
 template <int LANES, int PER>
 __device__ __forceinline__ unsigned largest_threshold(
         const unsigned (&weight)[PER], unsigned enough, bool by_weight) {
@@ -266,7 +285,8 @@ __device__ __forceinline__ unsigned largest_threshold(
     return best;
 }
 
-// 5 blocks at once leave 96 registers to a thread, 10 leave 48: so none is spilled.
+// The last number of __launch_bounds__ says how many blocks should run at once. With 5 blocks a
+// thread has 96 registers, and with 10 it has 48. Either is enough, so no register is spilled.
 template <class Number, int LANES, int PER>
 __global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions(
         In<Number> logits, In<long long> masked, In<bool> mask, In<float> uniforms,
@@ -282,16 +302,17 @@ __global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions
         for (int k = 0; k < 4; k++) {
             const float x = p.blank && v + k < V ? number(a.x[k]) : minus_infinity();
             z[i + k] = x;
-            top[0] = fmaxf(top[0], x == x ? x : -minus_infinity());   // NaN counts as +inf, and
-        }                                                             // beside it all weigh nothing
+            // A NaN counts as +inf here, and then every character of the row has the weight 0.
+            top[0] = fmaxf(top[0], x == x ? x : -minus_infinity());
+        }
     }
     team_max<LANES>(top);
     const double scale = 1 / temperature;
-    unsigned weight[PER], low = 1;     // S is what weighs at least `low`
+    unsigned weight[PER], low = 1;     // S has the characters whose weight is at least `low`
     #pragma unroll
     for (int i = 0; i < PER; i++) {
         const double w = exp(((double)z[i] - top[0]) * scale) * (1 << 21);
-        weight[i] = w > 0 ? (unsigned)rint(w) : 0;      // NaN, from inf - inf, is not > 0 either
+        weight[i] = w > 0 ? (unsigned)rint(w) : 0;      // inf - inf is NaN, which gets 0, too
     }
 
     if (top_k > 0) low = max(low, largest_threshold<LANES>(weight, top_k, false));
@@ -303,10 +324,12 @@ __global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions
         const unsigned share = ceil(all[0] * top_p);
         low = max(low, largest_threshold<LANES>(weight, max(share, 1u), true));
     }
-    if (min_p > 0) low = max(low, (unsigned)ceil((1 << 21) * min_p));   // the likeliest weighs 2^21
+    // The largest weight of a row is 2^21.
+    if (min_p > 0) low = max(low, (unsigned)ceil((1 << 21) * min_p));
 
-    // Where each column ends, if those of S are laid end to end, each as long as its weight: summed
-    // within a card, then along the lanes, at distance 1, 2, 4, ..., then over to the next cards.
+    // Lay the characters of S end to end, each as long as its weight, and compute where each one
+    // ends. This is a running sum. We take it within each card, then along the lanes of the team,
+    // and `carried` adds the total of all earlier cards.
     __shared__ Card<unsigned> all_ends[THREADS / LANES][LANES * PER / 4];
     Card<unsigned>* ends = all_ends[p.team];
     unsigned carried = 0;
@@ -322,7 +345,7 @@ __global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions
             end.x[k] = own;
         }
         if (p.there) write(kept + p.logits, v, V, s);
-        unsigned running = own;        // this card and those of the lanes before
+        unsigned running = own;        // the sum of this card and of the cards of earlier lanes
         for (int distance = 1; distance < LANES; distance *= 2) {
             const unsigned left = __shfl_up_sync(ALL, running, distance, LANES);
             if (p.lane >= distance) running += left;
@@ -334,17 +357,18 @@ __global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions
     __syncwarp();
     if (!p.there) return;
 
-    // A uniform number points at one unit of the total. The character drawn is the number of
-    // columns that end before it, found from its highest bit down.
+    // A uniform number points to one unit of the total length, the target. We draw the character
+    // that covers it. Its number is the number of columns that end at or before the target. We find
+    // it bit by bit, from the highest one down.
     const unsigned* end = ends[0].x;
     for (int j = p.lane; j < G; j += LANES) {
         const long long at = p.draws + (long long)j * T;
         const unsigned u = uniforms[at] * (1 << 24);
-        const unsigned target = (unsigned long long)u * carried >> 24;   // below the total
+        const unsigned target = (unsigned long long)u * carried >> 24;   // less than the total
         int v = 0;
         #pragma unroll
         for (int step = 512; step > 0; step /= 2)
             if (v + step <= LANES * PER && end[v + step - 1] <= target) v += step;
-        completions[at] = carried ? v : masked[p.row];  // nothing to draw: the blank stays
+        completions[at] = carried ? v : masked[p.row];  // if S is empty, the blank stays
     }
 }

@@ -6,8 +6,8 @@ letter that fills a blank there has its reward, its advantage, its log-probabili
 updates, and the log of its importance ratio after them. In the default experiment a line takes
 about 9 kB.
 
-Shapes: n blanks (in `view` those of all inputs, in `record` those of one), G completions, T characters,
-V vocabulary.
+Shapes: n blanks (in `view` those of all inputs, in `record` those of one), G completions, T
+characters, V vocabulary.
 """
 
 import base64

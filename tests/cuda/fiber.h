@@ -1,13 +1,14 @@
-// Runs grpo/cuda/kernel.cu on a CPU: include this first, compile with g++ -x c++.
+// This runs grpo/cuda/kernel.cu on a CPU. Include this file first, and compile with g++ -x c++.
 //
-// Every CUDA thread becomes a fiber, a function with its own stack that can stop in the middle. All
-// 32 fibers of a warp run until each has returned or stands at a __shfl_*_sync. An exchange happens
-// when all lanes named by its mask stand at the same call with the same mask. When none can happen
-// and some lane still waits, a GPU would hang or hand out garbage: launch() then returns false, and
-// `fiber_error` says who waits for whom. Blocks and warps run one after the other.
+// Every CUDA thread becomes a fiber, which is a function with a stack of its own that can stop in
+// the middle. The 32 fibers of a warp run until each of them has returned or stands at a
+// __shfl_*_sync. An exchange happens when all lanes that its mask names stand at the same call with
+// the same mask. If a lane still waits and no exchange can happen, a GPU would hang or compute
+// garbage. Then launch() returns false, and `fiber_error` says which lane waits for which. Blocks
+// and warps run one after the other.
 //
-// With g++ -fsanitize=thread a fiber is a thread of its own to the sanitizer, which reports a lane
-// that reads or writes what another one wrote, without a __syncwarp between them.
+// With g++ -fsanitize=thread, the thread sanitizer sees each fiber as a thread. It reports a lane
+// that reads or writes what another lane wrote, if there is no __syncwarp in between.
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -53,21 +54,21 @@ inline void __tsan_release(void*) {}
 const int WARP = 32, STACK = 1 << 16;
 
 struct Fiber {
-    ucontext_t context;     // where it starts, and
-    jmp_buf place;          // where it stopped (swapcontext would call the system at every stop)
+    ucontext_t context;     // where it starts
+    jmp_buf place;          // where it stopped; setjmp is faster here than swapcontext
     enum { READY, WAITING, RETURNED } state;
     bool started;
-    void* thread;           // as the sanitizer knows it
-    const void* site;       // the exchange it waits for: the address of the call
-    unsigned mask;          // the lanes that take part
+    void* thread;           // the sanitizer's name for it
+    const void* site;       // the address of the exchange that it waits for
+    unsigned mask;          // the lanes that take part in the exchange
     int source;             // the lane whose value it asks for
-    unsigned long long value, answer;   // offered and received
+    unsigned long long value, answer;   // what it offers, and what it receives
 };
 
 static Fiber fibers[WARP];
 static jmp_buf scheduler;
 static void* main_thread;
-static int lane_now;        // the fiber that runs
+static int lane_now;        // the number of the fiber that runs
 static std::function<void()> body;
 
 UNSEEN static void fiber_main() {
@@ -77,7 +78,8 @@ UNSEEN static void fiber_main() {
     _longjmp(scheduler, 1);
 }
 
-UNSEEN static void resume(Fiber& fiber) {   // returns when the fiber waits or has returned
+// Let a fiber run until it waits or returns.
+UNSEEN static void resume(Fiber& fiber) {
     if (_setjmp(scheduler)) return;
     __tsan_switch_to_fiber(fiber.thread, 1);
     if (fiber.started) _longjmp(fiber.place, 1);
@@ -85,9 +87,9 @@ UNSEEN static void resume(Fiber& fiber) {   // returns when the fiber waits or h
     setcontext(&fiber.context);
 }
 
-// All shuffles: offer a value, ask for another lane's, wait. Not inlined, so that the return
-// address names the call; those who call it are, always, so that each use of one of kernel.cu's
-// helpers has calls of its own.
+// Every shuffle offers a value here, asks for the value of another lane, and waits. This function
+// is never inlined, so its return address tells which call it is. The functions that call it are
+// always inlined, so each place in kernel.cu that uses one of them is a different call.
 template <class X>
 UNSEEN __attribute__((noinline, noclone)) X exchange(unsigned mask, X value, int source) {
     Fiber& me = fibers[lane_now];
@@ -113,14 +115,16 @@ template <class X> __forceinline__ X __shfl_up_sync(unsigned mask, X x, int by, 
 template <class X> __forceinline__ X __shfl_sync(unsigned mask, X x, int lane, int width) {
     return exchange(mask, x, lane_now / width * width + lane);
 }
-__forceinline__ void __syncwarp() {     // the one call that orders what the lanes write and read
+// Only this call puts what the lanes write and read in order.
+__forceinline__ void __syncwarp() {
     __tsan_release(fibers);
     exchange(0xffffffffu, 0, lane_now);
     __tsan_acquire(fibers);
 }
 
-// The first lane that keeps `lane` waiting, or -1: it must name itself, ask a lane it names, and
-// find all of them beside it.
+// Find the first lane that keeps `lane` waiting, or -1 if the exchange can happen. The mask must
+// name the lane itself and the lane that it asks, and all lanes of the mask must stand at this
+// call.
 UNSEEN static int missing(int lane) {
     const Fiber& me = fibers[lane];
     if (!(me.mask >> lane & 1)) return lane;
@@ -141,7 +145,7 @@ UNSEEN static bool run_warp() {
             if (fibers[l].state == Fiber::READY) resume(fibers[l]);
         }
         int stuck = -1;
-        std::vector<int> ready;         // decided for all lanes before any of them moves on
+        std::vector<int> ready;         // we find all of these before any of them moves on
         for (int l = 0; l < WARP; l++)
             if (fibers[l].state != Fiber::WAITING) continue;
             else if (missing(l) < 0) ready.push_back(l);
@@ -161,8 +165,8 @@ UNSEEN static bool run_warp() {
     }
 }
 
-// Like cuLaunchKernel: `arguments` points at each argument's value in turn. Only the blocks from
-// `first` on run.
+// Launch a kernel as cuLaunchKernel does. `arguments` has a pointer to the value of each argument.
+// The blocks before number `first` are left out.
 template <class... P>
 UNSEEN bool launch(void (*kernel)(P...), unsigned blocks, unsigned threads, void** arguments,
                    unsigned first = 0) {

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# This checks what needs a GPU. It takes about ten minutes, and starts in the repository's root:
+# This script runs all checks that need a GPU, in about ten minutes. Start it in the repository's
+# root:
 #
-#     bash tests/cuda/gpu.sh         # each part writes what it says to a file in out-gpu/
+#     bash tests/cuda/gpu.sh         # each part writes its output to a file in out-gpu/
 #
-# Each part has its own limit in seconds, and none stops the next. compute-sanitizer and ncu come
-# with the CUDA toolkit; without them their parts fail, and the rest goes on.
+# Each part has a time limit in seconds. If one fails, the next one still runs. compute-sanitizer
+# and ncu belong to the CUDA toolkit. Without them their parts fail.
 export OUT=${OUT:-out-gpu} PYTHONUNBUFFERED=1 PYTHONPATH=.
 mkdir -p "$OUT"
 
@@ -19,7 +20,7 @@ part() {  # part SECONDS NAME COMMAND...
 cat >"$OUT/check.py" <<'END'
 """Compare the kernel with its definitions on the same GPU.
 
-Letters: B inputs, T characters, G completions of each, V vocabulary.
+Shapes: B inputs, T characters, G completions of each, V vocabulary.
 """
 
 import sys
@@ -46,7 +47,7 @@ def make(B, T, G, V, dtype):
 
 
 def both(given, setting, sample, compute):
-    """Draw, score and differentiate, by the kernel or by its definitions."""
+    """Draw, score and differentiate, with the kernel or with its definitions."""
     logits, ref_logits, mask, masked, uniforms = given
     completions, kept = sample(logits, masked, mask, uniforms, Sampling(0.8, *setting))
     leaf = logits.detach().clone().requires_grad_()
@@ -69,7 +70,7 @@ def agree(have, given, *setting):
 
 
 def shapes():
-    """Run every instantiation, with tails of rows and of columns."""
+    """Compare every compiled variant, also where rows and columns do not fill the last block."""
     for dtype in torch.float32, torch.bfloat16:
         for V in 1, 27, 28, 32, 33, 96, 97, 255, 256, 257, 1000, 1024:
             for G, *setting in (5, 0, 1.0, 0.0), (33, 5, 0.9, 0.01):
@@ -79,7 +80,7 @@ def shapes():
 
 
 def large():
-    """Pass 2^31 elements, and compare the first and the last input."""
+    """Use tensors of more than 2^31 elements, and compare the first and the last input."""
     T, V, G = 64, 1024, 2
     B = 2**31 // (T * V) + 2
     given = make(B, T, G, V, torch.bfloat16)
@@ -90,13 +91,13 @@ def large():
 
 
 def step():
-    """Take four steps of GRPO by the kernel, and four by its definitions, from the same weights."""
+    """Take four steps of GRPO with the kernel, and four with its definitions, and compare them."""
     found = []
     for name in "cuda", "torch":
         config = Config(kernel=name, batch_size=16, minibatch_size=8, dtype="float32")
-        call, _ = bench.prepare(config, DEVICE)  # this has taken the first of them
+        call, _ = bench.prepare(config, DEVICE)  # this takes the first step
         found.append([call()[1] for _ in range(3)][-1])
-    for name, x in found[0].items():  # attention's gradient has no fixed order of its sums
+    for name, x in found[0].items():  # attention adds up its gradient in any order
         torch.testing.assert_close(x, found[1][name], rtol=5e-2, atol=2e-2, msg=name)
     print("steps agree")
 
