@@ -44,7 +44,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     batch.words      (B,T) int: 1 in the first hidden word of an input, 2 in the second, ..., and 0
                      in the visible text. A hidden word is a run of blanks.
     batch.uniforms   (B,G,T,2) random numbers. [..., 0] draws the letter of each blank. [..., 1]
-                     draws the z of each word, with the number at the word's first blank.
+                     draws the z of each word. Only the number at a word's first blank is used.
     """
     # 1. Sample. All blanks are filled at once, so no fill changes the input of the network. One
     #    forward pass per input therefore serves all of its G completions.

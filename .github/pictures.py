@@ -24,7 +24,7 @@ rcParams["font.size"] = 11
 
 
 def new_figure(width, height):
-    """Make an empty figure. Sizes are in inches, of 100 pixels each."""
+    """Make an empty figure. The sizes are in inches, and an inch has 100 pixels."""
     return Figure(figsize=(width, height), dpi=100, layout="constrained")
 
 
@@ -91,7 +91,7 @@ def frontier(folders):
 
 GROUND, INK, BLUE = (21, 24, 27), (236, 239, 241), (31, 102, 184)
 CELL, LEFT = (12, 44), 16  # pixels of a letter's cell, and of the left margin
-LOSSLESS = {"lossless": True, "quality": 100, "method": 4}  # smaller here than lossy files
+LOSSLESS = {"lossless": True, "quality": 100, "method": 4}  # lossy files of these frames are larger
 
 
 def learning(folder):

@@ -22,11 +22,12 @@ warmup_iters = 5
 
 # The reward of a word is the judge's log p/q. Here p is the distribution of the text, and q is the
 # base model's. With kl_beta = 1 the expected reward minus the KL is greatest if the policy is p.
-# So nothing may rescale the reward, and a fill's baseline may not contain its own reward.
+# So nothing may rescale the reward. A fill's own reward must also stay out of its baseline, because
+# it would shrink the advantage.
 judge_score = "log_odds"
 scale_rewards = "none"
 baseline = "leave_one_out"
 # But our policy cannot equal p, because its blanks are independent. With kl_beta = 1 many blanks
 # stayed undecided between several letters. With a smaller kl_beta they agree on a word.
 kl_beta = 0.65
-credit = "run"  # a letter gets the reward of its own word, and not of the others in its input
+credit = "run"  # a letter gets only the reward of its own word

@@ -96,7 +96,7 @@ class Prompts(Dataset):
     """This is a `Dataset` that draws its batches from the user's own inputs, not from the text.
 
     The inputs are JSON, {"prompts": ["th_ c_t", ...]}, with `_` for a blank. A prompt shorter than
-    block_size ends in PAD. Nobody knows what a blank hides, so its token is the letter `a`.
+    block_size ends in PAD. Nobody knows what a blank hides, so `batch` puts the letter `a` there.
     """
 
     def __init__(self, folder, split, path, block_size):

@@ -36,7 +36,7 @@ def is_valid(fill, start, end, words):
 
 
 def highlight(text, mask):
-    """Show blanks in colour on a terminal, in [brackets] elsewhere: mask (T,) -> str."""
+    """Mark the blanks with colour on a terminal, or else with [brackets]: mask (T,) -> str."""
     pieces = [ON + c + OFF if blank else c for c, blank in zip(text, mask)]
     shown = "".join(pieces).replace(OFF + ON, "")
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ:  # no-color.org

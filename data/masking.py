@@ -46,7 +46,7 @@ def span_mask(characters, ratio, words, rng):
 
 
 def word_mask(characters, ratio, words, rng, shortest=1, longest=np.inf):
-    """Hide `words` whole words of `shortest` to `longest` letters, or all if there are fewer."""
+    """Hide `words` random words of `shortest` to `longest` letters, or all if there are fewer."""
     mask = np.zeros(len(characters), dtype=bool)
     candidates = [(a, b) for a, b in whole_words(characters) if shortest <= b - a <= longest]
     for start, end in rng.permutation(candidates)[:words]:
@@ -74,8 +74,7 @@ MASKINGS = {
     "random": random_mask,
     "span": span_mask,
     "word": word_mask,
-    # Letters that are drawn independently often do not make a word. If the words are as short as
-    # these, a policy learns within minutes to draw letters that do.
+    # These words are so short that a policy learns within minutes to spell them.
     "short": partial(word_mask, shortest=2, longest=4),
     "sticky": sticky_mask,
 }

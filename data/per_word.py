@@ -52,7 +52,7 @@ def spread(values, mask):
 
 
 def lay_out_words(words):
-    """Give each blank the number of its word and its place in that word: (B,T) -> (M,) twice.
+    """Return each blank's word number, and its place in the word: words (B,T) -> (M,), (M,).
 
     Both count from 0. Words are numbered over all inputs, in the order of their first blanks.
     """
@@ -62,5 +62,5 @@ def lay_out_words(words):
     word = (words - 1 + earlier[:, None])[blank]  # (M,)
     place = (
         same_word(words).tril(diagonal=-1).sum(dim=-1)[blank]
-    )  # (M,) how many blanks of its word come before it
+    )  # (M,) the number of earlier blanks in the same word
     return word, place

@@ -18,7 +18,7 @@ from grpo.distributed import n_processes, share
 
 
 class Rows:
-    """Holds tensors with one row for each input. `record[rows]` takes those rows of each tensor."""
+    """This holds tensors with one row for each input. Indexing it indexes every tensor."""
 
     def __getitem__(self, rows):
         return self.map(lambda x: x[rows])
@@ -52,7 +52,7 @@ class Rollout(Rows):
     """This keeps the fills of a step, their scores and rewards, for the log and the replay."""
 
     batch: Batch
-    fills: Rows  # `Fills`
+    fills: Rows  # the `Fills` of the step
     old: Rows  # `Scores` of the fills, under the policy that drew them
     reward: torch.Tensor  # (B,G,T)
     advantages: torch.Tensor  # (B,G,T)

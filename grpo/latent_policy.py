@@ -2,10 +2,11 @@
 
     q(y) = Π_words Σ_z π(z) Π_{t in word} q_z,t(y_t)
 
-Independent blanks cannot say "help or half", but a mixture of K such distributions can: with one z
-the blanks say `help`, with another `half`. Each completion draws a z for each word, and then the
-letters of the word in parallel. We do not keep z, because scoring sums over all of its values. We
-score each letter given the letters before it in its word. By the chain rule its log-probability is
+A product of independent blanks cannot draw `help` and `half` without also drawing `helf`. A mixture
+of K products can. With one z the blanks spell `help`, and with another `half`. Each completion
+draws a z for each word, and then the letters of the word in parallel. We do not keep z, because
+scoring sums over all of its values. We score each letter given the letters before it in its word.
+By the chain rule its log-probability is
 
     logp_t = L_t − L_{t−1},    L_t = log Σ_z π(z) Π_{s≤t} q_z,s(y_s)
 
@@ -60,8 +61,8 @@ class Latent:
     def running(self, log_q, log_pi, y):
         """Compute the log-probability L_t of each word's first t letters, for every t.
 
-        y (M,n) holds n letters for each blank. The result has the shape (N,L,n), where L is the
-        length of the longest word. L_t is at index t - 1.
+        y (M,n) holds n letters for each blank. The result is (N,L,n), with L_t at index t - 1. In
+        this shape L is not a log-probability, but the length of the longest word.
         """
         each = log_q.take_along_dim(y[:, None], dim=2)  # (M,K,n) log q_z(y)
         N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # without blanks N = 0, L = 1
@@ -101,7 +102,7 @@ class Latent:
         return Fills(completions, spread(kept, self.mask))
 
     def score(self, fills, reference):
-        """Score fills under the policy and a reference: -> `Scores`. The policy gets a gradient."""
+        """Score fills under the policy and a reference: -> `Scores`. Gradients reach the policy."""
         log_q, log_pi = self.log_q(), self.log_pi()  # (M,K,V), (N,K)
         log_r, log_pi_ref = reference.log_q(), reference.log_pi()
         kept = fills.kept[self.mask]  # (M,K,V)
@@ -126,7 +127,7 @@ class Latent:
         )
 
     def log_prob(self, completions):
-        """Compute the exact log-probability of each letter, untruncated: (B,n,T) -> (B,n,T)."""
+        """Compute each letter's exact log-probability, without truncation: (B,n,T) -> (B,n,T)."""
         return self.chain(self.log_q(), self.log_pi(), completions.mT[self.mask])
 
     def best_guess(self):

@@ -113,7 +113,10 @@ def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, te
 
 
 class LogProbsFunction(torch.autograd.Function):
-    """Give `logprobs_forward` the gradient of `logprobs_backward`, for `logits` alone."""
+    """This makes autograd use `logprobs_backward` as the gradient of `logprobs_forward`.
+
+    Only `logits` gets a gradient.
+    """
 
     @staticmethod
     def forward(ctx, *inputs):

@@ -71,10 +71,11 @@ def log_ratio(logp, old_logp, words, importance_sampling_level):
 def policy_objective(logp, old_logp, advantages, words, config):
     """Compute the objective of each letter, and where a bound acts: -> (B,G,T), bool (B,G,T).
 
-    The setting `objective` chooses the formula. In the first update after a rollout the ratio ρ is
-    1, and all formulas have the gradient A ∇log π(y), where A is the advantage. They differ in how
-    they treat a letter whose probability has moved since the draw. Where a bound acts, a letter
-    gets no gradient. Only cispo keeps the gradient there, and limits the ρ that multiplies it.
+    The setting `objective` chooses the formula. ρ is the ratio whose logarithm `log_ratio` returns.
+    In the first update after a rollout ρ is 1, and all formulas have the gradient A ∇log π(y),
+    where A is the advantage. They differ in how they treat a letter whose probability has moved
+    since the draw. Where a bound acts, cispo limits the ρ that multiplies the letter's gradient.
+    All other objectives give the letter no gradient there.
     """
     A = advantages
     if config.importance_sampling_level == "none":  # REINFORCE: no ratio and no bound
@@ -151,7 +152,7 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
 
 @dataclass
 class Terms:
-    """This holds a micro-batch's loss, two terms of it, and how many letters are at a bound."""
+    """This holds a micro-batch's loss, two terms of the loss, and the count of clipped letters."""
 
     loss: torch.Tensor  # ()
     pg_loss: torch.Tensor  # () the policy gradient's part

@@ -42,7 +42,7 @@ class Optimizer:
             group["lr"] = lr
 
     def step(self, loss):
-        """Update the parameters, unless the loss or the gradient of any process is not finite.
+        """Update the parameters if the loss and the gradient of every process are finite.
 
         `loss` () is this process's own loss. Returns the gradient's norm () before the clip.
         """

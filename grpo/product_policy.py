@@ -30,7 +30,7 @@ class Product:
         return Fills(*draw_all(self.logits, *where, self.sampling))
 
     def score(self, fills, reference):
-        """Score fills under the policy and a reference: -> `Scores`. The policy gets a gradient.
+        """Score fills under the policy and a reference: -> `Scores`. Gradients reach the policy.
 
         logp and ref_logp use the temperature of the draws, and are renormalised over the characters
         in `fills.kept`. kl and entropy are exact, over the whole vocabulary.
@@ -57,7 +57,7 @@ class Product:
         return torch.where(self.batch.mask, self.logits.argmax(dim=-1), self.batch.masked)
 
     def marginal(self):
-        """Return the `Product` of each blank's own distribution, which is this policy itself."""
+        """Return this policy itself, because its blanks are already independent."""
         return self
 
     def at(self, temperature):

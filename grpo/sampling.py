@@ -95,8 +95,8 @@ def exclude_top_choices(weights, kept, uniforms, sampling):
     probabilities of the kept characters add up to 1. With probability xtc_probability, a blank
     loses all of its top choices but the least likely one. All G completions draw from the same
     characters, so we toss one coin for each blank. The coin is a hash of the sum of the blank's G
-    uniforms. With G > 1 the coin is independent of each single uniform, so it does not bias the
-    draw that this uniform makes.
+    uniforms. If G > 1, a single uniform tells nothing about the coin. So the coin does not bias the
+    draw that is made with this uniform.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash

@@ -147,9 +147,9 @@ def judges(run, files):
 def fresh_judge(run, scratch):
     """Train one judge on the base model's draws and one on the run's, and show the AUC of each.
 
-    Both judges start from the default judge_checkpoint and learn for FRESH_STEPS steps. The AUC
-    says how well a judge tells words of held-out text from new draws of the policy that it was
-    trained on.
+    Both judges start from the default judge_checkpoint and learn for FRESH_STEPS steps. Then each
+    is tested on words of held-out text and on new draws of the same policy. The AUC says how well
+    it tells them apart.
     """
     lines = []
     for when, policy in {"before": run.before, "after": run.policy}.items():

@@ -159,7 +159,7 @@ def measure(fills, inputs):
 
 
 def entropy(q, mask):
-    """Average the entropy of each blank's own distribution, in nats: mask (N,T) -> a number."""
+    """Return the mean entropy of a single blank, in nats: mask (N,T) -> a number."""
     log_p = log_softmax(q.marginal().logits[mask], q.sampling.temperature)  # (blanks,V)
     return -expectation(log_p.exp(), log_p).mean().item()
 
@@ -264,7 +264,7 @@ def aligned(rows):
 def format_table(result, rows=tuple(ROWS), columns=tuple(COLUMNS)):
     """Format the dict of evaluation.json as a table with these rows and columns: -> str.
 
-    Each part of the run's reward adds a column. Its name in the dict is "reward_NAME".
+    Each part of the run's reward except `judge` adds a column, named "reward_NAME" in the dict.
     """
     columns = [*columns, *(name for name in result["original"] if name.startswith("reward_"))]
     cells = [["filled by", *(COLUMNS.get(name, name.removeprefix("reward_")) for name in columns)]]

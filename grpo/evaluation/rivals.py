@@ -44,7 +44,7 @@ def fill_blank_by_blank(policy, batch, seed, surest=False):
 
 
 def best_by_word(q, fills, scores):
-    """Choose the one of the n fills of each word that is likeliest in real text: -> (N,1,T).
+    """Choose, for each word, the one of its n fills that is likeliest in real text: -> (N,1,T).
 
     fills and scores are (N,n,T). The judge's score of a word is log(p/q), where p is the word's
     probability in real text, and q its probability under the base model. We choose the word with

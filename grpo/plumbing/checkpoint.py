@@ -117,7 +117,7 @@ def save_training(config, generator, reference, adamw, iteration, vocabulary):
     """Write out_dir/checkpoint.pt, and keep the checkpoint before it as checkpoint_prev.pt.
 
     `iteration` is the number of finished steps. The inputs and draws of a step depend only on the
-    seed and on which step it is, so nothing else has to be saved for them.
+    seed and the step's number, so nothing else has to be saved for them.
     """
     content = model_file(generator, vocabulary)
     content["training"] = {

@@ -244,8 +244,9 @@ def named_files(config):
 def check_files(named, moved=""):
     """Raise a Mistake for a file that is missing, or that lies in the folder `moved`.
 
-    `moved` is a new run's out_dir. If it holds an earlier run, the new run renames it, and a file
-    in it would not be found. A dataset may be missing, because `load_data` makes the default text.
+    `moved` is a new run's out_dir. The new run renames this folder if it holds an earlier run, and
+    then would not find the file. A dataset may be missing, because `load_data` makes the default
+    text.
     """
     for name, path in named:
         found = find(path)

@@ -1,13 +1,13 @@
 """Write replay.jsonl, for grpo/tools/replay.py: a header, then a line for each step.
 
 A line says how likely each character is at each blank of a few held-out inputs, after the step. It
-also holds the first completions of one group, the one with the largest sum of |advantages|. Each
-letter that fills a blank there has its reward, its advantage, its log-probability before the
-updates, and the log of its importance ratio after them. In the default experiment a line takes
+also holds the first completions of one group, the one with the largest sum of |advantages|. For
+each letter drawn in them the line holds the reward, the advantage, the log-probability before the
+updates, and the log of the importance ratio after them. In the default experiment a line takes
 about 9 kB.
 
-Shapes: n blanks (in `view` those of all inputs, in `record` those of one), G completions, T
-characters, V vocabulary.
+Shapes: n blanks, G completions, T characters, V vocabulary. In `view` n counts the blanks of all
+inputs, and in `record` those of one input.
 """
 
 import base64
@@ -25,7 +25,7 @@ from grpo.plumbing.log import cut_back, read_metrics
 FILE = "replay.jsonl"
 FORMAT = 3
 INPUTS = 8  # each line shows this many held-out inputs
-DRAWS = 200  # we record completions of a group until they have about this many letters
+DRAWS = 200  # about how many drawn letters a line records
 
 
 def unpack(text, width):

@@ -105,7 +105,7 @@ class Run:
         fused = choose(config, device, len(vocabulary), self.policy_network.n_latent)
         self.config = config = replace(config, kernel=fused)
         self.reference_network = make_reference(base, config.reference_mode, state.get("reference"))
-        before = base  # the generator from before the first step
+        before = base  # the generator as it was before the first step
         if config.reference_checkpoint:
             before = load_model(config.generator_checkpoint, "generator", vocabulary)
         self.clock = Clock(device)

@@ -35,7 +35,7 @@ MASK = torch.tensor([[False, True, False, True]])  # (1,T)
 # (4,2) Each row draws one word of WORDS, with one uniform for each of the two blanks.
 IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])
 T = 4
-APART = 1.0  # if the latent is z, the letters of the z-th word start with this logit
+APART = 1.0  # the first logit of the letters that a value of the latent prefers
 SHOWN = (0, 1, 2, 5, 10, 20, 50, 100)  # the steps that we print
 LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 
@@ -44,7 +44,7 @@ LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 class Settings(Config):
     """The toy takes these settings, and those of train_grpo.py that are about the method."""
 
-    n_latent: int = 1  # number of values of the latent; each begins with a word of its own; 1: none
+    n_latent: int = 1  # number of values of the latent; 1: no latent
     group_size: int = 4  # completions, G
     num_iterations: int = 1  # times that each rollout is used
     kl_beta: float = 0.4  # weight of KL(policy || reference)

@@ -1,4 +1,7 @@
-"""Compare advantages with loops. Shapes: B masked inputs, T characters, G completions of each."""
+"""Compare the advantages with those that plain loops compute.
+
+Shapes: B masked inputs, T characters, G completions of each.
+"""
 
 import math
 

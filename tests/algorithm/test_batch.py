@@ -1,4 +1,4 @@
-"""Check the inputs that a step draws, the parts that its updates take, and its words of blanks.
+"""Check how inputs are drawn and split into batches, and how their blanks form words.
 
 Shapes: B inputs, T characters, G completions of each, V vocabulary, M blanks of all inputs.
 """
@@ -19,7 +19,7 @@ B, G, T, V = 7, 3, 5, 4
 
 
 def rollout(seed=(1, 0)):
-    """Make a rollout in which every number of input b is b."""
+    """Make a rollout in which every number that belongs to input b equals b."""
 
     def own(*shape):
         return torch.arange(B).view(B, *[1] * len(shape)).expand(B, *shape)
@@ -126,7 +126,10 @@ def adjacent():
 
 
 def scattered():
-    """Make words whose blanks need not be adjacent, numbered by their first blanks: -> (6,12)."""
+    """Make words whose blanks need not be adjacent: -> (6,12).
+
+    Words are numbered in the order in which they begin.
+    """
     names = torch.randint(4, (6, 12), generator=torch.Generator().manual_seed(0))
     names[2] = 0
     rows = []
@@ -137,7 +140,7 @@ def scattered():
 
 
 def places_of_words(row):
-    """Find the blanks of each word of one input: {its number: [position, ...]}."""
+    """Find the blanks of each word in `row`: {number of the word: [position, ...]}."""
     places = {}
     for t, word in enumerate(row.tolist()):
         if word:
@@ -174,5 +177,5 @@ def test_words_are_counted_summed_and_averaged_as_in_loops(make_words):
     assert [*zip(*(numbers.tolist() for numbers in per_word.lay_out_words(words)))] == laid_out
     torch.testing.assert_close(per_word.sum_over_words(x, words), sums)
     torch.testing.assert_close(per_word.mean_over_words(x, words), means)
-    torch.testing.assert_close(per_word.mean_over_blanks(x, mask), whole)  # 0 without blanks
+    torch.testing.assert_close(per_word.mean_over_blanks(x, mask), whole)  # 0 if a row has no blank
     assert torch.equal(per_word.spread(x.mT[mask], mask), (x * at).mT)

@@ -4,8 +4,8 @@ A group is what one step draws for one input. The loss of each group is weighted
 probability. Temperature and truncation are on.
 
 Shapes: T = 2 blanks, which are one word, V = 3 characters, G = 2 completions, K = 2 values of the
-latent z. `leaves` are the logits that we differentiate by. A product has letters (1,T,V), and a
-latent has prior (1,1,K) and letters (1,T,K,V).
+latent z. `leaves` are the logits that we differentiate by. A `Product` has letters (1,T,V). A
+`Latent` has a prior (1,1,K) and letters (1,T,K,V).
 """
 
 import pytest
@@ -146,7 +146,7 @@ XTC = {"xtc_threshold": 0.2, "xtc_probability": 0.5}
     ids=str,
 )
 def test_expected_gradient_with_each_sampler_option(policy, options):
-    """Whatever characters the sampler keeps, the expected gradient is that of E[r] on them."""
+    """For each set of kept characters, the expected gradient is that of E[r] over fills from it."""
     n = 40
     batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), 0, G, (1,))
     fills = distribution(policy, NOW[policy], batch, **options).sample(batch.uniforms)
@@ -186,9 +186,10 @@ def divergence(p, r):
     [*((Product, name) for name in ("exact", "k1", "k2", "k3")), (Latent, "exact"), (Latent, "k1")],
 )
 def test_expected_gradient_of_each_kl_estimator(policy, estimator):
-    """k2 and the exact KL have the gradient of KL(π‖ref), k3 has that of KL(ref‖π), and k1's is 0.
+    """The exact KL and k2 have the gradient of KL(π‖ref).
 
-    This holds on-policy and without truncation. The latent's exact KL is over pairs (z, y).
+    k3 has the gradient of KL(ref‖π), and the gradient of k1 is 0. This holds on-policy and without
+    truncation. The exact KL of a `Latent` is over pairs of z and a fill y.
     """
     config = settings(kl_estimator=estimator, kl_beta=1.0)
     have = expected_gradient(policy, ALL[policy], config, without_rewards)

@@ -52,7 +52,7 @@ def make(prior, letters, n=1, **options):
 
 
 def pairs(prior, letters, kept, b, w):
-    """Compute P(z, y) of a word by its definition: (K,V,V,...), a dimension for each letter."""
+    """Compute P(z, letters) of word w in input b: (K,V,V,...), with one V for each letter."""
     blanks = BLANKS[b, w]
     p = (prior[b, blanks[0]] / TAU).softmax(dim=0)
     for t in blanks:
@@ -204,7 +204,7 @@ def test_another_temperature_and_some_of_the_inputs():
 
 
 def test_a_letter_that_cannot_be_changes_nothing_and_every_gradient_is_finite():
-    """One impossible letter more in the vocabulary changes no score and no gradient.
+    """Adding an impossible letter to the vocabulary changes no score and no gradient.
 
     The mask token is such a letter.
     """
@@ -223,7 +223,7 @@ def test_a_letter_that_cannot_be_changes_nothing_and_every_gradient_is_finite():
 
 
 def test_logits_that_are_no_numbers_draw_tokens_all_the_same():
-    """The run ends with a line that names the logits, not with an IndexError."""
+    """NaN logits raise no IndexError here. The run ends later, with a line that names them."""
     # Each pair says for how many values of z the prior is NaN, and for how many the letters are.
     for in_prior, in_letters in ((1, 0), (0, 1), (0, K)):
         prior, letters = (x.detach() for x in leaves(0))

@@ -1,6 +1,6 @@
 """Compare every form of the loss with loops over b, g, t that are written from the papers.
 
-Shapes: B masked inputs, T characters, G completions of each.
+Shapes: B masked inputs, G completions of each input, T characters.
 """
 
 import math
@@ -58,7 +58,7 @@ def slow_objective(logp, old_logp, A, t, completion, word, config):
 
     The formulas are those of the papers. logp and old_logp are (T,). `completion` lists the
     positions of all blanks. `word` lists the positions of the blanks that share the advantage A
-    with t. The gradient treats what .item() returns as a constant.
+    with t. What .item() returns is a constant for the gradient.
     """
     rho = {s: (logp[s] - old_logp[s]).exp() for s in completion}
     low, high = 1 - config.clip_eps, 1 + config.clip_eps_high
@@ -87,14 +87,14 @@ def slow_objective(logp, old_logp, A, t, completion, word, config):
             flags[s] = clipped * A < rho[s] * A
             product = product * abs(clipped * A if flags[s] else rho[s] * A)
         return math.copysign(1, A) * product ** (1 / len(word)), flags[t]
-    if name == "dppo":  # 0 if the probability has moved too far in the direction of A
+    if name == "dppo":  # 0 if A > 0 and the probability rose too far, or A < 0 and it fell too far
         far = logp[t].exp() - old_logp[t].exp()
         worse = rho[t] > 1 and far > config.clip_eps_high if A > 0 else far < -config.clip_eps
         return (not worse) * rho[t].item() * A * logp[t], bool(worse)
 
 
 def slow_kl(d, exact, estimator):
-    """Compute the KL penalty of one letter. d is log r − log q, and r is the reference."""
+    """Compute the KL penalty of one letter from d = ref_logp − logp, or from the exact KL."""
     return {"exact": exact, "k1": -d, "k2": d * d / 2, "k3": d.exp() - d - 1}[estimator]
 
 
@@ -193,7 +193,7 @@ def test_a_bound_acts_from_its_edge_on(objective, A):
 
 @EVERY_OBJECTIVE
 def test_the_first_update_of_every_objective_has_the_gradient_of_reinforce(objective):
-    """At the first update each ratio ρ is 1, and a letter's gradient is −A times its weight.
+    """At the first update each ratio ρ is 1. The gradient by a letter's logp is −A · weight.
 
     A library shipped an objective that had no gradient at all.
     """

@@ -111,7 +111,7 @@ def test_the_judge_scores_a_word_by_its_mean_logit_which_is_bounded():
     have = log_odds(some_judge, completions, batch.words)[..., MASK[0]]
     assert have.tolist() == [[[2, 2, 8], [-1, -1, -2]]]
     assert log_odds(some_judge, -completions, batch.words).min() == -8
-    clash = torch.tensor([[[14, 0]]])  # logits 12 and -2: the bound is on their mean
+    clash = torch.tensor([[[14, 0]]])  # the logits are 12 and -2, and only their mean is bounded
     assert log_odds(some_judge, clash, batch.words[:, :2]).tolist() == [[[5, 5]]]
     given = (completions, batch, decode)
     assert torch.equal(judge_reward(some_judge, "log_odds", *given)[..., MASK[0]], have)

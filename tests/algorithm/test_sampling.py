@@ -32,7 +32,7 @@ def random_uniforms(*shape, seed=0):
 def assert_follows(count, expected):
     """Check by a chi-square test that the numbers in `count` fit those in `expected`.
 
-    Each is the number of draws of one kind. Chi-square must not be more than about five standard
+    Both hold the number of draws of each kind. Chi-square must not be more than about five standard
     deviations above its mean.
     """
     possible = expected > 0
@@ -135,11 +135,11 @@ def test_xtc_equals_the_rule(threshold):
 
 
 def test_xtc_draws_follow_the_exact_mixture():
-    """The two fills of a blank share one coin, so they are not independent.
+    """XTC acts on both fills of a blank or on neither, so they are not independent.
 
     P(v, w) = (1 − probability) · q(v) q(w) + probability · q'(v) q'(w).
 
-    Here q' is q after XTC has dropped its top choices.
+    Here q is what a blank is drawn from without XTC, and q' is q without XTC's top choices.
     """
     V = 8
     N = 100_000
@@ -166,7 +166,7 @@ def test_xtc_draws_follow_the_exact_mixture():
         random_uniforms(N, 2, 1, seed=4),
         sampling,
     )
-    assert kept.gather(-1, completions.transpose(1, 2)).all()  # so its log-probability is finite
+    assert kept.gather(-1, completions.transpose(1, 2)).all()  # each draw is a kept character
     pairs = completions[:, 0, 0] * V + completions[:, 1, 0]  # (N,)
     assert_follows(torch.bincount(pairs, minlength=V * V).double(), joint.flatten() * N)
 

@@ -120,7 +120,7 @@ def test_few_blanks_and_many(settings, blanks, n_latent):
     assert not torch.equal(before, after)
     assert metrics["mean_kl"] > 0
     given = rollout.fills.completions == tokens[:, None]
-    assert (given | mask[:, None]).all()  # what was given stays
+    assert (given | mask[:, None]).all()  # the visible characters stay
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,10 @@ def test_few_blanks_and_many(settings, blanks, n_latent):
     [("grpo", 0.5), ("dapo", 1.0), ("bnpo", 1.0), ("dr_grpo", 0.5), ("sum", 0.5)],
 )
 def test_an_input_without_blanks_teaches_nothing(loss_type, share):
-    """Half of the inputs have no blanks. They halve the step of a loss that divides by inputs.
+    """Half of the inputs have no blanks. We compare with a step that leaves them out.
 
-    A loss that divides by blanks takes the same step as without these inputs.
+    If the loss divides by the number of inputs, they halve the step. If it divides by the number of
+    all blanks, they do not change it.
     """
     tokens = text(6, 8)
     mask = torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < 0.4
@@ -255,7 +256,7 @@ class Table:
 
 
 def test_a_policy_of_ones_own_learns_what_no_product_can():
-    """It writes `01`, `10` or `22` in the end, each about as often as the others."""
+    """The policy ends up writing almost only `01`, `10` and `22`, and each of them often."""
     mask = torch.tensor([[True, False, True, False], [False, True, True, False]])  # (B,T)
     good = torch.tensor([1, 3, 8])
     model = torch.nn.ParameterList([torch.zeros(9)])
@@ -295,7 +296,7 @@ class Infinite(Product):
 
 @pytest.mark.parametrize("distribution", [Product, Infinite])
 def test_a_loss_that_is_not_finite_changes_no_weight(distribution):
-    """With an infinite KL the gradient is still finite. With a finite loss the weights change."""
+    """The gradient is finite in both cases. The weights change only if the loss is finite too."""
     generator, reference = models(6, 8)
     batch = make_batch(text(6, 8), torch.ones(4, 8, dtype=torch.bool), 5, 4, (1, 0))
     config = Config(**PLAIN, batch_size=2, group_size=4)

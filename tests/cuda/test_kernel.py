@@ -96,7 +96,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def compilers(tmp_path_factory):
-    """Start nvcc for two architectures before the tests, so that it runs while they do."""
+    """Start nvcc for two architectures. It compiles while the tests run."""
     folder = tmp_path_factory.mktemp("nvcc")
     table = ", ".join(f"(void*){name}" for name in NAMES)
     (folder / "all.cu").write_text(f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};')
@@ -228,7 +228,7 @@ def test_extreme_and_broken_rows(device):
     )
     assert (logp[0, :, 0] == 0).all() and kl[0, 0] == entropy[0, 0] == kl[0, 3] == 0
     assert (ref_logp[0, :, 4] > -1e4).all()
-    broken = [8, 9, 10, 12]  # one logit is bad in 9 and 10, all in 8 and 12
+    broken = [8, 9, 10, 12]  # rows 9 and 10 have one bad logit, in rows 8 and 12 all are bad
     assert gradient[0].isnan().all(dim=-1).nonzero()[:, 0].tolist() == broken
     assert entropy[0].isnan().nonzero()[:, 0].tolist() == broken
 
@@ -241,7 +241,8 @@ def test_a_completion_outside_the_vocabulary_is_flagged_alone(device):
     logp.sum().backward()
     assert logp[0].isnan().nonzero().tolist() == [[0, 0], [1, 1], [2, 2]]
     # A completion y adds (1[v = y] − q[v]) / 0.8 to the gradient of each logit v of its blank.
-    # Times 0.8, the sum over v is 0. If y is outside the vocabulary, no v equals y, so it is −1.
+    # Over all v, 1[v = y] − q[v] adds up to 0. If y is outside the vocabulary, no v equals y, and
+    # the sum is −1.
     drawn = leaf.grad.sum(dim=-1)[0].cpu() * 0.8  # (T,)
     torch.testing.assert_close(drawn, torch.tensor([-1.0] * 3 + [0.0] * 5))
 
@@ -252,7 +253,7 @@ def test_bfloat16_gradients_are_rounded_to_even(device):
     nan_of_a_gpu = torch.tensor([2**31 - 1], dtype=torch.int32).view(torch.float32)
     g = torch.cat([1 + torch.arange(1024) * 2.0**-9, *wide, nan_of_a_gpu])
     T = len(g)
-    # Every draw is character 1. Its q is 0, so its logit gets the gradient g · (1 − 0).
+    # Each completion is character 1, which has probability q = 0. Its logit gets g · (1 − q) = g.
     logits = torch.tensor([0, -INF, 1]).expand(1, T, 3).bfloat16().to(device)
     leaf = logits.clone().requires_grad_()
     ones = torch.ones(1, 1, T, dtype=torch.int64, device=device)

@@ -50,7 +50,7 @@ def test_words_by_hand():
     want = {
         "valid_words": 31 / 32,
         "exact_words": 29 / 32,
-        "distinct_words": 2 / 2,  # of the first fill
+        "distinct_words": 2 / 2,  # counted in the first fill only
         "different_valid_words": (2 + 2) / 2,
         "pass@16": 1,
     }
@@ -201,7 +201,8 @@ def test_gap_closed_between_models_that_know_the_text(settings):
 
     def knows(certainty):
         def policy(batch):
-            nearest = (batch.masked[:, None] == tokens).sum(dim=-1).argmax(dim=1)  # (M,) which text
+            # For each masked input, find the text that has most characters in common with it: (M,)
+            nearest = (batch.masked[:, None] == tokens).sum(dim=-1).argmax(dim=1)
             logits = certainty * torch.nn.functional.one_hot(tokens[nearest], 28).float()
             return Product(logits, batch, SAMPLING)
 

@@ -34,7 +34,10 @@ def test_probabilities_are_those_counted_the_slow_way_and_add_up_to_one():
 
 
 def test_bits_are_of_the_windows_that_touch_a_blank():
-    """All windows of all fills count alike. Blank 6 is in five windows, blank 11 in one."""
+    """All windows of all fills count alike.
+
+    The blank at position 6 is in five windows, and the blank at position 11 is in one.
+    """
     probability = ngram("the cat sat on the mat", 27)
     mask = torch.zeros(2, 12, dtype=torch.bool).numpy()
     mask[0, 6] = mask[1, 11] = True

@@ -64,7 +64,7 @@ def test_which_blank_is_filled_is_chosen_at_random():
 
 
 def test_surest_first_is_a_loop_over_blanks():
-    """This policy looks at the characters beside a blank. The loop fills one blank at a time."""
+    """The test's policy looks at a blank's two neighbours. The loop fills one blank at a time."""
     weights = torch.randn(3, 28, 28, generator=torch.Generator().manual_seed(0))
 
     def logits_of(tokens):
@@ -84,14 +84,14 @@ def test_surest_first_is_a_loop_over_blanks():
 
 P = torch.tensor([0.6, 0.3, 0.1])  # of a, b and c
 PRIOR = torch.tensor([0.5, 0.5])
-LETTERS = torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.4, 0.2]])  # of which P is the mean
+LETTERS = torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.4, 0.2]])  # P is the mean of its rows
 
 
 @pytest.mark.parametrize("policy_class, p", [(Product, [P]), (Latent, [PRIOR, LETTERS])])
 def test_a_blank_is_drawn_from_the_policy_and_from_what_truncation_keeps(policy_class, p):
     """With a latent, it is drawn from the blank's marginal, the sum over z."""
     *prior, letters = [x.log() for x in p]
-    tensors = [*prior, F.pad(letters, (1, 24), value=float("-inf"))]  # (K,), (V,) or (K,V)
+    tensors = [*prior, F.pad(letters, (1, 24), value=float("-inf"))]  # (V,), or (K,) and (K,V)
 
     def policy(sampling, batch):
         return policy_class(*(x.expand(600, 1, *x.shape) for x in tensors), batch, sampling)
@@ -105,9 +105,10 @@ def test_a_blank_is_drawn_from_the_policy_and_from_what_truncation_keeps(policy_
 
 
 def test_best_of_n_takes_each_word_from_the_fill_that_is_likeliest_in_the_text():
-    """A fill's log p is the base model's log q plus the judge's log p/q.
+    """A word's log p is the base model's log q plus the judge's score.
 
-    The judge likes xyz best. Once the base model finds xyz rare, cat is taken instead.
+    At first all words have the same log q. The judge scores xyz highest, so xyz is taken. Then the
+    base model makes xyz unlikely, and cat is taken instead.
     """
     batch = batch_of(encode("the ___ _ on"))
     fills = torch.stack([encode("the cat q on"), encode("the xyz a on"), encode("the dog b on")], 1)

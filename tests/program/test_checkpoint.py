@@ -125,7 +125,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_matters(file):
 
 
 class Malicious:
-    """Unpickled, it makes a folder."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Check that each compiled pass is one graph of fixed shapes, and that no metric changes."""
+"""Check that each compiled pass is one graph of fixed shapes, and that it changes no metric."""
 
 import json
 from functools import partial

@@ -97,7 +97,7 @@ def test_prose():
 
 
 def test_prepared_text_comes_back(tmp_path):
-    """It equals what a loop over the paragraphs gives. Duplicates are dropped."""
+    """The prepared text is what a loop over the paragraphs gives. Repeated ones are dropped."""
     (tmp_path / "in.txt").write_text(TEXT + "\n\n" + TEXT)
     sizes = prepare(tmp_path / "d", tmp_path / "in.txt")
     assert sorted(os.listdir(tmp_path / "d")) == ["meta.json", "train.bin", "val.bin"]
@@ -110,7 +110,7 @@ def test_prepared_text_comes_back(tmp_path):
 
 
 def test_the_default_text_is_the_one_that_the_shipped_models_learned(tmp_path):
-    """It is documentation of the pinned numpy and torch, the same in every version of Python."""
+    """The text is documentation of the pinned numpy and torch. No version of Python changes it."""
     prepare(tmp_path)
     found = {path.stem: hashlib.sha256(path.read_bytes()) for path in tmp_path.glob("*.bin")}
     begins = {name: digest.hexdigest()[:12] for name, digest in found.items()}

@@ -1,4 +1,4 @@
-"""Damage data files. A reader must refuse each one in one line, or read it correctly.
+"""Damage data files. A reader must read each one correctly, or refuse it with a one-line error.
 
 Each reader gets as many inputs as FUZZ says, by default 300:
 

@@ -1,8 +1,8 @@
-"""Check that each room, which is a part of the project, imports only the rooms below it.
+"""Check that each part of the project, called a room, imports only the rooms below it.
 
-So you can read a room without those above it. Commands import `train_grpo`, which imports the
-plumbing. The plumbing imports the evaluation, which imports the method. The method imports only the
-data, and so does the network.
+So you can read a room without reading those above it. Commands import `train_grpo`, which imports
+the plumbing. The plumbing imports the evaluation, which imports the method. The method imports only
+the data, and so does the network.
 """
 
 import ast
@@ -10,10 +10,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # Each key is a room, and its value lists the other rooms that it may import. A room holds the
-# modules whose names begin with the room's name. If several rooms fit, the longest name counts.
+# modules whose names begin with its own name. A module that fits several rooms belongs to the one
+# with the longest name.
 BELOW = {
     "data": [],
-    "model": [],  # the package itself
+    "model": [],  # only model/__init__.py
     "model.transformer": ["data"],
     "grpo": ["data"],
     "model.losses": ["data", "grpo"],

@@ -19,8 +19,8 @@ from grpo.plumbing.checkpoint import model_file, read, write
 from grpo.plumbing.config import load_config
 from model.transformer import Generator, TransformerConfig
 
-# Each key is arguments that we add to those of a run that works. Its value is a part of the line
-# that stderr shows then. {x} is the folder `bad`, {w} the folder `world`.
+# A key holds arguments that we add to those of a run that works. Its value is part of the line that
+# stderr then shows. {x} is the folder `bad`, and {w} is the folder `world`.
 MISTAKES = {
     # flags
     "--grup_size=8": "there is no setting 'grup_size'; did you mean 'group_size'?",

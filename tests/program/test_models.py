@@ -76,7 +76,7 @@ def test_a_blank_is_never_filled_with_a_blank():
 
 @pytest.mark.parametrize("shape", [SHAPE, LATENT])
 def test_neither_training_mode_nor_recomputing_changes_anything(shape):
-    """There is no dropout: what is sampled is what is differentiated."""
+    """There is no dropout, so we differentiate the same outputs that we sample from."""
     model = Generator(shape)
     out = run(model.eval(), TOKENS)
     for other in (run(model.train(), TOKENS), run(model, TOKENS, recompute=True)):
@@ -157,9 +157,10 @@ def test_inputs_of_every_difficulty(world, reveal):
     words = (batch.tokens == 0).cumsum(dim=1)  # (B,T) token 0 is the space
     hidden = torch.zeros_like(words).scatter_add_(1, words, batch.mask.long())  # (B,words)
     letters = torch.zeros_like(words).scatter_add_(1, words, torch.ones_like(words))
-    partly = ((0 < hidden) & (hidden < letters - 1)).any(dim=1)  # letters counts the space too
+    partly = ((0 < hidden) & (hidden < letters - 1)).any(dim=1)  # `letters` counts a space, too
     share = partly.float().mean()
-    # Of the four in ten inputs with a reveal, some get back whole words only, and some nothing.
+    # With `reveal`, about four inputs in ten can get letters back. Some of them get back none, or
+    # only whole words, so `share` is less than 0.4.
     assert 0.25 < share < 0.4 if reveal else share == 0
     assert set((hidden > 0).sum(dim=1).tolist()) == {*range(1 - reveal, 6)}
 
@@ -218,7 +219,10 @@ class Pairs:
 
 
 def test_the_best_judge_says_the_log_of_text_over_generator():
-    """The generator writes 0 or 1 with probability 0.5 each, so p/q is 0.9/0.5 or 0.1/0.5."""
+    """The best logit is log(p/q). p is a character's probability in the text, q the generator's.
+
+    Here p is 0.9 if the two characters are alike, and 0.1 if they differ. q is always 0.5.
+    """
     args = Settings(batch_size=20000)
     generator = product_of(torch.tensor([0.0, 0.0, -torch.inf]))
 
@@ -241,7 +245,7 @@ def test_auc_is_over_all_pairs():
     real = torch.tensor([3.0, 1.0])
     fake = torch.tensor([2.0, 0.0])
     assert auc(real, fake) == 0.75
-    assert auc(real, real) == 0.5  # a tie is half a pair
+    assert auc(real, real) == 0.5  # a tie counts half
 
 
 def test_the_slope_is_the_likeliest_and_its_error_counts_an_input_once():
@@ -281,7 +285,8 @@ def test_the_report_of_models_that_know_nothing_and_of_a_judge_that_knows_the_te
         figures = dict(zip(figures[::2], map(float, figures[1::2])))
         assert figures["nats"] == pytest.approx(np.log(27), abs=1e-3)
         assert figures["auc"] > 0.98
-        assert figures["slope"] > 2 and figures["error"] > 0  # the judge's scores are too small
+        # A slope above 1 means that the judge's scores are too close to 0.
+        assert figures["slope"] > 2 and figures["error"] > 0
 
 
 def small(world, *more):
@@ -349,9 +354,9 @@ def test_a_judge_starts_as_the_first_layers_of_its_generator(layers, world, tmp_
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_what_the_judge_learns_from(goes_on, world, tmp_path, monkeypatch):
-    """The judge reads the generator's draws, which have a high temperature in its first steps.
+    """The judge reads the generator's draws, and the first ones have a high temperature.
 
-    With goes_on the judge comes from a file. It then reads a policy's draws as well, and all draws
+    With `goes_on` the judge comes from a file. It then also reads a policy's draws, and all draws
     are at temperature 1. The inputs of the judge have other seeds than those of the generator.
     """
     calls = {"generator_loss": [], "judge_loss": []}

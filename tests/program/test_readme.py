@@ -94,7 +94,8 @@ def test_every_function_named_exists():
         text = re.sub(r"^ *```python.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
         for first, name in re.findall(r"\b([a-z_]+)\.([A-Za-z_]\w*)\b", text):
             module = module_of(first)
-            assert module or not name[0].isupper(), f"{first}.{name}"  # a class must be ours
+            # A name with a capital is a class, so its module must be part of the project.
+            assert module or not name[0].isupper(), f"{first}.{name}"
             if module and not re.fullmatch(files, name):
                 assert hasattr(module, name), f"{first}.{name}"
 

@@ -29,7 +29,7 @@ def probabilities(line, header):
 
 
 def steps_of(page):
-    """List the steps that a page holds. The base model's line is step 0."""
+    """List the steps that a page holds. Step 0 stands for the base model."""
     content = re.search('type="application/json">(.*?)</script>', page)[1]
     return [line["iteration"] + 1 for line in json.loads(content)["lines"]]
 
@@ -126,7 +126,7 @@ def browse(folder, address="", script=""):
 
 
 def hidden_words(header):
-    """Number the blanks of all texts: -> (first, last + 1) of each hidden word."""
+    """List each hidden word as (first blank, last blank + 1). Blanks are counted over all texts."""
     texts = " ".join(header["masked"])
     places = [(found.start(), len(found[0])) for found in re.finditer("_+", texts)]
     firsts = [texts[:start].count("_") for start, _ in places]
@@ -137,9 +137,9 @@ def hidden_words(header):
 def test_the_page_plays_by_itself_and_shows_what_the_run_recorded(flags, world, tmp_path):
     """The page plays to the end. Of the four-letter words, it shows the one that changed most.
 
-    The address then opens step 6 and word 2, and two keys go on to step 7 and word 3. The page must
-    show no error but the one that the test plants. With a latent, the best guess need not hold each
-    blank's likeliest letter.
+    The test then opens the page at step 6 and word 2, and presses two keys to go on to step 7 and
+    word 3. The page must show no error but the one that the test plants. The model has a latent, so
+    its best guess need not hold each blank's likeliest letter.
     """
     start = world / "latent.pt"
     changes = {"masking": "random", "mask_ratio": 0.6, "credit": "run", "num_iterations": 2}

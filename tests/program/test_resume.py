@@ -41,7 +41,7 @@ def resume(*flags):
 def test_n_steps_and_n_more_are_2n(flags, folder, world, changes):
     """Weights, moments, reference and metrics are those of one run of 2n steps.
 
-    metrics.jsonl may hold lines of steps after the checkpoint, as a kill leaves them.
+    If a run was killed, metrics.jsonl may hold lines of steps after its checkpoint.
     """
     changes = {"eval_inputs": 1, "lr_decay_iters": 6} | changes
     changes = {

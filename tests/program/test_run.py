@@ -105,7 +105,7 @@ def test_what_a_step_does_is_timed(flags):
 
 @pytest.mark.parametrize("left", ["checkpoint.pt", "checkpoint_prev.pt", "metrics.jsonl", ""])
 def test_the_folder_of_an_earlier_run_is_moved_aside_whole(flags, tmp_path, capsys, left):
-    """It is a run's folder as long as it holds metrics or a checkpoint."""
+    """A folder that holds metrics or a checkpoint counts as the folder of a run."""
     run(flags, save_interval=2)
     out = tmp_path / "out"
     (out / "mine.txt").write_text("a file of the user's")
@@ -140,11 +140,11 @@ def test_two_runs_do_not_share_a_folder(flags, tmp_path, capsys):
     run(flags, seed=2)
 
 
-# Where something fails.
+# Runs in which something fails.
 
 
 def spoil(run, bad):
-    """Make one thing NaN from step 2 on."""
+    """Turn the logits, rewards or gradient that `bad` names into NaN from step 2 on."""
 
     def nan(x):
         return x * float("nan")
@@ -248,7 +248,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint(flags, monkeypatch, ca
 
     def full(number):
         syncs.append(number)
-        if len(syncs) == 4:  # config.json, step 1's checkpoint, its copy, step 2's checkpoint
+        if len(syncs) == 4:  # the fourth file is step 2's checkpoint
             raise OSError(28, "No space left on device")
         real(number)
 
@@ -268,7 +268,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint(flags, monkeypatch, ca
 def test_rewards_of_the_users_own_and_a_second_judge(
     flags, own, world, tmp_path, judge_score, undecided
 ):
-    """The second judge is untrained, so its score is always `undecided`."""
+    """The weights of an untrained judge's head are 0, so the second score is always `undecided`."""
     vocabulary = Dataset(world / "text", "train", 16).vocabulary
     second = Judge(TransformerConfig(len(vocabulary), 16, 1, 1, 32))
     write(tmp_path / "strict.pt", model_file(second, vocabulary))
@@ -302,7 +302,7 @@ def test_a_periodic_reference_is_the_policy_after_each_period(flags, world):
 
 
 def test_the_rate_of_a_step_is_the_schedules(flags):
-    """It follows a cosine from 1e-2 to 0 in 4 steps. The first step has the peak."""
+    """The first step has the peak rate, 1e-2. A cosine then lowers it, to reach 0 after 4 steps."""
     _, lines = run(flags, max_iters=4)
     have = [line["lr"] for line in lines]
     assert have == pytest.approx([1e-2, 0.8535533905932737e-2, 0.5e-2, 0.14644660940672624e-2])

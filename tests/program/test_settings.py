@@ -54,7 +54,7 @@ def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags, c
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     prepare(tmp_path / "data" / "text", Path(flags["dataset"]).with_name("text.txt"))
-    monkeypatch.setattr(checkpoint, "ROOT", tmp_path)  # the code's folder
+    monkeypatch.setattr(checkpoint, "ROOT", tmp_path)  # as if the code were there
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     run(flags, out_dir="out", max_iters=1, **own)

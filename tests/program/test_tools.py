@@ -67,7 +67,7 @@ def parts_of(lines):
 
 
 def columns(lines):
-    """Split the lines that compare prints: -> {title of a part: {name: its columns}}."""
+    """Split the lines that `compare` prints: -> {title of a part: {name: its columns}}."""
     return {
         title: {name: cells for name, *cells in map(str.split, rows)}
         for title, rows in parts_of(lines[1:]).items()
@@ -126,7 +126,7 @@ def test_without_a_name_it_is_the_run_in_out_or_what_ships(
 
 
 def test_texts_are_read_as_prompts_are(runs, capsys):
-    """They are normalised. A line says if this drops characters. An error names what is wrong."""
+    """Texts are normalised. If this drops characters, a line says so. Errors say what is wrong."""
     lines = printed(capsys, fill.main, "The C_t", "2 d_gs", "--run=a", "--k=1")
     shown = [re.sub(r"\[.\]", "_", line[22:]) for line in lines if "[" in line]
     assert shown == [*["the c_t"] * 2, *["d_gs"] * 2]
@@ -214,7 +214,7 @@ def test_variants_take_turns_and_a_ratio_is_taken_within_a_round(monkeypatch, ca
     assert calls == ["eager", "other"] * 4 and title == "title"
     assert [row.split() for row in rows] == [
         ["eager", "4.00", "ms", "1.00"],
-        ["other", "8.00", "ms", "3.00"],  # 3 is the median of 4, 3 and 2
+        ["other", "8.00", "ms", "3.00"],  # the ratios of the three rounds are 4, 3 and 2
     ]
 
 

@@ -43,7 +43,10 @@ def distance(a, b):
 
 
 def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, server):
-    """Both give the same weights and metrics, up to rounding. So does one batch of double size."""
+    """Up to rounding, two processes give the weights and metrics of one with two micro-batches.
+
+    For dapo and for the latent, one batch of double size gives them too.
+    """
     losses = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
     own = {loss: SHARED | {"loss_type": loss, "out_dir": tmp_path / loss} for loss in losses}
     latent = str(world / "latent.pt")

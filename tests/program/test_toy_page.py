@@ -53,7 +53,7 @@ document.body.append(place);
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """Open the page: -> its HTML, and the rows of all cases."""
+    """Open the page: -> its HTML, and the figures of each step of each case."""
     folder = tmp_path_factory.mktemp("page")
     uniforms = [toy.draw_batch(step, toy.Settings()).uniforms[0] for step in range(100)]
     draws = [of_step[:, toy.MASK[0]].tolist() for of_step in uniforms]

@@ -15,7 +15,7 @@ wandb = pytest.importorskip("wandb")
 
 @pytest.fixture(autouse=True)
 def forgetting():
-    """Shut wandb down around each test, because it reads the environment only once."""
+    """Shut wandb down before and after each test, because it reads the environment only once."""
     wandb.teardown()
     yield
     wandb.teardown()
