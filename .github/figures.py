@@ -35,7 +35,10 @@ COLUMNS = {  # {key in a row of evaluation.json: (column title, decimal places)}
     "entropy": ("entropy", 2),
     "mean_kl": ("KL", 2),
 }
-WHOLE = ("none", "config/latent.py")  # for these we keep the whole table, not one row
+WHOLE = (
+    "none",
+    "config/latent.py",
+)  # we keep all rows of these runs' tables; of the others we keep after_sample
 ROWS = [  # what each row adds to config/grpo_config.py
     "none",
     "config/latent.py",

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from grpo.plumbing.replay_recorder import unpack
 from grpo.tools import replay, toy
 
-GREY = "#4a5058"  # for text and axes; the background is white, even on a dark page
+GREY = "#4a5058"  # for text and axes, on a background that is always white
 for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick."):
     rcParams[f"{name}color"] = GREY
 rcParams["font.size"] = 11
@@ -95,7 +95,10 @@ LOSSLESS = {"lossless": True, "quality": 100, "method": 4}  # lossy files of the
 
 
 def learning(folder):
-    """Draw a frame for each step: three texts, filled with the same random numbers every time."""
+    """Make a picture for each step, in which the policy of that step fills three texts.
+
+    Every picture uses the same random numbers.
+    """
     (header, *lines), _ = replay.load(folder)
     font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", 20)
     uniforms = np.random.default_rng(2).random(10_000)

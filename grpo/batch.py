@@ -88,7 +88,7 @@ def draw_batch(dataset, config, step, device):
     seed = (config.seed, step)
     tokens, mask = dataset.batch(
         size, config.block_size, masking, config.mask_ratio, config.hidden_words, (*seed, 0)
-    )  # (B,T) twice
+    )  # each (B,T)
     batch = make_batch(tokens, mask, dataset.mask_id, config.group_size, seed)
     return batch.map(lambda x: share(x).to(device))
 
@@ -98,7 +98,7 @@ def minibatches(batch, epoch, config):
 
     By default there is one update, and it takes all rows. Otherwise we shuffle the rows and give
     each update `minibatch_size` of them. One random generator makes the shuffles of all epochs in
-    turn, so we repeat the shuffles of the earlier epochs before we make this one.
+    turn. To get the shuffle of `epoch`, we first repeat those of the earlier epochs.
     """
     B = len(batch.mask)
     if not config.minibatch_size:

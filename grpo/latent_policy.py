@@ -48,7 +48,7 @@ class Latent:
         self.sampling = sampling
         self.mask = batch.mask  # (B,T)
         self.first = begins_word(batch.words)  # (B,T)
-        self.word, self.place = lay_out_words(batch.words)  # (M,) twice, see `lay_out_words`
+        self.word, self.place = lay_out_words(batch.words)  # each (M,), see `lay_out_words`
 
     def log_q(self):
         """Compute log q_z(v) at each blank, untruncated: (M,K,V)."""
@@ -94,7 +94,7 @@ class Latent:
 
         spelling = uniforms[..., 0].mT[self.mask]  # (M,G)
         letters = self.letters[self.mask]  # (M,K,V)
-        weights, kept = allowed(letters, spelling[:, None], self.sampling)  # (M,K,V) twice
+        weights, kept = allowed(letters, spelling[:, None], self.sampling)  # each (M,K,V)
         of_z = weights.take_along_dim(z[..., None], dim=1)  # (M,G,V)
         y = draw(of_z, spelling[..., None]).squeeze(-1)  # (M,G)
         y = spread(y.clamp(max=V - 1), self.mask).mT  # (B,G,T)

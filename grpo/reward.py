@@ -38,7 +38,7 @@ def judge_logits(judge, completions):
     """
     rows = completions.flatten(0, 1)  # (B·G,T)
     size = CUDA_ROWS
-    which = slice(None)  # take the logits of all rows
+    which = slice(None)  # each completion has its own row of logits
     if rows.device.type == "cpu":
         size = min(CPU_ROWS, len(rows))
         rows, which = rows.unique(dim=0, return_inverse=True)  # (D,T), (B·G,)

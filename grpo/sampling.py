@@ -19,7 +19,7 @@ import torch
 
 from grpo.batch import Rows
 
-SCALE = 1 << 21  # the largest weight; even V = 1024 of them add up to less than 2^32
+SCALE = 1 << 21  # the largest weight; 1024 of them add up to less than 2^32
 UNIT = 1 << 24  # a float32 uniform is a multiple of 1 / UNIT
 
 
@@ -91,12 +91,11 @@ def exclude_top_choices(weights, kept, uniforms, sampling):
 
     weights (...,V), kept (...,V) bool, uniforms (...,G) -> what is still kept (...,V) bool
 
-    A kept character is a top choice if its probability is at least xtc_threshold. Here the
-    probabilities of the kept characters add up to 1. With probability xtc_probability, a blank
-    loses all of its top choices but the least likely one. All G completions draw from the same
-    characters, so we toss one coin for each blank. The coin is a hash of the sum of the blank's G
-    uniforms. If G > 1, a single uniform tells nothing about the coin. So the coin does not bias the
-    draw that is made with this uniform.
+    A kept character is a top choice if its share of the weight of all kept characters is at least
+    xtc_threshold. With probability xtc_probability, a blank loses all of its top choices but the
+    least likely one. All G completions draw from the same characters, so we toss one coin for each
+    blank. The coin is a hash of the sum of the blank's G uniforms. If G > 1, a single uniform tells
+    nothing about the coin. So the coin does not bias the draw that is made with this uniform.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash
@@ -141,7 +140,7 @@ def sample_completions(logits, masked, mask, uniforms, sampling):
     kept is True for the characters that a blank could draw, and all False at visible text.
     """
     uniforms = uniforms.transpose(1, 2).contiguous()  # (B,T,G)
-    weights, kept = allowed(logits, uniforms, sampling)  # (B,T,V) twice
+    weights, kept = allowed(logits, uniforms, sampling)  # each (B,T,V)
     kept = kept & mask[..., None]
     draws = draw(weights * kept, uniforms).transpose(1, 2)  # (B,G,T)
     drawable = kept.any(dim=-1)[:, None]  # (B,1,T) a blank whose logits are NaN stays a blank

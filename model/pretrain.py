@@ -35,7 +35,8 @@ SAVE_INTERVAL = 500
 class Settings:
     dataset: str = "text"  # folder under data/, made by prepare.py
     out_dir: str = "out-pretrain"  # generator.pt and judge.pt are written here
-    start: str = ""  # a generator.pt to begin from, with its own size; empty: random weights
+    # A generator.pt to begin from. Its size replaces n_layer and n_embd. Empty: random weights.
+    start: str = ""
     masking: str = "word:0.5,random:0.25,span:0.1,sticky:0.15"  # what is hidden from the generator
     judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
     block_size: int = 64  # characters per input

@@ -64,7 +64,7 @@ def word_scores(policy, judge, batch):
     both = torch.stack([batch.tokens, drawn], dim=1)  # (B,2,T)
     scores = mean_over_words(judge_logits(judge, both), batch.words)  # (B,2,T)
     first = begins_word(batch.words)  # (B,T)
-    of_text, of_draws = scores.mT[first].T.contiguous()  # (N,) twice
+    of_text, of_draws = scores.mT[first].T.contiguous()  # each (N,)
     return of_text, of_draws, first.nonzero()[:, 0]
 
 
@@ -72,7 +72,7 @@ def held_out_batch(dataset, block_size, i, size=3072):
     """Draw the inputs of `TESTS[i]`: -> `Batch`, with random numbers for one fill of each."""
     masking, ratio, hidden = TESTS[i]
     parts = parse_masking(masking)
-    tokens, mask = dataset.batch(size, block_size, parts, ratio, hidden, (7, i))  # (B,T) twice
+    tokens, mask = dataset.batch(size, block_size, parts, ratio, hidden, (7, i))  # each (B,T)
     return make_batch(tokens, mask, dataset.mask_id, 1, (8, i))
 
 

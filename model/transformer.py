@@ -42,7 +42,7 @@ def rotate(x, cos, sin):
 
     If q and k are turned like this, q·k depends only on the difference of their positions.
     """
-    a, b = x.chunk(2, dim=-1)  # (B,H,T,D/2) twice
+    a, b = x.chunk(2, dim=-1)  # each (B,H,T,D/2)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
 
@@ -160,5 +160,5 @@ class Judge(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, tokens, **options):
-        """Compute log-odds that each character is original: text without blanks (B,T) -> (B,T)."""
+        """Compute the log-odds (B,T) that each character of filled texts (B,T) is original."""
         return self.head(self.trunk(tokens, **options)).squeeze(-1)

@@ -1,9 +1,8 @@
 """Turn a text into train.bin, val.bin (a byte for each character) and meta.json (vocabulary).
 
-The default text is English prose that every reader has just installed: the documentation of numpy
-and torch, in the versions that requirements.txt pins. We read it with `ast` and import no module.
-`--input=FILE` takes any other text. From either text we
-keep only a to z and the space, as in text8.
+The default text is the English documentation of numpy and torch, in the versions that
+requirements.txt pins. So every reader has it installed already. We read it with `ast` and import no
+module. `--input=FILE` takes any other text. We keep only a to z and the space, as in text8.
 
     python data/text/prepare.py
     python data/text/prepare.py --input=my.txt --out_dir=data/mine

@@ -95,7 +95,10 @@ def make_table(run, args):
 
 
 def tempered(q, choose, spell):
-    """Return q with its prior's logits divided by `choose`, and its letters' logits by `spell`."""
+    """Return q with its prior's logits divided by `choose`, and its letters' logits by `spell`.
+
+    Both numbers are temperatures. A `Product` has no prior, so there `choose` does nothing.
+    """
     if isinstance(q, Product):
         return Product(q.logits / spell, q.batch, q.sampling)
     return Latent(q.prior / choose, q.letters / spell, q.batch, q.sampling)

@@ -38,7 +38,7 @@ class Config:
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
     save_interval: int = 10  # steps between checkpoints; one is also written at the end
     eval_interval: int = 10  # steps between looks at a few held-out inputs
-    eval_inputs: int = 256  # held-out inputs of the final table
+    eval_inputs: int = 256  # the final table is measured on this many held-out inputs
     replay: bool = True  # record replay.jsonl, which `python -m grpo.tools.replay` shows
     wandb_log: bool = False  # log to Weights & Biases too
     wandb_project: str = "fill-in-grpo"  # the project on wandb
@@ -244,9 +244,9 @@ def named_files(config):
 def check_files(named, moved=""):
     """Raise a Mistake for a file that is missing, or that lies in the folder `moved`.
 
-    `moved` is a new run's out_dir. The new run renames this folder if it holds an earlier run, and
-    then would not find the file. A dataset may be missing, because `load_data` makes the default
-    text.
+    `named` gives pairs (setting, path). `moved` is the out_dir of a new run. If it holds an earlier
+    run, the new run renames the folder, and then cannot find the files that lie there. A dataset
+    may be missing, because `load_data` makes the default text.
     """
     for name, path in named:
         found = find(path)

@@ -28,7 +28,7 @@ except ImportError:  # Windows has no fcntl, so we do not lock there
 
 
 class Clock:
-    """This times the calls of a step, in milliseconds.
+    """Measure how long a step takes, and the calls in it that we name, in milliseconds.
 
     On CUDA it records events, and only `read` waits for the device.
     """

@@ -25,7 +25,7 @@ from grpo.plumbing.log import cut_back, read_metrics
 FILE = "replay.jsonl"
 FORMAT = 3
 INPUTS = 8  # each line shows this many held-out inputs
-DRAWS = 200  # about how many drawn letters a line records
+DRAWS = 200  # a line records about this many drawn letters
 
 
 def unpack(text, width):

@@ -1,4 +1,4 @@
-"""Time a step on this machine, and the two operations that the CUDA kernel fuses.
+"""Time a step on this machine, and the two operations that the CUDA kernel can do.
 
     python -m grpo.tools.bench                        # takes minutes on 2 CPU cores
 

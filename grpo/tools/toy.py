@@ -35,7 +35,7 @@ MASK = torch.tensor([[False, True, False, True]])  # (1,T)
 # (4,2) Each row draws one word of WORDS, with one uniform for each of the two blanks.
 IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])
 T = 4
-APART = 1.0  # the first logit of the letters that a value of the latent prefers
+APART = 1.0  # the letters that a value of the latent prefers begin with this logit
 SHOWN = (0, 1, 2, 5, 10, 20, 50, 100)  # the steps that we print
 LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 
@@ -131,7 +131,7 @@ def train(**settings):
     rows = [look(policy(batch), reference(batch))]
     for step in range(config.max_iters):
         batch = draw_batch(step, config)
-        seen = []  # `watched` adds the policy's distribution, at the draw and at each update
+        seen = []  # `watched` puts the policy's distribution here, at the draw and each update
         rollout, metrics = grpo_step(watched, reference, rewards, optimizer, batch, config)
         update_reference(base, table, step + 1, config)
         log_ratios = [q.score(rollout.fills, q).logp - rollout.old.logp for q in seen]

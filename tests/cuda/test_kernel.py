@@ -344,7 +344,7 @@ def test_a_fused_product_samples_and_scores_by_the_kernel(device, monkeypatch):
     torch.manual_seed(0)
     batch = make_batch(torch.randint(11, (2, 6)), torch.rand(2, 6) < 0.7, 11, 5, (0,))
     batch = batch.map(lambda x: x.to(device))
-    logits, ref_logits = torch.randn(2, 2, 6, 12, device=device)  # (B,T,V) twice
+    logits, ref_logits = torch.randn(2, 2, 6, 12, device=device)  # each (B,T,V)
     launched, launch = [], kernel.launch
     monkeypatch.setattr(kernel, "launch", lambda *all: launched.append(all[0]) or launch(*all))
     found = []
