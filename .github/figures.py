@@ -120,7 +120,7 @@ def keep(row, seed, table):
 
 @torch.no_grad()
 def measure_after(run):
-    """Compute only the row *after, sampled* of a run's table, just as `evaluate.table` does."""
+    """Compute one row of a run's table, *after, sampled*, with the numbers of `evaluate.table`."""
     inputs = run.held_out
     q = run.policy(inputs.batch)
     figures = evaluate.measure(q.sample(inputs.batch.uniforms).completions, inputs)

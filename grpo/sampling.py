@@ -143,7 +143,8 @@ def sample_completions(logits, masked, mask, uniforms, sampling):
     weights, kept = allowed(logits, uniforms, sampling)  # each (B,T,V)
     kept = kept & mask[..., None]
     draws = draw(weights * kept, uniforms).transpose(1, 2)  # (B,G,T)
-    drawable = kept.any(dim=-1)[:, None]  # (B,1,T) a blank whose logits are NaN stays a blank
+    # If the logits of a blank are NaN, no character is kept. Then the blank stays a blank.
+    drawable = kept.any(dim=-1)[:, None]  # (B,1,T)
     return torch.where(drawable, draws, masked[:, None]), kept
 
 

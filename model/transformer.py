@@ -64,8 +64,8 @@ class Block(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B,H,T,D)
         q = rotate(q, cos, sin)
         k = rotate(k, cos, sin)
-        # On a CPU the backward pass of attention is five times slower in bfloat16, so q, k and v
-        # are float32 there. On CUDA autocast decides the type of all three.
+        # On a CPU the backward pass of attention is five times slower in bfloat16. `rotate` has
+        # made q and k float32, and here we make v float32, too. On CUDA, autocast decides the type.
         v = v.to(cos.dtype) if x.is_cpu else v
         with torch.autocast("cpu", enabled=False):
             heads = F.scaled_dot_product_attention(q, k, v, attn_mask=attended)  # (B,H,T,D)

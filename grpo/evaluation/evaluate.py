@@ -1,11 +1,12 @@
 """Measure in a table whether a run is really better than the base model.
 
 The base model is the generator before GRPO. A higher reward alone proves nothing, because the run
-optimised it. By default the run optimises only one column of the table, `judge`. And a lower
-temperature alone raises most figures. So a run has to beat what the base model can do without GRPO.
-We show the base model's *argmax*, its draws at lower temperatures, and its *best of 16*, where the
-judge chooses one of 16 draws for each word. One row is a cheat. It fills each hidden word with the
-most frequent word of its length. grpo/README.md#the-table says what each row and column is.
+optimised it. By default this is one column of the table, `judge`, and the other columns prove more.
+But a lower temperature alone raises most of them, too. So a run has to beat what the base model can
+do without GRPO. We show the base model's *argmax*, its draws at lower temperatures, and its *best
+of 16*, where the judge chooses one of 16 draws for each word. One row is a cheat. It fills each
+hidden word with the most frequent word of its length. grpo/README.md#the-table says what each row
+and column is.
 
 Shapes: N held-out inputs, n fills of each, T characters, V vocabulary.
 """

@@ -70,7 +70,7 @@ def convert(settings, name, value, source):
             return os.path.expanduser(value)  # the shell does not expand the ~ in --out_dir=~/runs
         if kind is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
-        if text.lower() in choices:  # compile = True in a config file means "true"
+        if text.lower() in choices:  # lower, because a file may say compile = True
             return text.lower()
         if kind in (int, float) and low <= kind(text) <= high:
             return kind(text)

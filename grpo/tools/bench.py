@@ -38,7 +38,7 @@ B, T, V = 64, 64, 28  # the sizes in `operations`
 
 
 def race(title, variants, device):
-    """Time the `variants`, {name: call}, in turns, and print a line for each of them."""
+    """Time the `variants`, {name: call}, in several rounds, and print a line for each of them."""
     clock = Clock(device)
     times = {name: [] for name in variants}
     for _ in range(1 + ROUNDS):

@@ -32,7 +32,7 @@ VOCABULARY = "aefhlp_"
 WORDS = {"help": 2.0, "half": 0.8, "helf": -1.6, "halp": -2.2}  # the judge's log-odds
 COMPLETIONS = torch.tensor([[VOCABULARY.index(c) for c in word] for word in WORDS])  # (4,T)
 MASK = torch.tensor([[False, True, False, True]])  # (1,T)
-# (4,2) Each row draws one word of WORDS, with one uniform for each of the two blanks.
+# (4,2) These stand in for random numbers. Row i makes the sampler draw word i of WORDS.
 IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])
 T = 4
 APART = 1.0  # the letters that a value of the latent prefers begin with this logit

@@ -126,7 +126,7 @@ def adjacent():
 
 
 def scattered():
-    """Make words whose blanks need not be adjacent: -> (6,12).
+    """Number words whose blanks need not be adjacent: -> a word number for each position, (6,12).
 
     Words are numbered in the order in which they begin.
     """

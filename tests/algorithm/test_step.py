@@ -166,8 +166,9 @@ def test_equal_rewards_leave_the_kl_alone(loss_type):
     log_p = log_softmax(generator(masked)[0], 0.7)[..., :5]  # (B,T,5)
     log_r = log_softmax(reference(masked)[0], 0.7)[..., :5]  # (B,T,5)
     kl = (log_p.exp() * (log_p - log_r)).sum(dim=-1)  # (B,T)
+    # Each of the 4 inputs has 4 blanks, so a mean of means also divides by 16.
     per_blank = {"grpo": 16, "dapo": 16, "bnpo": 16, "dr_grpo": 4 * 8, "sum": 4}[loss_type]
-    (0.3 * kl[mask].sum() / per_blank).backward()  # every input has 4 blanks
+    (0.3 * kl[mask].sum() / per_blank).backward()
     want = torch.cat([p.grad.flatten() for p in generator.parameters()])
     torch.testing.assert_close(before - after, want, rtol=1e-4, atol=1e-6)
 

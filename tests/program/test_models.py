@@ -1,4 +1,4 @@
-"""Check the networks, what they learn from, the report on them, and the training program."""
+"""Check the networks, their training data, their evaluation report, and the training program."""
 
 import math
 import os
@@ -221,7 +221,8 @@ class Pairs:
 def test_the_best_judge_says_the_log_of_text_over_generator():
     """The best logit is log(p/q). p is a character's probability in the text, q the generator's.
 
-    Here p is 0.9 if the two characters are alike, and 0.1 if they differ. q is always 0.5.
+    A text here is a pair of characters. p is 0.9 if they are alike, and 0.1 if they differ. q is
+    always 0.5.
     """
     args = Settings(batch_size=20000)
     generator = product_of(torch.tensor([0.0, 0.0, -torch.inf]))

@@ -32,7 +32,7 @@ def test_the_puzzles_show_what_the_toy_prints(capsys):
 
 
 def test_the_lessons_probabilities_have_not_changed(capsys):
-    """The toy printed the same probabilities before it had any settings."""
+    """By default the toy prints the probabilities that it printed when it had no settings."""
     rows = [line.split()[:5] for line in lines(capsys, "")[1:]]
     assert [rows[i] for i in (0, 1, 4, 7)] == [
         ["0", "0.250", "0.250", "0.250", "0.250"],
