@@ -35,10 +35,8 @@ COLUMNS = {  # {key in a row of evaluation.json: (column title, decimal places)}
     "entropy": ("entropy", 2),
     "mean_kl": ("KL", 2),
 }
-WHOLE = (
-    "none",
-    "config/latent.py",
-)  # we keep all rows of these runs' tables; of the others we keep after_sample
+# We keep the whole table of these runs. Of every other run we keep only the row after_sample.
+WHOLE = ("none", "config/latent.py")
 ROWS = [  # what each row adds to config/grpo_config.py
     "none",
     "config/latent.py",

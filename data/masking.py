@@ -5,7 +5,7 @@
     the ca____rred on the mat  span     one run of characters
     the ___ ______ on the mat  word     whole words, between two spaces
     the ___ purred on ___ mat  short    whole words of two to four letters
-    the cat __r_ed __ the mat  sticky   runs of four characters on average
+    the c___purred _____e mat  sticky   runs of four characters on average
 
 Each way is a function of four arguments. `characters` (T,) is one input, an array of one-letter
 strings. `ratio` and `words` are the settings mask_ratio and hidden_words. `rng` is a numpy

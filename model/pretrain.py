@@ -43,7 +43,9 @@ class Settings:
     n_layer: int = 6  # layers of the generator
     judge_layers: int = 0  # layers of the judge; 0: as many as the generator has
     start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
-    policy: str = ""  # a run's checkpoint; the judge learns from its draws, too
+    # A run's checkpoint. The judge then learns from this policy's draws and the generator's. Empty:
+    # only from the generator's.
+    policy: str = ""
     n_embd: int = 128  # width, a multiple of 32
     n_latent: int = 1  # number of values of the latent (grpo/latent_policy.py); 1: no latent
     batch_size: int = 64  # inputs per step
