@@ -109,7 +109,7 @@ def read_table(out):
 
 
 def keep(row, seed, table):
-    """Store a run's table in figures.json, under its row and its seed."""
+    """Store a run's table in figures.json, under the name `row` and then under `seed`."""
     figures = stored()
     figures.setdefault(row, {})[seed] = table
     FILE.write_text(json.dumps(figures, indent=0, sort_keys=True))
@@ -118,7 +118,7 @@ def keep(row, seed, table):
 
 @torch.no_grad()
 def measure_after(run):
-    """Compute one row of a run's table, *after, sampled*, with the numbers of `evaluate.table`."""
+    """Measure the fills of a run's policy: -> {"after_sample": {name: number}}."""
     inputs = run.held_out
     q = run.policy(inputs.batch)
     figures = evaluate.measure(q.sample(inputs.batch.uniforms).completions, inputs)

@@ -81,8 +81,9 @@ class Dataset:
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
         """Draw windows of the text, and decide what to hide: -> tokens (B,T), mask (B,T) bool.
 
-        `masking` is {name: weight}, and `seed` is a tuple of whole numbers. `mask_ratio` and
-        `words` are each one number for all inputs, or an array (B,) with a number for each input.
+        `masking` is {name: weight}, and `seed` is a tuple of whole numbers. `mask_ratio` is the
+        share of characters to hide, and `words` the number of words to hide. Either can be one
+        number for all inputs, or an array (B,).
         """
         rng = np.random.default_rng(seed)
         starts = rng.integers(len(self.tokens) - block_size + 1, size=size)  # (B,)
@@ -116,7 +117,7 @@ class Prompts(Dataset):
             self.prompts[i, : len(tokens)] = tokens
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
-        """Draw prompts, which have their own blanks: -> tokens (B,T), mask (B,T) bool."""
+        """Draw `size` prompts, with the user's blanks: -> tokens (B,T), mask (B,T) bool."""
         rng = np.random.default_rng(seed)
         chosen = torch.from_numpy(rng.integers(len(self.prompts), size=size))  # (B,)
         rows = self.prompts[chosen]  # (B,T)

@@ -102,8 +102,8 @@ def make_mask(characters, masking, ratio, words, rng):
     """Choose what to hide in each input: characters (B,T) -> mask (B,T) bool.
 
     `masking` is {name: weight}, and each input draws its way of hiding by these weights. `ratio`
-    and `words` are each one number for all inputs, or an array (B,) with a number for each input.
-    Every input gets at least one blank.
+    is the share of characters to hide, and `words` the number of words to hide. Either can be one
+    number for all inputs, or an array (B,). Every input gets at least one blank.
     """
     B, T = characters.shape
     names = rng.choice(list(masking), p=list(masking.values()), size=B)

@@ -74,10 +74,9 @@ class StepMetrics:
 def text_metrics(rollout, decode, lexicon, cut):
     """Return {metric: number} of the whole step. data/lexicon.py explains lexicon and cut.
 
-    `valid_words` is the share of the hidden words whose fill is a word of the lexicon. This metric
-    takes the bounds of each word from the original text. The reward `valid_words` does not know
-    that text, and counts each blank as a letter. So if a space is hidden, the reward counts the
-    words on both sides as one word.
+    `valid_words` is the share of the hidden words whose fill is a word of the lexicon. Here the
+    original text says where each word begins and ends. The reward `valid_words` does not know that
+    text. It takes a hidden space for a letter, and so takes the words on both sides for one word.
     """
     tokens = gather(rollout.batch.tokens)  # (B,T)
     mask = gather(rollout.batch.mask).cpu().numpy()  # (B,T)

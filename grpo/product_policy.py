@@ -32,8 +32,8 @@ class Product:
     def score(self, fills, reference):
         """Score fills under the policy and a reference: -> `Scores`. Gradients reach the policy.
 
-        logp and ref_logp use the temperature of the draws, and are renormalised over the characters
-        in `fills.kept`. kl and entropy are exact, over the whole vocabulary.
+        All scores use the temperature of the draws. logp and ref_logp are renormalised over the
+        characters in `fills.kept`. kl and entropy are exact, over the whole vocabulary.
         """
         compute = kernel.logprobs if self.sampling.fused else compute_logprobs
         drawn = (fills.completions, fills.kept, self.batch.mask)

@@ -198,7 +198,7 @@ def pretrain(args):
 
 
 def parse(argv):
-    """Read config files and flags: -> `Settings`. Raises a Mistake for any that is not allowed."""
+    """Read config files and flags: -> `Settings`. Raises a Mistake if a setting is not allowed."""
     args = Settings(**read_arguments(Settings, argv, "python -m model.pretrain [--key=value ...]"))
     parse_masking(args.masking)
     parse_masking(args.judge_masking)

@@ -90,7 +90,7 @@ def load(index, dtype, layout):
     (error,) = nvrtc.nvrtcCompileProgram(program, 2, [architecture, b"--std=c++17"])
     if error:
         log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
-        checked(nvrtc.nvrtcGetProgramLog(program, log))  # writes into `log`, as GetCUBIN does below
+        checked(nvrtc.nvrtcGetProgramLog(program, log))  # writes the message into `log`
         raise RuntimeError(log.decode())
     cubin = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
     checked(nvrtc.nvrtcGetCUBIN(program, cubin))

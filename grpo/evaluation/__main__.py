@@ -51,7 +51,7 @@ from model.report import auc, held_out_batch, word_scores
 CHOOSE = (1.0, 0.5, 0.25)  # temperatures of a latent's prior
 SPELL = (1.0, 0.5, 0.001)  # temperatures of the letters; the last is in effect argmax
 FRESH_STEPS = 400  # steps that --fresh_judge trains each judge for
-SHORT_THREE = 3  # `model.report.TESTS[3]` hides text as the default experiment does
+SHORT_THREE = 3  # index of the entry in `model.report.TESTS` that hides three short words
 
 
 class FinishedRun:
@@ -151,8 +151,8 @@ def fresh_judge(run, scratch):
     """Train one judge on the base model's draws and one on the run's, and show the AUC of each.
 
     Both judges start from the default judge_checkpoint and learn for FRESH_STEPS steps. Then each
-    is tested on words of held-out text and on new draws of the same policy. The AUC says how well
-    it tells them apart.
+    judge is tested on words of held-out text and on new draws of the same policy. Its AUC says how
+    well it tells the draws from the text.
     """
     lines = []
     for when, policy in {"before": run.before, "after": run.policy}.items():

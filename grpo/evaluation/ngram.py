@@ -1,4 +1,4 @@
-"""A 5-gram model of the training text says how well a fill reads. No run optimises it."""
+"""A 5-gram model of the training text says how well a fill reads. It is part of no reward."""
 
 import functools
 from collections import Counter

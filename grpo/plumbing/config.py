@@ -242,11 +242,11 @@ def named_files(config):
 
 
 def check_files(named, moved=""):
-    """Raise a Mistake for a file that is missing, or that lies in the folder `moved`.
+    """Raise a Mistake if a file is missing, or if it lies in a folder that may be renamed.
 
-    `named` gives pairs (setting, path). `moved` is the out_dir of a new run. If it holds an earlier
-    run, the new run renames the folder, and then cannot find the files that lie there. A dataset
-    may be missing, because `load_data` makes the default text.
+    `named` gives pairs (setting, path). `moved` is that folder, the out_dir of a new run. The new
+    run renames it if it holds an earlier run, and then the file has another path. A dataset may be
+    missing, because `load_data` makes the default text.
     """
     for name, path in named:
         found = find(path)

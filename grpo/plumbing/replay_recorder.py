@@ -85,9 +85,9 @@ def begin(before, held_out, config, start):
 def record(policy, held_out, config, step, rollout):
     """Write the policy's best guess and probabilities after the step, and one group of completions.
 
-    We take the group with the largest sum of |advantages|. The ratio of a letter compares the
-    policy after all updates of the step with the policy that drew it. `bounded` says whether the
-    objective would limit this ratio in one more update, for example by the clip.
+    We take the group with the largest sum of |advantages|. The field `log_ratio` compares the
+    policy after all updates of the step with the policy that drew the letter. The field `bounded`
+    says whether the objective would limit this ratio in one more update, for example by the clip.
     """
     at_blanks = rollout.advantages * rollout.batch.mask[:, None]  # (B,G,T)
     most = at_blanks.abs().sum(dim=(1, 2)).argmax()

@@ -35,7 +35,7 @@ MASK = torch.tensor([[False, True, False, True]])  # (1,T)
 # (4,2) These stand in for random numbers. Row i makes the sampler draw word i of WORDS.
 IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])
 T = 4
-APART = 1.0  # the letters that a value of the latent prefers begin with this logit
+APART = 1.0  # initial logit of the letters that a value of the latent prefers
 SHOWN = (0, 1, 2, 5, 10, 20, 50, 100)  # the steps that we print
 LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 
