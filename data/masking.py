@@ -101,9 +101,10 @@ def parse_masking(text):
 def make_mask(characters, masking, ratio, words, rng):
     """Choose what to hide in each input: characters (B,T) -> mask (B,T) bool.
 
-    `masking` is {name: weight}, and each input draws its way of hiding by these weights. `ratio`
-    is the share of characters to hide, and `words` the number of words to hide. Either can be one
-    number for all inputs, or an array (B,). Every input gets at least one blank.
+    `masking` is {name: weight}, and each input draws its way of hiding by these weights. Some
+    ways read `ratio`, the share of characters to hide, and the others read `words`, the number of
+    words to hide. Each is one number for all inputs, or an array (B,). Every input gets at least
+    one blank.
     """
     B, T = characters.shape
     names = rng.choice(list(masking), p=list(masking.values()), size=B)

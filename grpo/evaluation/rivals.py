@@ -57,10 +57,10 @@ def best_by_word(q, fills, scores):
 
 
 def most_frequent_words(batch, text, vocabulary):
-    """Fill every hidden word with the most frequent word of its length in the text: -> (N,1,T).
+    """Fill every hidden word with the word of its length that `text` has most often: -> (N,1,T).
 
-    This never looks at the visible text. But where whole words are hidden, almost all of the words
-    that it fills in are valid. That is why the table calls it a cheat.
+    This never looks at the visible letters. Even so, where whole words are hidden, almost every word
+    that it fills in is valid. That is why the table calls it a cheat.
     """
     best = {}
     for word, _ in Counter(text.split()).most_common():

@@ -245,8 +245,8 @@ def check_files(named, moved=""):
     """Raise a Mistake if a file is missing, or if it lies in a folder that may be renamed.
 
     `named` gives pairs (setting, path). `moved` is that folder, the out_dir of a new run. The new
-    run renames it if it holds an earlier run, and then the file has another path. A dataset may be
-    missing, because `load_data` makes the default text.
+    run renames it if it holds an earlier run, and then the file has another path. `load_data`
+    checks whether a dataset is missing.
     """
     for name, path in named:
         found = find(path)

@@ -2,9 +2,10 @@
 
     python -m grpo.tools.bench                        # takes minutes on 2 CPU cores
 
-Variants take turns in one process. A first round warms up and does not count. Seven more follow.
-For each variant we print its median time in milliseconds. We also divide its time in each round by
-the first variant's time in that round, and print the median of these ratios.
+The variants, such as eager and compiled, take turns in one process. A first round warms up and does
+not count. Seven more follow. For each variant we print its median time in milliseconds. We also
+divide its time in each round by the first variant's time in that round, and print the median of
+these ratios.
 
 step        measures `grpo_step` in the default experiment, but with 16 inputs and one update for
             each rollout. It also measures the judge alone on the same completions. Both run eager
