@@ -59,7 +59,7 @@ def best_by_word(q, fills, scores):
 def most_frequent_words(batch, text, vocabulary):
     """Fill every hidden word with the word of its length that `text` has most often: -> (N,1,T).
 
-    This never looks at the visible letters. Even so, where whole words are hidden, almost every word
+    This never looks at the visible letters. Even so, if whole words are hidden, almost every word
     that it fills in is valid. That is why the table calls it a cheat.
     """
     best = {}
