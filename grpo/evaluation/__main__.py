@@ -148,11 +148,11 @@ def judges(run, files):
 
 
 def fresh_judge(run, scratch):
-    """Train one judge on the base model's draws and one on the run's, and show the AUC of each.
+    """Train one judge on the base model's draws and one on the policy's, and show each one's AUC.
 
     Both judges start from the default judge_checkpoint and learn for FRESH_STEPS steps. Then each
-    judge is tested on words of held-out text and on new draws of the same policy. Its AUC says how
-    well it tells the draws from the text.
+    judge is tested on words of held-out text, and on new draws by the model whose draws it has
+    seen. Its AUC says how well it tells the draws from the text.
     """
     lines = []
     for when, policy in {"before": run.before, "after": run.policy}.items():

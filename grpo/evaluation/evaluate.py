@@ -102,9 +102,9 @@ def hold_out(config, train, val, device, seed=EVALUATION_SEED):
 def opinions(judge, rewards, fills, batch):
     """Ask the judge and the rewards about fills (N,n,T): -> scores (N,n,T), {column: (N,n)}.
 
-    A blank's score is the judge's log-odds that its word is from the text. The column "judge" has
-    the mean over the blanks of a fill of these scores, turned into probabilities. Each part of the
-    reward that is not the judge has a column "reward_NAME".
+    A blank's score is the judge's log-odds that its word is from the text. For the column "judge"
+    we turn these scores into probabilities, and average them over the blanks of each fill. Each
+    part of the reward that is not the judge has a column "reward_NAME".
     """
     scores = log_odds(judge, fills, batch.words)  # (N,n,T)
     said = {"judge": mean_over_blanks(scores.sigmoid(), batch.mask)}  # (N,n)

@@ -131,7 +131,7 @@ def load_config(arguments=()):
 
 
 def resume(out, given):
-    """Take the settings of the run in `out`, changed as `given` {name: value} says: -> `Config`.
+    """Load the settings of the run in `out`, and apply `given` {name: value}: -> `Config`.
 
     Raises a Mistake if the run has no steps left. Also raises a Mistake if the run's reward names a
     FILE.py and `given` has no reward, because a checkpoint may not choose a file that we execute.

@@ -80,7 +80,7 @@ def step(G, device):
 
 
 def gradient(compute, logits, *others):
-    """Add up all logp, kl and entropy: -> the gradient of the sum with respect to `logits`."""
+    """Return the gradient, with respect to `logits`, of the sum of what `compute` returns."""
     logp, _, kl, entropy = compute(logits, *others)
     return torch.autograd.grad(logp.sum() + kl.sum() + entropy.sum(), logits)
 
