@@ -39,7 +39,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                      the reference, renormalised over the allowed characters. kl and entropy (B,T)
                      are exact sums for each blank. Under `Latent`, logp is the log-probability of a
                      letter given the earlier letters of its word, with z summed out. kl and entropy
-                     are then those of the pair of z and the letters.
+                     then cover z as well as the letters.
     batch.mask       (B,T) bool, True at a blank
     batch.words      (B,T) int: 1 in the first hidden word of an input, 2 in the second, ..., and 0
                      in the visible text. A hidden word is a run of blanks.

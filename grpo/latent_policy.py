@@ -59,10 +59,10 @@ class Latent:
         return log_softmax(self.prior[self.first], self.sampling.temperature)
 
     def running(self, log_q, log_pi, y):
-        """Compute the log-probability L_t of each word's first t letters, for every t.
+        """Compute L_t, the log-probability of a word's first t letters, for every word and t.
 
-        y (M,n) holds n letters for each blank. The result is (N,L,n), with L_t at index t - 1. In
-        this shape L is not a log-probability, but the length of the longest word.
+        y (M,n) holds n letters for each blank. The result is (N,L,n), with L_t at index t - 1. The
+        L of the shape is the length of the longest word.
         """
         each = log_q.take_along_dim(y[:, None], dim=2)  # (M,K,n) log q_z(y)
         N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # without blanks N = 0, L = 1
@@ -110,9 +110,10 @@ class Latent:
         first = self.first[self.mask][:, None]  # (M,1)
 
         def of_pairs(letters, priors):
-            """Average `letters` (M,K,V) over z ~ π and v ~ q_z at each blank: -> (B,T).
+            """Average over the pairs of z ~ π and v ~ q_z at each blank: -> (B,T).
 
-            At the first blank of a word, this adds the average of `priors` (N,K) over z ~ π.
+            Each blank gets the average of `letters` (M,K,V). The first blank of a word also gets
+            the average of `priors` (N,K), and we add the two.
             """
             given_z = expectation(log_q.exp(), letters).squeeze(-1)  # (M,K)
             each = given_z + first * priors[self.word]  # (M,K)

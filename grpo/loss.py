@@ -69,13 +69,13 @@ def log_ratio(logp, old_logp, words, importance_sampling_level):
 
 
 def policy_objective(logp, old_logp, advantages, words, config):
-    """Compute the objective of each letter, and where a bound acts: -> (B,G,T), bool (B,G,T).
+    """Compute each letter's objective, and tell if a bound limits it: -> (B,G,T), bool (B,G,T).
 
     The setting `objective` chooses the formula. ρ is the ratio whose logarithm `log_ratio` returns.
     In the first update after a rollout ρ is 1, and all formulas have the gradient A ∇log π(y),
-    where A is the advantage. They differ in how they treat a letter whose probability has moved
-    since the draw. Where a bound acts, cispo limits the ρ that multiplies the letter's gradient.
-    All other objectives give the letter no gradient there.
+    where A is the advantage. They differ once the policy has changed since the draw. Most formulas
+    set a bound on this change. If a letter is beyond its bound, cispo limits the ρ that multiplies
+    the letter's gradient. The other formulas give the letter no gradient.
     """
     A = advantages
     if config.importance_sampling_level == "none":  # REINFORCE: no ratio and no bound

@@ -242,11 +242,11 @@ def named_files(config):
 
 
 def check_files(named, moved=""):
-    """Raise a Mistake if a file is missing, or if it lies in a folder that may be renamed.
+    """Raise a Mistake if a file is missing, or if it lies in the folder `moved`.
 
-    `named` gives pairs (setting, path). `moved` is that folder, the out_dir of a new run. The new
-    run renames it if it holds an earlier run, and then the file has another path. `load_data`
-    checks whether a dataset is missing.
+    `named` gives pairs (setting, path). `moved` is the out_dir of a new run. If it holds an earlier
+    run, the new run renames it, and then finds no file at the old path. A dataset may be missing
+    here, because `load_data` checks that later.
     """
     for name, path in named:
         found = find(path)

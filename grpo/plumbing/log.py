@@ -28,9 +28,9 @@ except ImportError:  # Windows has no fcntl, so we do not lock there
 
 
 class Clock:
-    """Measure how long a step takes, and the calls in it that we name, in milliseconds.
+    """This measures the time of a step, and of the calls that `timed` wraps, in milliseconds.
 
-    On CUDA it records events, and only `read` waits for the device.
+    On CUDA the clock records events, and only `read` waits for the device.
     """
 
     def __init__(self, device):

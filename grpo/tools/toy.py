@@ -112,7 +112,7 @@ def look(q, q_ref, **figures):
 def train(**settings):
     """Train a `Table`: -> a list of {name: number}, one before the first step, one after each step.
 
-    The probabilities of the four words, `reward`, `kl` and `entropy` are exact. The other numbers
+    `reward`, `kl`, `entropy` and the probabilities of the four words are exact. The other numbers
     describe the step that was just made: its `loss`, the largest `ratio` of a letter in any update,
     the share of letters that were `clipped`, and `grad`, the norm of the gradient.
     """
