@@ -51,7 +51,7 @@ class Latent:
         self.word, self.place = lay_out_words(batch.words)  # each (M,), see `lay_out_words`
 
     def log_q(self):
-        """Compute log q_z(v) at each blank, untruncated: (M,K,V)."""
+        """Compute log q_z(v) of every character v, for each blank and each z: (M,K,V)."""
         return log_softmax(self.letters[self.mask], self.sampling.temperature)
 
     def log_pi(self):

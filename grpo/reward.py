@@ -118,12 +118,14 @@ class Rewards:
     def __call__(self, fills, batch, credit):
         """Return the reward of each blank (B,G,T), and the numbers for the log, {name: (B,G)}.
 
+        The reward is a weighted sum of parts. If a part returns one number for each completion,
+        (B,G), every blank of the completion gets that number. If it returns a number for each
+        letter, (B,G,T), a word gets the mean over its letters.
+
         With `credit=input` a blank gets the sum of the rewards of all words of the input. With
         `credit=run` it gets only the reward of its own word. This leaves out the noise of the other
         words' rewards. But it biases the gradient, because no word is credited for how it changes
-        the judge's view of the other words. The expected gradients of the two settings differ only
-        by this bias, so kl_beta means the same in both. If a part returns (B,G), every blank of a
-        completion gets that completion's reward.
+        the judge's view of the other words.
 
         For the log we average each part over the blanks of a completion. The entry `reward` is the
         weighted sum of these averages.

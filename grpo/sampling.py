@@ -94,8 +94,7 @@ def exclude_top_choices(weights, kept, uniforms, sampling):
     A kept character is a top choice if it has at least the share xtc_threshold of the total weight
     of the kept characters. With probability xtc_probability, a blank loses all of its top choices
     but the least likely one. All G completions draw from the same characters, so we toss one coin
-    for each blank. The coin is a hash of the sum of the blank's G uniforms, so one of them
-    alone says nothing about it.
+    for each blank. The coin is a hash of the sum of the blank's G uniforms.
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash

@@ -47,7 +47,7 @@ class Settings:
     # only from the generator's.
     policy: str = ""
     n_embd: int = 128  # width, a multiple of 32
-    n_latent: int = 1  # number of values of the latent (grpo/latent_policy.py); 1: no latent
+    n_latent: int = 1  # how many values the latent can take (grpo/latent_policy.py); 1: no latent
     batch_size: int = 64  # inputs per step
     generator_steps: int = 2500  # training steps of the generator; 0: none
     judge_steps: int = 1000  # training steps of the judge

@@ -27,7 +27,7 @@ class TransformerConfig:
     n_layer: int = 6
     n_head: int = 4
     n_embd: int = 128
-    n_latent: int = 1  # number of values of the generator's latent, K; see grpo/latent_policy.py
+    n_latent: int = 1  # K, how many values the latent can take; see grpo/latent_policy.py
 
 
 def rotary_table(length, head_width):

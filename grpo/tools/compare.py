@@ -13,8 +13,8 @@ from grpo.evaluation.evaluate import COLUMNS, aligned
 from grpo.plumbing.command_line import Parser, exit_on_mistake
 from grpo.plumbing.log import CURVES, curves, read_metrics
 
-# If runs differ in one of these settings, you cannot compare their rewards. Then the curve of the
-# reward has a scale of its own for each run.
+# If runs differ in one of these settings, you cannot compare their rewards. Then we draw the reward
+# of each run on a scale of its own.
 SCALES = {"reward", "judge_score", "judge_checkpoint"}
 
 

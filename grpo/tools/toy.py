@@ -44,7 +44,7 @@ LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 class Settings(Config):
     """The toy takes these settings, and those of train_grpo.py that are about the method."""
 
-    n_latent: int = 1  # number of values of the latent; 1: no latent
+    n_latent: int = 1  # how many values the latent can take; 1: no latent
     group_size: int = 4  # completions, G
     num_iterations: int = 1  # times that each rollout is used
     kl_beta: float = 0.4  # weight of KL(policy || reference)
