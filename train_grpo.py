@@ -37,9 +37,9 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     old, now         `Scores` of the fills when they were drawn, and in the current update. logp and
                      ref_logp (B,G,T) are the log-probabilities of each letter under the policy and
                      the reference, renormalised over the allowed characters. kl and entropy (B,T)
-                     are exact sums for each blank. Under `Latent`, logp is the log-probability of a
+                     are exact, for each blank. Under `Latent`, logp is the log-probability of a
                      letter given the earlier letters of its word, with z summed out. kl and entropy
-                     then cover z as well as the letters.
+                     then include those of z, at the first blank of a word.
     batch.mask       (B,T) bool, True at a blank
     batch.words      (B,T) int: 1 in the first hidden word of an input, 2 in the second, ..., and 0
                      in the visible text. A hidden word is a run of blanks.

@@ -89,7 +89,7 @@ def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, te
 
     `gradients` holds g_logp (B,G,T), g_kl (B,T) and g_entropy (B,T), the loss's gradients with
     respect to logp, kl and entropy. The formula gives the gradient ds for one blank with logits s
-    and draws y_1 to y_G. The docstring of this file explains the other symbols.
+    and drawn letters y_1 to y_G. The docstring of this file explains the other symbols.
 
     ds[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q[v])
                     + g_kl p[v] (log p[v] − log p_ref[v] − KL)

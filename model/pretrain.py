@@ -43,8 +43,8 @@ class Settings:
     n_layer: int = 6  # layers of the generator
     judge_layers: int = 0  # layers of the judge; 0: as many as the generator has
     start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
-    # A run's checkpoint. The judge then learns from this policy's draws and the generator's. Empty:
-    # only from the generator's.
+    # The checkpoint of a run. If it is given, the judge learns from this policy's draws as well as
+    # from the generator's.
     policy: str = ""
     n_embd: int = 128  # width, a multiple of 32
     n_latent: int = 1  # how many values the latent can take (grpo/latent_policy.py); 1: no latent
@@ -63,8 +63,8 @@ def make_optimizers(model, learning_rate):
     matrices = [p for p in model.trunk.blocks.parameters() if p.dim() == 2]
     taken = set(matrices)
     rest = [p for p in model.parameters() if p not in taken]
-    # match_rms_adamw makes Muon's steps as long as AdamW's (2502.16982), so Muon can take a
-    # learning rate that suits AdamW.
+    # With match_rms_adamw, Muon's steps are as long as those of AdamW at the same learning rate
+    # (2502.16982).
     how = {"weight_decay": 0.05, "adjust_lr_fn": "match_rms_adamw"}
     muon = torch.optim.Muon(matrices, lr=learning_rate, **how)
     adamw = torch.optim.AdamW(rest, lr=learning_rate / 4, betas=(0.9, 0.98), weight_decay=0.05)

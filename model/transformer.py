@@ -1,7 +1,7 @@
 """This is a bidirectional character transformer, with a head for the generator or the judge.
 
-Shapes: B inputs, T characters, V vocabulary, C width (n_embd), H attention heads, D = C / H width
-of a head, K values of the latent, M blanks of all inputs.
+Shapes: B inputs, T characters, V vocabulary. The features have width C (n_embd), and each of H
+attention heads has width D = C / H. A latent has K values. All inputs together have M blanks.
 
 The trunk has RMSNorm (1910.07467), rotary positions (2104.09864), a GELU MLP, and
 scaled_dot_product_attention without a causal mask. There is no dropout anywhere: in GRPO the policy

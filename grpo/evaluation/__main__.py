@@ -85,7 +85,7 @@ class FinishedRun:
 
 
 def make_table(run, args):
-    """Compute the table, and save it if it uses the run's own inputs and reward: -> its text."""
+    """Compute the table: -> its text. Save it if it uses the run's own inputs and reward."""
     parts = (run.policy, run.before, run.judge, run.rewards, run.held_out, run.config)
     result, completions = table(*parts)
     used = (args.eval_seed, run.config.eval_inputs, run.config.reward)

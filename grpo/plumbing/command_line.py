@@ -117,10 +117,11 @@ def read_flag(settings, argument):
 
 
 def read_arguments(settings, arguments, usage):
-    """Apply config files and flags, left to right: -> {name: value} of what they set.
+    """Read config files and flags, left to right: -> {name: value} of the settings that they set.
 
-    `settings` is the dataclass. If -h or --help is among the arguments, this prints the dataclass
-    with the values that the other arguments gave it, and ends the program.
+    `settings` is the dataclass that lists all settings. If -h or --help is among the arguments,
+    this prints the dataclass with the values that the other arguments gave it, and ends the
+    program.
     """
     wants_help = {"-h", "--help"} & {*arguments}
     given = {}

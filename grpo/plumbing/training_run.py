@@ -128,7 +128,7 @@ class Run:
             restore_training(state, self.optimizer.adamw, config.out_dir)
 
         self.again = shlex.quote(config.out_dir)  # part of the commands that `__exit__` prints
-        # A FILE.py as reward runs only if the command line names it, so these commands name it.
+        # We run a user's FILE.py only if the command line names it, so these commands name it.
         if ".py:" in config.reward:
             self.again += f" --reward={shlex.quote(config.reward)}"
         self.start = self.step = self.saved = state.get("iteration", 0)
