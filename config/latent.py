@@ -6,8 +6,8 @@
 out_dir = "out-latent"
 generator_checkpoint = "model/pretrained/generator_latent.pt"
 judge_checkpoint = "model/pretrained/judge_latent.pt"
-# As config/grpo_config.py explains, the best policy with kl_beta = 1 is the distribution of the text.
-# A policy with a latent can come close to that, because the letters of a word can agree even if the
+# With kl_beta = 1 the best policy is the distribution of the text (see config/grpo_config.py). A
+# policy with a latent can come close to that, because the letters of a word can agree even if the
 # word varies from draw to draw.
 kl_beta = 1.0
 max_iters = 60  # this policy keeps improving after 30 steps
