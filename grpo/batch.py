@@ -39,7 +39,7 @@ class Rows:
 class Batch(Rows):
     """This holds texts with blanks, and the random numbers that will fill them."""
 
-    tokens: torch.Tensor  # (B,T) the original text; a user's own prompt has an `a` at each blank
+    tokens: torch.Tensor  # (B,T) the original text, without blanks
     masked: torch.Tensor  # (B,T) the text, with the mask token at its blanks
     mask: torch.Tensor  # (B,T) bool, True at a blank
     words: torch.Tensor  # (B,T) 1 in the first hidden word, 2 in the second, ...; 0 elsewhere

@@ -110,10 +110,10 @@ class Latent:
         first = self.first[self.mask][:, None]  # (M,1)
 
         def of_pairs(letters, priors):
-            """Average over the pairs of z ~ π and v ~ q_z at each blank: -> (B,T).
+            """Compute the mean over z and the letter v: -> (B,T).
 
-            Each blank gets the average of `letters` (M,K,V). The first blank of a word also gets
-            the average of `priors` (N,K), and we add the two.
+            `letters` (M,K,V) has a number for each blank, z and v. `priors` (N,K) has one for each
+            word and z, which counts at the first blank of the word.
             """
             given_z = expectation(log_q.exp(), letters).squeeze(-1)  # (M,K)
             each = given_z + first * priors[self.word]  # (M,K)

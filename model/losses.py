@@ -39,7 +39,7 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
 
 
 def generator_loss(policy, dataset, args, seed):
-    """Compute the mean of −log q(text) over the hidden characters, in nats: -> a scalar."""
+    """Compute the mean of −log q of a hidden character, in nats: -> a scalar."""
     batch = masked_batch(dataset, args, args.masking, seed, reveal=True)
     log_q = policy(batch).log_prob(batch.tokens[:, None])  # (B,1,T)
     return -log_q.sum() / batch.mask.sum().clamp(min=1)

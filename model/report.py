@@ -69,7 +69,7 @@ def word_scores(policy, judge, batch):
 
 
 def held_out_batch(dataset, block_size, i, size=3072):
-    """Draw the inputs of `TESTS[i]`: -> `Batch`, with random numbers for one fill of each."""
+    """Draw `size` inputs, hide parts of them as `TESTS[i]` says, and return a `Batch`."""
     masking, ratio, hidden = TESTS[i]
     parts = parse_masking(masking)
     tokens, mask = dataset.batch(size, block_size, parts, ratio, hidden, (7, i))  # each (B,T)
