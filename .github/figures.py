@@ -1,11 +1,11 @@
-"""Make the runs behind the READMEs' tables, and keep their figures in .github/figures.json.
+"""Make the runs behind the READMEs' tables, and keep their results in .github/figures.json.
 
     PYTHONPATH=. python .github/figures.py run                 # takes hours, skips finished runs
     PYTHONPATH=. python .github/figures.py run --only=latent   # only rows whose name has "latent"
     PYTHONPATH=. python .github/figures.py table               # prints the rows in Markdown
     PYTHONPATH=. python .github/figures.py keep NAME SEED OUT  # adds a run that you made yourself
 
-Each figure is a mean over seeds, ± half the gap between the largest and the smallest value.
+A printed number is a mean over seeds, ± half the gap between the largest and the smallest value.
 """
 
 import argparse

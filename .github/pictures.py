@@ -95,9 +95,10 @@ LOSSLESS = {"lossless": True, "quality": 100, "method": 4}  # lossy files of the
 
 
 def learning(folder):
-    """Make a picture for each step, in which the policy of that step fills three texts.
+    """Make one picture for each step.
 
-    Every picture uses the same random numbers.
+    It shows how the policy of that step fills three texts. All pictures use the same random
+    numbers.
     """
     (header, *lines), _ = replay.load(folder)
     font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", 20)

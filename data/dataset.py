@@ -42,7 +42,7 @@ def encode(text, vocabulary, longest, name):
     )
     refuse(
         BLANK not in text,
-        f"{name} {text!r:.100} has no blank; write {BLANK} for what to fill in",
+        f"{name} {text!r:.100} has no blank; write {BLANK} for each character to fill in",
     )
     return torch.tensor([vocabulary.index(c) for c in text])  # (T,)
 
@@ -70,7 +70,8 @@ class Dataset:
         refuse(not whole, f"the dataset in {folder} is damaged; {make}")
         refuse(
             len(self.tokens) < block_size,
-            f"{file} has {len(self.tokens)} characters, fewer than block_size={block_size}; {make}",
+            f"{file} has {len(self.tokens)} characters, fewer than block_size={block_size};"
+            f" lower block_size, or use a longer text and {make}",
         )
         self.mask_id = len(self.vocabulary) - 1
 
@@ -117,7 +118,7 @@ class Prompts(Dataset):
             self.prompts[i, : len(tokens)] = tokens
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
-        """Draw `size` prompts, with the user's blanks: -> tokens (B,T), mask (B,T) bool."""
+        """Draw `size` of the user's prompts: -> tokens (B,T), mask (B,T) bool, True at a blank."""
         rng = np.random.default_rng(seed)
         chosen = torch.from_numpy(rng.integers(len(self.prompts), size=size))  # (B,)
         rows = self.prompts[chosen]  # (B,T)

@@ -91,8 +91,9 @@ def parse_masking(text):
             weights[name] = 0.0
         if name not in MASKINGS or not 0 < weights[name] <= 1e9:
             raise Mistake(
-                f"masking={text!r} has a part {part!r}; it takes NAME or NAME:WEIGHT, NAME one of"
-                f" {', '.join(MASKINGS)}, WEIGHT more than 0 and at most 1e9"
+                f"masking={text!r} has a part {part!r} that is not allowed; write NAME or"
+                f" NAME:WEIGHT, where NAME is one of {', '.join(MASKINGS)}, and WEIGHT is"
+                " more than 0 and at most 1e9"
             )
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}

@@ -61,8 +61,8 @@ class Latent:
     def running(self, log_q, log_pi, y):
         """Compute L_t, the log-probability of a word's first t letters, for every word and t.
 
-        y (M,n) holds n letters for each blank. The result is (N,L,n), with L_t at index t - 1. The
-        L of the shape is the length of the longest word.
+        y (M,n) holds n letters for each blank. The result has the shape (N,L,n), where L is the
+        number of letters of the longest word. It holds L_t at [:, t - 1].
         """
         each = log_q.take_along_dim(y[:, None], dim=2)  # (M,K,n) log q_z(y)
         N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # without blanks N = 0, L = 1
@@ -74,7 +74,7 @@ class Latent:
     def chain(self, log_q, log_pi, y):
         """Compute logp_t of each letter: y (M,n) -> (B,n,T).
 
-        logp_t is L_t − L_{t−1}, where `running` computes L_t, and L_0 is 0.
+        logp_t is L_t − L_{t−1}. The method `running` computes L_t, and L_0 is 0.
 
         Truncation may give a letter of y the probability 0 under some z. Then this z adds 0 to the
         sum in L_t. L_t is still finite, because the z that drew the letters allows all of them.
@@ -110,10 +110,10 @@ class Latent:
         first = self.first[self.mask][:, None]  # (M,1)
 
         def of_pairs(letters, priors):
-            """Compute the mean over z and the letter v: -> (B,T).
+            """Compute the expectation over the pair of z and the letter v: -> (B,T).
 
-            `letters` (M,K,V) has a number for each blank, z and v. `priors` (N,K) has one for each
-            word and z, which counts at the first blank of the word.
+            `letters` (M,K,V) has a number for each blank, z and v. `priors` (N,K) has a number for
+            each word and z. The first blank of a word adds the numbers of its word.
             """
             given_z = expectation(log_q.exp(), letters).squeeze(-1)  # (M,K)
             each = given_z + first * priors[self.word]  # (M,K)

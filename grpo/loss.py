@@ -128,8 +128,8 @@ def policy_objective(logp, old_logp, advantages, words, config):
 def kl_estimate(logp, ref_logp, kl, kl_estimator):
     """Return KL(π‖π_ref) of each blank: the exact KL (B,1,T), or one estimate per draw (B,G,T).
 
-    The estimators are Schulman's ("Approximating KL divergence"). While π is still the policy that
-    drew the letters, their expected gradients are
+    The estimators are Schulman's ("Approximating KL divergence"). The expected gradient of each,
+    while π is still the policy that drew the letters, is
 
     k1    0, so k1 restrains nothing
     k2    the gradient of KL(π‖π_ref)

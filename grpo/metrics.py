@@ -74,9 +74,9 @@ class StepMetrics:
 def text_metrics(rollout, decode, lexicon, cut):
     """Return {metric: number} of the whole step. data/lexicon.py explains lexicon and cut.
 
-    `valid_words` is the share of the hidden words whose fill is a word of the lexicon. Here the
-    original text says where each word begins and ends. The reward `valid_words` does not know that
-    text. It takes a hidden space for a letter, and so takes the words on both sides for one word.
+    `valid_words` is the share of the hidden words whose fill is a word of the lexicon. The original
+    text says where each word begins and ends. The reward of the same name does not look at that
+    text. It treats a hidden space as a letter, so the words on both sides of it count as one word.
     """
     tokens = gather(rollout.batch.tokens)  # (B,T)
     mask = gather(rollout.batch.mask).cpu().numpy()  # (B,T)

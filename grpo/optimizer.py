@@ -44,7 +44,7 @@ class Optimizer:
     def step(self, loss):
         """Update the parameters if the loss and the gradient of every process are finite.
 
-        `loss` () is this process's own loss. Returns the gradient's norm () before the clip.
+        The scalar `loss` is this process's own. Returns the norm of the gradient before the clip.
         """
         loss = total_over_processes(loss)
         for p in self.parameters:

@@ -122,10 +122,11 @@ class Rewards:
         (B,G), every blank of the completion gets that number. If it returns a number for each
         letter, (B,G,T), a word gets the mean over its letters.
 
-        With `credit=input` a blank gets the sum of the rewards of all words of the input. With
-        `credit=run` it gets only the reward of its own word. This leaves out the noise of the other
-        words' rewards. But it biases the gradient, because no word is credited for how it changes
-        the judge's view of the other words.
+        `credit` concerns only the parts that return (B,G,T). With `credit=input` a blank gets the
+        sum of the rewards of all words of the input. With `credit=run` it gets only the reward of
+        its own word. This leaves out the noise of the other words' rewards. But it biases the
+        gradient, because no word is credited for how it changes the judge's view of the other
+        words.
 
         For the log we average each part over the blanks of a completion. The entry `reward` is the
         weighted sum of these averages.

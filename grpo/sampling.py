@@ -61,10 +61,10 @@ def integer_weights(logits, temperature):
 
 
 def keep(weights, sampling):
-    """Decide which characters may be drawn, the set S of each blank: (...,V) -> (...,V) bool.
+    """Find the set S of characters that each blank may draw: (...,V) -> (...,V) bool.
 
-    top_k keeps the k likeliest characters (0 keeps all). top_p is a share of the total probability
-    of what top_k keeps. We keep the fewest characters that reach this share, the likeliest first
+    top_k keeps the k likeliest characters (0 keeps all). top_p goes through these from the
+    likeliest down, and keeps them until they hold the share top_p of their total probability
     (1904.09751). min_p drops characters that are less than min_p times as likely as the likeliest
     (2407.01082). top_k and top_p also keep any character that ties with the last one they keep.
     """

@@ -59,7 +59,7 @@ def judge_loss(judge, policy, dataset, args, temperature, seed):
     logit is log(p/q), with p the word's probability in the text and q its probability under the
     policy (residual energy-based models, 2004.11714). A drawn word that happens to equal the text
     still counts as drawn. A new judge begins with draws at a temperature above 1, because those are
-    plainly wrong.
+    easy to tell from text.
     """
     batch = masked_batch(dataset, args, args.judge_masking, seed)
     drawn = draw_fills(policy, batch, temperature)  # (B,T)

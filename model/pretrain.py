@@ -144,9 +144,10 @@ def make_models(args, vocabulary):
 
 
 def with_latent(product, n_latent):
-    """Give a copy of the generator `product` a latent with `n_latent` values.
+    """Make a generator that has a latent of `n_latent` values, from the generator `product`.
 
-    Each value begins with a copy of the head of `product`, plus a little noise.
+    It copies the trunk of `product`. For each value of the latent it copies the head of `product`,
+    and adds a little noise to it.
     """
     generator = Generator(replace(product.trunk.config, n_latent=n_latent))
     generator.trunk.load_state_dict(product.trunk.state_dict())
@@ -210,7 +211,8 @@ def parse(argv):
     for name in ("generator.pt", "judge.pt"):
         refuse(
             (out / name).exists() and not stopped,
-            f"{out / name} exists, and nothing is to be resumed; name another --out_dir",
+            f"{out / name} exists and would be overwritten; name another --out_dir, or go on with"
+            " an unfinished run there by --resume",
         )
     return args
 

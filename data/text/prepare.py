@@ -90,7 +90,10 @@ def prepare(out_dir, input_file=None):
         try:
             text = Path(input_file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise Mistake(f"{input_file} is no text in UTF-8 that can be read ({error})") from None
+            raise Mistake(
+                f"{input_file} cannot be read as UTF-8 text ({error}); name another file, or"
+                " convert this one to UTF-8"
+            ) from None
     else:
         text = "\n\n".join(documentation())
     splits = {"train": {}, "val": {}}  # {paragraph: None}, without duplicates, in order
@@ -103,7 +106,7 @@ def prepare(out_dir, input_file=None):
         content = " ".join(paragraphs)
         refuse(
             len(content) < MIN_CHARACTERS,
-            f"{input_file} leaves {len(content)} letters and spaces for {split}.bin, at least"
+            f"{input_file} has only {len(content)} letters and spaces for {split}.bin, but"
             f" {MIN_CHARACTERS} are needed; give a longer text",
         )
         files[f"{split}.bin"] = bytes(map(VOCABULARY.index, content))
@@ -126,15 +129,16 @@ def main(argv=None):
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--input", help="a UTF-8 text file; default: the documentation of numpy and torch")
-    add("--out_dir", help="default, for the default text alone: this script's folder")
+    out_help = "folder to write to; with --input you must name one, otherwise: this script's folder"
+    add("--out_dir", help=out_help)
     args = parser.parse_args(argv)
     own = Path(__file__).parent.resolve()
     out = Path(args.out_dir or own).resolve()
     try:
         refuse(
             args.input and out == own,
-            "the shipped models know the default text, which this one would replace; name a folder"
-            " of its own, for example --out_dir=data/mine",
+            "your text would replace the default text, for which the shipped models were made; name"
+            " another folder, for example --out_dir=data/mine",
         )
         print(prepare(out, args.input))
     except Mistake as error:

@@ -44,9 +44,9 @@ def choose(config, device, vocab_size, n_latent=1):
     if device.type != "cuda":
         reason = f"it needs a CUDA device, not {device.type!r}"
     elif vocab_size > max(LAYOUTS):
-        reason = f"it takes {max(LAYOUTS)} characters, not {vocab_size}"
+        reason = f"it takes a vocabulary of at most {max(LAYOUTS)} characters, not {vocab_size}"
     elif n_latent > 1:
-        reason = f"it has no latent, the generator one of {n_latent} values"
+        reason = f"it cannot handle a latent, and the generator has one of {n_latent} values"
     elif config.xtc_probability:
         reason = "it has no XTC: xtc_probability must be 0"
     else:

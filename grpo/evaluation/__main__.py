@@ -63,8 +63,8 @@ class FinishedRun:
         self.own = training_state(saved, path)["config"]
         refuse(
             ".py:" in self.own["reward"] and not args.reward,
-            f"{path} names code as its reward; give it again if you trust it:"
-            f" --reward={self.own['reward']}, or leave it out: --reward=judge",
+            f"{path} has a reward that executes a file, so the command must name the reward; if you"
+            f" trust the file, add --reward={self.own['reward']}, otherwise --reward=judge",
         )
         given = {name: value for name, value in vars(args).items() if value and name in self.own}
         # We clear reference_checkpoint, so that the base model is the one that GRPO started from.
@@ -175,10 +175,17 @@ def fresh_judge(run, scratch):
 def stored(out_dir):
     """Return the text of the table that a run has made. Raises a Mistake if there is none."""
     path = find(out_dir) / "evaluation.json"
-    again = f"compute it: python -m grpo.evaluation {out_dir} --again"
-    refuse(not path.exists(), f"{path} is missing, because the run has not ended; {again}")
+    again = f"compute the table: python -m grpo.evaluation {out_dir} --again"
+    refuse(
+        not path.exists(),
+        f"{path} is missing, because the run has not ended, or {out_dir} is not a run's folder;"
+        f" name another folder, or {again}",
+    )
     result = json.loads(path.read_text())
-    refuse(not {*ROWS} <= {*result}, f"{path} has other rows than this program; {again}")
+    refuse(
+        not {*ROWS} <= {*result},
+        f"{path} lacks rows of the table, so another version of the program wrote it; {again}",
+    )
     return format_table(result)
 
 
@@ -186,14 +193,18 @@ def main(argv=None):
     parser = Parser(prog="python -m grpo.evaluation", description="Print the table of a run.")
     add = parser.add_argument
     add("out_dir", help="the run's folder")
-    add("--again", action="store_true", help="compute the table anew, and keep it")
-    add("--eval_seed", type=int, default=EVALUATION_SEED, help="which held-out inputs")
-    add("--eval_inputs", help="how many held-out inputs, by default the run's")
+    add("--again", action="store_true", help="compute the table again, and save it")
+    seed_help = "a number that chooses the held-out inputs"
+    add("--eval_seed", type=int, default=EVALUATION_SEED, help=seed_help)
+    add("--eval_inputs", help="number of held-out inputs; default: as many as in the run")
     add("--temperatures", action="store_true", help="show the base model at other temperatures")
-    add("--judges", help="show what other judges say, FILE,FILE or own for the run's alone")
-    add("--fresh_judge", action="store_true", help="train a judge on the draws, some minutes")
-    add("--reward", help="again, if the run's own is a FILE.py that you trust")
-    add("--device", help="by default the run's")
+    judges_help = "show P(real) by the run's judge and by FILE,FILE; own: by the run's judge only"
+    add("--judges", help=judges_help)
+    fresh_help = "train two new judges on the draws, which takes some minutes"
+    add("--fresh_judge", action="store_true", help=fresh_help)
+    reward_help = "measure this reward; if the run's reward is a FILE.py that you trust, repeat it"
+    add("--reward", help=reward_help)
+    add("--device", help="device to compute on; default: the run's device")
     with exit_on_mistake("evaluation"):
         args = parser.parse_args(argv)
         refuse(args.eval_seed < 0, f"--eval_seed={args.eval_seed} is not allowed; give 0 or more")

@@ -1,12 +1,12 @@
 """Measure in a table whether a run is really better than the base model.
 
 The base model is the generator before GRPO. A higher reward alone proves nothing, because the run
-optimised it. With the default reward this is also true of the column `judge`. The other columns
-prove more. But a lower temperature alone raises most of them, too. So a run has to beat what the
-base model can do without GRPO. We show the base model's *argmax*, its draws at lower temperatures,
-and its *best of 16*, where the judge chooses one of 16 draws for each word. One row is a cheat. It
-fills each hidden word with the most frequent word of its length. grpo/README.md#the-table says what
-each row and column is.
+optimised it. The default reward is the judge, so then the column `judge` proves nothing either. The
+other columns prove more. But a lower temperature alone raises most of them, too. So a run has to
+beat what the base model can do without GRPO. We show the base model's *argmax*, its draws at lower
+temperatures, and its *best of 16*, where the judge chooses one of 16 draws for each word. One row
+is a cheat. It fills each hidden word with the most frequent word of its length.
+grpo/README.md#the-table says what each row and column is.
 
 Shapes: N held-out inputs, n fills of each, T characters, V vocabulary.
 """
@@ -160,7 +160,7 @@ def measure(fills, inputs):
 
 
 def entropy(q, mask):
-    """Compute the entropy of each blank, and average it, in nats: mask (N,T) -> a number."""
+    """Compute the mean entropy of the blanks, in nats: mask (N,T) -> a number."""
     log_p = log_softmax(q.marginal().logits[mask], q.sampling.temperature)  # (blanks,V)
     return -expectation(log_p.exp(), log_p).mean().item()
 

@@ -10,9 +10,9 @@ ORDER = 5  # characters: the one that is predicted, and the four before it
 
 @functools.cache
 def ngram(text, vocab_size):
-    """Return a function that maps a string hc to P(c | h).
+    """Return a function that maps a string to the probability of its last character.
 
-    c is the last character of the string, and h is what stands before it.
+    In the formula c is the last character of the string, and h is the part before it.
 
     P(c | h) = (count(hc) + distinct(h) · P(c | h without its first character))
                / (count(h) + distinct(h))

@@ -59,7 +59,7 @@ def read(path, keys=MODEL_KEYS):
     path = Path(path)
     fix = "make it again, or name another"
     if path.name == LATEST and path.with_name(PREVIOUS).exists():
-        fix = f"the one saved before it is {PREVIOUS}: rename that to {LATEST}"
+        fix = f"rename {PREVIOUS}, the checkpoint saved before it, to {LATEST}"
     refuse(not path.is_file(), f"checkpoint {path} is missing; {fix}")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -91,20 +91,22 @@ def build(content, kind, vocabulary, path):
     """
     if content.get("kind") != kind:
         raise Mistake(
-            f"checkpoint {path} holds a {content.get('kind')}, a {kind} is needed; "
-            "are the two files swapped?"
+            f"checkpoint {path} holds a {content.get('kind')}, but a {kind} is needed; "
+            f"name a file that holds a {kind}"
         )
     if content["vocabulary"] != vocabulary:
         raise Mistake(
             f"checkpoint {path} has the vocabulary {content['vocabulary']!r}, "
-            f"{vocabulary!r} is needed; use a dataset and models made together"
+            f"but {vocabulary!r} is needed; name a dataset and models with the same vocabulary"
         )
     try:
         model = KINDS[kind](TransformerConfig(**content["architecture"]))
         model.load_state_dict(content["weights"])
     except (RuntimeError, TypeError) as error:  # `error` says what does not fit
         line = " ".join(str(error).split())
-        raise Mistake(f"checkpoint {path} does not fit: {line} Make the file again") from None
+        raise Mistake(
+            f"checkpoint {path} does not fit the model ({line}); make the file again"
+        ) from None
     return model.eval()
 
 
@@ -153,6 +155,7 @@ def restore_training(state, adamw, path):
     for weight, moments in adamw.state.items():
         for name, x in moments.items():
             if name != "step" and x.shape != weight.shape:
-                shapes = f"the shape {tuple(x.shape)}, its weight {tuple(weight.shape)}"
-                raise Mistake(f"checkpoint {path}: {name} has {shapes}; begin a new out_dir")
+                shapes = f"the shape {tuple(x.shape)}, but its weight {tuple(weight.shape)}"
+                line = f"checkpoint {path}: AdamW's {name} has {shapes}"
+                raise Mistake(f"{line}; begin a new run in another out_dir")
     torch.set_rng_state(state["rng"])

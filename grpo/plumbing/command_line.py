@@ -53,11 +53,11 @@ for name in "beta1 beta2".split():
 def convert(settings, name, value, source):
     """Convert the text of a flag, or a value from a config file, to the type of its setting.
 
-    `settings` is the dataclass. If it has no setting `name`, or if the setting does not take this
-    value, this raises a Mistake that names `source`.
+    `settings` is the dataclass that lists all settings. If there is no setting `name`, or if it
+    does not take this value, this raises a Mistake that names `source`.
     """
     kinds = settings.__annotations__  # {name: type}
-    fix = "--help lists them; a config file's own names begin with _"
+    fix = "--help lists the settings; in a config file, begin a name of your own with _"
     for near in difflib.get_close_matches(name, kinds, n=1):
         fix = f"did you mean {near!r}?"
     refuse(name not in kinds, f"{source}: there is no setting {name!r}; {fix}")
@@ -74,7 +74,8 @@ def convert(settings, name, value, source):
             return text.lower()
         if kind in (int, float) and low <= kind(text) <= high:
             return kind(text)
-    takes = " or ".join(choices) or kind.__name__
+    plain = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    takes = " or ".join(choices) or plain[kind]
     if kind in (int, float):
         takes += f" from {low} to {high}"
     raise Mistake(f"{source}: {name}={value!r:.200} is not allowed; {name} takes {takes}")
@@ -85,7 +86,7 @@ def run_file(path, what):
     found = find(path)
     refuse(
         not found.is_file(),
-        f"{what} {path} does not exist; name a file, and write a setting as --key=value",
+        f"{what} {path} does not exist; name another file, or write a setting as --key=value",
     )
     sys.path.append(str(found.parent))  # so that the user's file can import files beside it
     try:
@@ -149,7 +150,7 @@ class Parser(argparse.ArgumentParser):
     """This is argparse, but it raises a Mistake for arguments that it cannot read."""
 
     def error(self, message):
-        raise Mistake(f"{message}; --help lists what there is")
+        raise Mistake(f"{message}; --help lists the arguments")
 
 
 def print_cause(error):

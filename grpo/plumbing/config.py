@@ -37,7 +37,7 @@ class Config:
     reference_update_freq: int = 10  # periodic: steps between two copies
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
     save_interval: int = 10  # steps between checkpoints; one is also written at the end
-    eval_interval: int = 10  # steps between looks at a few held-out inputs
+    eval_interval: int = 10  # steps between printing a few held-out fills
     eval_inputs: int = 256  # the final table is measured on this many held-out inputs
     replay: bool = True  # record replay.jsonl, which `python -m grpo.tools.replay` shows
     wandb_log: bool = False  # log to Weights & Biases too
@@ -52,8 +52,8 @@ class Config:
     # {"prompts": ["th_ c_t", ...]}, with _ for a blank.
     prompts_file: str = ""
     masking: str = "short"  # random, span, word, short, sticky, or a mix: random:0.5,word:0.5
-    mask_ratio: float = 0.15  # share of hidden characters (random, span, sticky)
-    hidden_words: int = 3  # hidden words per input (word, short)
+    mask_ratio: float = 0.15  # share of hidden characters, if masking is random, span or sticky
+    hidden_words: int = 3  # hidden words per input, if masking is word or short
 
     # The draws.
     group_size: int = 16  # completions per input, G: each is compared with the others
@@ -71,13 +71,15 @@ class Config:
 
     # GRPO.
     kl_beta: float = 0.65  # weight of KL(policy || reference)
-    kl_estimator: Literal["exact", "k1", "k2", "k3"] = "exact"
+    kl_estimator: Literal["exact", "k1", "k2", "k3"] = "exact"  # k1, k2, k3: estimates from draws
     entropy_coef: float = 0.0  # weight of the entropy bonus
     # Only the most uncertain blanks learn from rewards. This is their share of all blanks.
     top_entropy_quantile: float = 1.0
     loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are weighted
     baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
-    scale_rewards: Literal["group", "batch", "none"] = "none"  # what advantages are divided by
+    # Advantages are divided by a standard deviation of rewards. group: that of their own group.
+    # batch: that of all blanks of the step. none: they are not divided.
+    scale_rewards: Literal["group", "batch", "none"] = "none"
     # run: each hidden word (a run of blanks) earns its own reward. input: all words of an input
     # earn the sum of their rewards.
     credit: Literal["input", "run"] = "run"
@@ -96,7 +98,7 @@ class Config:
     # The optimizer.
     max_iters: int = 30  # steps
     learning_rate: float = 1e-3  # peak learning rate of AdamW
-    min_lr: float = 0.0  # learning rate at the end of the cosine
+    min_lr: float = 0.0  # learning rate at the end of its cosine decay
     warmup_iters: int = 5  # steps of linear warm-up; a shorter run only warms up
     lr_decay_iters: int = 0  # steps until min_lr; 0: max_iters
     weight_decay: float = 0.0  # AdamW's weight decay, only on matrices
@@ -143,13 +145,13 @@ def resume(out, given):
     new = replace(old, **given | here)
     refuse(
         ".py:" in old.reward and "reward" not in given,
-        "resume: the reward runs a file, which a checkpoint may not ask for;"
-        f" give it again: --reward={old.reward}",
+        "resume: this run's reward executes a file, so the command must name the reward;"
+        f" if you trust the file, add --reward={old.reward}",
     )
     refuse(
         state["iteration"] >= new.max_iters,
-        f"resume: {out} is at step {state['iteration']} already; give a larger max_iters,"
-        f" or for its table: python -m grpo.evaluation {out}",
+        f"resume: {out} is at step {state['iteration']} already, and max_iters allows no more; set"
+        f" a larger max_iters, or print the table: python -m grpo.evaluation {out}",
     )
     before = asdict(replace(old, **here))
     changes = [f"{k} {before[k]} -> {x}" for k, x in asdict(new).items() if x != before[k]]
@@ -168,13 +170,16 @@ def from_saved(saved, path):
 
 def check(config):
     """Raise a Mistake if settings contradict each other, or name a file that we cannot use."""
-    refuse(not config.out_dir, "out_dir is empty; write for example out_dir=out")
+    refuse(not config.out_dir, "out_dir is empty; write for example --out_dir=out")
     several = config.minibatch_size and n_processes() > 1
-    refuse(several, "minibatch_size shuffles the inputs of one process; set minibatch_size=0")
+    refuse(
+        several,
+        "minibatch_size above 0 allows only one process; set minibatch_size=0, or omit torchrun",
+    )
     updates = config.minibatch_size or config.num_iterations > 1
     refuse(
         config.importance_sampling_level == "none" and updates,
-        "importance_sampling_level=none has no ratio, so a rollout serves one update; set"
+        "with importance_sampling_level=none a rollout can be used for only one update; set"
         " num_iterations=1 and minibatch_size=0",
     )
     refuse(
@@ -188,7 +193,8 @@ def check(config):
     )
     refuse(
         config.objective == "gmpo" and config.top_entropy_quantile < 1,
-        "objective=gmpo averages over all letters of a word; set top_entropy_quantile=1",
+        "objective=gmpo needs all letters of a word, so top_entropy_quantile must not be below 1;"
+        " set top_entropy_quantile=1, or objective=clip",
     )
     parse_masking(config.masking)
     moved = config.out_dir if config.init_from != "resume" else ""
@@ -208,8 +214,9 @@ def parse_reward(text):
         weight = float(match[2] or 1) if match else math.nan
         refuse(
             not math.isfinite(weight) or match[1] in weights,
-            f"reward={text!r} has a part {part!r}; allowed: NAME or NAME:WEIGHT, each NAME once:"
-            " judge, valid_words, FILE.py:FUNCTION, or JUDGE.pt",
+            f"reward={text!r} has a part {part!r} that is not allowed; write NAME or NAME:WEIGHT,"
+            " with each NAME only once, where NAME is judge, valid_words, FILE.py:FUNCTION or"
+            " JUDGE.pt",
         )
         weights[match[1]] = weight
     return weights
@@ -244,9 +251,9 @@ def named_files(config):
 def check_files(named, moved=""):
     """Raise a Mistake if a file is missing, or if it lies in the folder `moved`.
 
-    `named` gives pairs (setting, path). `moved` is the out_dir of a new run. If it holds an earlier
-    run, the new run renames it, and then finds no file at the old path. A dataset may be missing
-    here, because `load_data` checks that later.
+    `named` gives pairs (setting, path). `moved` is the out_dir of a new run. If an earlier run is
+    in this folder, the new run renames the folder, and its files are no longer at their paths. A
+    dataset may be missing here, because `load_data` checks that later.
     """
     for name, path in named:
         found = find(path)
@@ -254,6 +261,6 @@ def check_files(named, moved=""):
         refuse(missing, f"{name}: there is no file {path}; make it, or name another")
         refuse(
             path and moved and Path(moved).resolve() in found.resolve().parents,
-            f"{name}: {path} lies in out_dir, which is moved aside when another run begins there;"
-            " name another out_dir",
+            f"{name}: {path} lies in out_dir, and a new run renames that folder if it holds an"
+            " earlier run; name another out_dir",
         )

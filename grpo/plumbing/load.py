@@ -109,8 +109,9 @@ def load_models(config, vocabulary, saved=None):
         generator = load_model(config.generator_checkpoint, "generator", vocabulary)
     refuse(
         reference.n_latent != generator.n_latent,
-        f"the generator has {generator.n_latent} values of a latent, the reference"
-        f" {reference.n_latent}; name two that agree",
+        f"the generator has n_latent={generator.n_latent}, but the reference has"
+        f" n_latent={reference.n_latent}; name a generator_checkpoint and a reference_checkpoint"
+        " with the same n_latent",
     )
     check_length(config.block_size, generator, reference, judge)
     return generator, reference, judge
@@ -123,7 +124,7 @@ def check_length(block_size, *models):
         refuse(
             block_size > longest,
             f"block_size={block_size} is more than the {longest} characters that the"
-            f" {type(model).__name__.lower()} was made for; lower block_size",
+            f" {type(model).__name__.lower()} was made for; lower block_size, or name another file",
         )
 
 
@@ -209,7 +210,7 @@ def load_rewards(config, judge, vocabulary, lexicon, device):
         hides_the_judge = short == "judge" and name != "judge"
         refuse(
             short in parts or hides_the_judge,
-            f"reward={config.reward}: two parts are called {short}; rename one",
+            f"reward={config.reward}: the name {short} is taken; rename the function or the file",
         )
         parts[short] = (function, weight)
     return Rewards(parts, partial(decode, vocabulary=vocabulary))

@@ -181,7 +181,7 @@ def claim(folder, start, name="metrics.jsonl"):
     except OSError as error:
         raise Mistake(
             f"out_dir={folder} is in use by another run, or cannot be written ({error.strerror});"
-            " wait for its end, or name another out_dir"
+            " wait until that run ends, or name another out_dir"
         ) from None
     cut_back(path, start)
     return file

@@ -29,7 +29,7 @@ DRAWS = 200  # a line records about this many drawn letters
 
 
 def unpack(text, width):
-    """Decode the probabilities that `view` packed: text -> (n,width), with 255 for 1."""
+    """Decode the probabilities that `view` packed: text -> (n,width) bytes. 255 means 1."""
     return np.frombuffer(base64.b64decode(text), "u1").reshape(-1, width)
 
 

@@ -25,7 +25,7 @@ def load(folder):
     metrics = read_metrics(files[1]) if all(file.exists() for file in files) else []
     refuse(
         not metrics,
-        f"{folder} holds no run that has begun; name folders that train_grpo.py wrote to",
+        f"{folder} holds no run that has finished a step; name the out_dir of such a run",
     )
     table = path / "evaluation.json"
     result = json.loads(table.read_text()) if table.exists() else {}
@@ -69,7 +69,7 @@ def side_by_side(folders, settings, metrics, tables):
 def main(arguments=None):
     parser = Parser(
         prog="python -m grpo.tools.compare",
-        description="Print the settings in which runs differ, their last figures, their curves.",
+        description="Print the settings that differ, and each run's last figures and curves.",
     )
     parser.add_argument("folders", nargs="+", metavar="out_dir", help="a run's folder")
     with exit_on_mistake("compare"):

@@ -87,11 +87,14 @@ def parse(arguments):
         prog="python -m grpo.tools.fill",
         description="Fill the blanks of texts in one parallel step, before and after GRPO.",
     )
-    parser.add_argument("text", nargs="+", help=f"'th{BLANK} c{BLANK}t', {BLANK} for a blank")
-    parser.add_argument("--run", help="a run's folder, or a generator's file; out if it is there")
-    parser.add_argument("--judge", help="who scores; by default the run's own judge")
-    parser.add_argument("--k", type=int, default=5, help="draws")
-    parser.add_argument("--temperature", default=1.0, help="below 1 the likely becomes likelier")
+    text_help = f"such as 'th{BLANK} c{BLANK}t', with a {BLANK} for each letter to fill in"
+    parser.add_argument("text", nargs="+", help=text_help)
+    run_help = "a run's folder or a generator's file; default: out, or else the shipped generator"
+    parser.add_argument("--run", help=run_help)
+    parser.add_argument("--judge", help="file of the judge that scores; default: the run's judge")
+    parser.add_argument("--k", type=int, default=5, help="draws for each text; default: 5")
+    temperature_help = "softmax temperature of the draws; below 1, likely letters become likelier"
+    parser.add_argument("--temperature", default=1.0, help=temperature_help)
     args = parser.parse_args(arguments)
     args.temperature = convert(Config, "temperature", args.temperature, "--temperature")
     refuse(args.k < 1, f"--k={args.k} draws nothing; it takes 1 or more")

@@ -23,7 +23,7 @@ def load(folder):
     """Read the lines of replay.jsonl and metrics.jsonl. Raises a Mistake if there is no replay."""
     path = Path(folder) / FILE
     lines = read_metrics(path) if path.exists() else []
-    fix = "name the out_dir of a run, made without --replay=false"
+    fix = "name the out_dir of a run that was made with --replay=true, the default"
     refuse(len(lines) < 2, f"{path} is missing or holds no step; {fix}")
     found = lines[0].get("format")
     refuse(found != FORMAT, f"{path} has format {found}, not {FORMAT}; make the run again")
@@ -48,7 +48,10 @@ def page(folder):
 
 def main(arguments=None):
     with exit_on_mistake("replay"):
-        parser = Parser(prog="python -m grpo.tools.replay", description="Make a page of a run.")
+        parser = Parser(
+            prog="python -m grpo.tools.replay",
+            description="Write the web page replay.html, which shows how a run learned.",
+        )
         parser.add_argument("folder", metavar="out_dir", help="a run's folder")
         folder = parser.parse_args(arguments).folder
         write(Path(folder) / "replay.html", page(folder).encode())

@@ -2,10 +2,10 @@
 
     python -m grpo.tools.toy [config.py ...] [--key=value ...] [--help]
 
-A model that finds `help` and `half` equally likely fills the first blank with e or a, and the
-second with p or f, each with probability one half. Here the policy is a table of logits, and not a
-network. train_grpo.py's own `grpo_step` trains it, with plain gradient descent. The first step
-draws the four words in turn, as in README's example, and later steps draw at random. But the
+If a model thinks that `help` and `half` are equally likely, it fills the first blank with e or a,
+and the second with p or f, each with probability one half. Here the policy is a table of logits,
+and not a network. train_grpo.py's own `grpo_step` trains it, with plain gradient descent. The first
+step draws the four words in turn, as in README's example, and later steps draw at random. But the
 probabilities, reward, KL and entropy that we print are exact, because we sum over all four words.
 
 Shapes: T characters, V vocabulary, G completions, K values of a latent, B = 1 input.
@@ -95,7 +95,7 @@ def draw_batch(step, config):
 
 
 def look(q, q_ref, **figures):
-    """Compute exact numbers for the distribution `q`, and add `figures`: -> {name: number}.
+    """Return exact numbers about the distribution `q`, then `figures`: -> {name: number}.
 
     The exact numbers are the probabilities of the four words, the expected reward, the KL to
     `q_ref`, and the entropy. KL and entropy are those of the whole word, in nats.
@@ -149,8 +149,12 @@ def main(arguments):
     with exit_on_mistake("grpo.tools.toy"):
         given = read_arguments(Settings, arguments, __doc__.splitlines()[2].strip())
         for name in OTHERS.split():
-            refuse(name in given, f"{name} means nothing to the toy; leave it out")
-        refuse(given.get("n_latent", 1) > len(WORDS), f"n_latent takes int from 1 to {len(WORDS)}")
+            refuse(name in given, f"the toy does not use {name}; leave {name} out")
+        refuse(
+            given.get("n_latent", 1) > len(WORDS),
+            f"n_latent={given.get('n_latent')} is not allowed; n_latent takes a whole number from 1"
+            f" to {len(WORDS)}",
+        )
         check(Settings(**given))
     torch.set_num_threads(1)  # a second thread would only wait
     rows = train(**given)

@@ -497,8 +497,8 @@ def test_choose_compiles_what_the_run_uses(bindings):
     "where, changes, sizes, reason",
     [
         ("cpu", {}, [28], "it needs a CUDA device, not 'cpu'"),
-        ("cuda", {}, [1025], "it takes 1024 characters, not 1025"),
-        ("cuda", {}, [28, 64], "it has no latent, the generator one of 64 values"),
+        ("cuda", {}, [1025], "it takes a vocabulary of at most 1024 characters, not 1025"),
+        ("cuda", {}, [28, 64], "it cannot handle a latent, and the generator has one of 64 values"),
         ("cuda", {"xtc_probability": 0.1}, [28], "it has no XTC: xtc_probability must be 0"),
         ("cuda", {}, [28], "RuntimeError: CUDA_ERROR_NO_DEVICE"),
     ],

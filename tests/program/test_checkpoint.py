@@ -58,8 +58,8 @@ def test_a_write_that_fails_leaves_the_old_file(file, monkeypatch):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda c: c.update(kind="judge"), "holds a judge, a generator is needed"),
-        (lambda c: c.update(vocabulary="xyz_"), "'xyz_', 'abc_' is needed"),
+        (lambda c: c.update(kind="judge"), "holds a judge, but a generator is needed"),
+        (lambda c: c.update(vocabulary="xyz_"), "'xyz_', but 'abc_' is needed"),
         (lambda c: c["weights"].pop("head.weight"), 'Missing key.* "head.weight"'),
         (lambda c: c["weights"].update(extra=torch.zeros(2)), 'Unexpected key.* "extra"'),
         (
@@ -83,7 +83,7 @@ def test_moments_of_another_shape_are_refused_with_both_shapes():
     adamw.step()
     state = {"optimizer": adamw.state_dict()}
     state["optimizer"]["state"][0]["exp_avg"] = torch.zeros(4, 3)
-    with pytest.raises(Mistake, match=r"exp_avg has the shape \(4, 3\), its weight \(3, 4\)"):
+    with pytest.raises(Mistake, match=r"exp_avg has the shape \(4, 3\), but its weight \(3, 4\)"):
         restore_training(state, adamw, "m.pt")
 
 
@@ -151,7 +151,7 @@ def test_the_checkpoint_before_is_kept_and_named(flags, tmp_path, capsys):
     resume = ["--init_from=resume", f"--out_dir={tmp_path}/out", "--max_iters=5"]
     with pytest.raises(SystemExit):
         train_grpo.main(resume)
-    line = "the one saved before it is checkpoint_prev.pt: rename that to checkpoint.pt"
+    line = "rename checkpoint_prev.pt, the checkpoint saved before it, to checkpoint.pt"
     assert line in capsys.readouterr().err
     os.replace(tmp_path / "out" / "checkpoint_prev.pt", last)
     assert read(last)["training"]["iteration"] == 3

@@ -83,7 +83,7 @@ def test_a_mix_uses_every_part():
 
 @pytest.mark.parametrize("text", ["", "world", "word:0", "word:1e308", "word:nan", "span,word:x"])
 def test_weights_that_are_no_shares(text):
-    with pytest.raises(Mistake, match="masking=.* has a part .*; it takes NAME"):
+    with pytest.raises(Mistake, match="masking=.* has a part .*; write NAME"):
         parse_masking(text)
 
 
@@ -129,15 +129,15 @@ def test_prepare_is_a_command(program, tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--input=in.txt"], "name a folder of its own, for example --out_dir=data/mine"),
+        (["--input=in.txt"], "name another folder, for example --out_dir=data/mine"),
         (
             ["--input=in.txt", "--out_dir=shipped"],
-            "name a folder of its own",
+            "name another folder",
         ),
         (["--inputs", "in.txt"], "--inputs"),
         (["--input=none.txt", "--out_dir=d"], "No such file or directory: 'none.txt'"),
         (["--input=latin", "--out_dir=d"], "'utf-8' codec can't decode"),
-        (["--input=short", "--out_dir=d"], "short leaves 0 letters and spaces for train.bin"),
+        (["--input=short", "--out_dir=d"], "short has only 0 letters and spaces for train.bin"),
         (["--input=in.txt", "--out_dir=short"], "short cannot be written ([Errno 17] File exists"),
     ],
 )
@@ -227,7 +227,7 @@ def test_prompts_of_any_length(world, tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ('{"prompts": ["a_", "abc"]}', r"prompt 1 'abc' has no blank; write _ for what"),
+        ('{"prompts": ["a_", "abc"]}', r"prompt 1 'abc' has no blank; write _ for each"),
         (
             '{"prompts": ["a_aaaaaaaaaaaaaaaa"]}',
             "prompt 0 .* has 18 characters, more than 16; short",

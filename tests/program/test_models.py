@@ -394,15 +394,15 @@ def test_a_judge_that_goes_on_begins_as_it_was(world, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--judge_masking=words", "masking='words' has a part 'words'; it takes"),
+        ("--judge_masking=words", "masking='words' has a part 'words' that is not allowed"),
         ("--n_embd=100", "n_embd=100 is not allowed; it takes a multiple of 32"),
-        ("--generator_steps=-1", "generator_steps takes int from 0"),
-        ("--n_latent=0", "n_latent takes int from 1"),
+        ("--generator_steps=-1", "generator_steps takes a whole number from 0"),
+        ("--n_latent=0", "n_latent takes a whole number from 1"),
         ("--dtype=float16", "dtype takes float32 or bfloat16"),
         ("--out_dir=", "out_dir is empty"),
         ("--out_dir={world}/judge.pt", "judge.pt is in use by another run, or cannot be written"),
-        ("--start={world}/judge.pt", "holds a judge, a generator is needed"),
-        ("--policy={world}/judge.pt", "holds a judge, a generator is needed"),
+        ("--start={world}/judge.pt", "holds a judge, but a generator is needed"),
+        ("--policy={world}/judge.pt", "holds a judge, but a generator is needed"),
         ("--start={world}/no.pt", "start: there is no file"),
         (
             "--start={world}/generator.pt --block_size=17",
@@ -426,7 +426,7 @@ def test_models_that_are_there_are_not_replaced(resume, world, tmp_path, capsys)
     (tmp_path / "judge.pt").write_bytes(b"somebody's")
     with pytest.raises(SystemExit, match="2"):
         pretrain.main(small(world, f"--out_dir={tmp_path}", *resume))
-    assert "judge.pt exists, and nothing is to be resumed" in capsys.readouterr().err
+    assert "judge.pt exists and would be overwritten" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["judge.pt"]
 
 

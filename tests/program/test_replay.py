@@ -105,7 +105,7 @@ def test_without_a_replay_the_tool_says_so_and_a_cut_line_is_left_out(flags, tmp
     good = file.read_text()
     header = good.splitlines()[0]
     for text, said in {
-        header: "is missing or holds no step; name the out_dir of a run, made without",
+        header: "is missing or holds no step; name the out_dir of a run that was made",
         good.replace('"format": 3', '"format": 2'): "has format 2, not 3; make the run again",
     }.items():
         file.write_text(text)

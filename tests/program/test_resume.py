@@ -83,7 +83,7 @@ def test_a_run_that_is_done_says_what_to_do(flags, folder, capsys):
     with pytest.raises(SystemExit) as end:
         resume(f"--out_dir={folder}/out")
     assert end.value.code == 2
-    line = "out is at step 4 already; give a larger max_iters, or for its table: python -m grpo.eva"
+    line = "out is at step 4 already, and max_iters allows no more; set a larger max_iters, or"
     assert line in capsys.readouterr().err
 
 
@@ -93,7 +93,7 @@ def test_a_reward_of_the_users_own_must_be_given_again(flags, folder, capsys):
     with pytest.raises(SystemExit) as end:
         resume(f"--out_dir={folder}/out", "--max_iters=3")
     assert end.value.code == 2
-    assert f"give it again: --reward={reward}\n" in capsys.readouterr().err
+    assert f"if you trust the file, add --reward={reward}\n" in capsys.readouterr().err
     resume(f"--out_dir={folder}/out", "--max_iters=3", f"--reward={reward}")
 
 

@@ -96,5 +96,5 @@ def test_saved_settings_that_are_none_name_their_file(saved):
 
 def test_mini_batches_of_several_processes_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(Mistake, match="minibatch_size shuffles the inputs of one process"):
+    with pytest.raises(Mistake, match="minibatch_size above 0 allows only one process"):
         load_config(["--minibatch_size=8"])

@@ -197,7 +197,7 @@ def test_a_run_that_goes_on_has_no_table_yet(runs, tmp_path, capsys):
     rows = columns(printed(capsys, compare.main, "a", going))["held-out inputs, after, sampled"]
     assert rows["valid_words"][1] == "-" != rows["valid_words"][0]
     (going / "config.json").unlink()
-    assert "holds no run that has begun" in refused(capsys, compare.main, "a", going)
+    assert "holds no run that has finished a step" in refused(capsys, compare.main, "a", going)
 
 
 # bench
