@@ -167,7 +167,7 @@ def line(title, tables, row):
 
 
 def print_tables():
-    """Print all rows of the runs in WHOLE, and then, for every run, the row `after_sample`."""
+    """Print all rows of the two runs in WHOLE, then the row `after_sample` of all stored runs."""
     figures = stored()
     titles = " | ".join(title for title, _ in COLUMNS.values())
     for run_of in WHOLE:

@@ -1,7 +1,7 @@
 # The default experiment. A model fills all blanks in one parallel step, and learns to choose
 # letters that agree. We hide whole words, because the letters of a word clash most. The words are
-# short, so that a small model can learn this in minutes. The program has the same defaults. This
-# file lists the settings that are worth changing, with reasons.
+# short, so that a small model can learn this in minutes. These values are also the defaults of the
+# program. This file lists those that are worth changing, with reasons.
 #     python train_grpo.py config/grpo_config.py
 
 out_dir = "out"

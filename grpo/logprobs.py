@@ -12,10 +12,10 @@ set of the characters that could have been drawn:
 
     logp = log q(y)    KL = Σ_v p(v) (log p(v) − log p_ref(v))    H = −Σ_v p(v) log p(v)    in nats
 
-GRPO (2402.03300, equation 4) estimates this KL from the drawn letter. We sum over all characters.
-We wrote the gradient out by hand for two reasons: you can read what GRPO does to each logit, and
-the fused kernel has to compute the same. tests/algorithm/test_logprobs.py compares our gradient
-with autograd's.
+GRPO (2402.03300, equation 4) estimates this KL from the drawn character. We sum over all
+characters. We wrote the gradient out by hand for two reasons: you can read what GRPO does to each
+logit, and the fused kernel has to compute the same. tests/algorithm/test_logprobs.py compares our
+gradient with autograd's.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from grpo.batch import Rows
 class Scores(Rows):
     """This holds a policy's scores of fills, in nats. All are 0 where there is no blank."""
 
-    logp: torch.Tensor  # (B,G,T) log q(y)
-    ref_logp: torch.Tensor  # (B,G,T) log p_ref(y), with p_ref renormalised over S
+    logp: torch.Tensor  # (B,G,T) log q(y), under the policy
+    ref_logp: torch.Tensor  # (B,G,T) the same under the reference
     kl: torch.Tensor  # (B,T)
     entropy: torch.Tensor  # (B,T)
 

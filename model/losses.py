@@ -19,7 +19,7 @@ from grpo.batch import make_batch
 
 
 def masked_batch(dataset, args, masking, seed, reveal=False):
-    """Draw inputs, what to hide, and the random numbers for one fill of each: -> `Batch`.
+    """Draw inputs and what to hide of each: -> `Batch`.
 
     With `reveal`, about four inputs in ten get a random part of their hidden text back.
     """

@@ -80,8 +80,8 @@ class Config:
     # Advantages are divided by a standard deviation of rewards. group: that of their own group.
     # batch: that of all blanks of the step. none: they are not divided.
     scale_rewards: Literal["group", "batch", "none"] = "none"
-    # run: each hidden word (a run of blanks) earns its own reward. input: all words of an input
-    # earn the sum of their rewards.
+    # run: each hidden word (a run of blanks) earns its own reward. input: each earns the sum of the
+    # rewards of all words in its input.
     credit: Literal["input", "run"] = "run"
     # What we maximise for each letter. All but PPO's `clip` need importance_sampling_level=token.
     objective: Literal["clip", "cispo", "sapo", "gmpo", "dppo"] = "clip"
