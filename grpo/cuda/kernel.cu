@@ -1,31 +1,45 @@
-// This file computes three functions on a GPU: sample_completions of grpo/sampling.py, logprobs of
-// grpo/logprobs.py, and the gradient of logprobs. Each reads the logits once. No GPU has run it
-// yet. tests/cuda runs it on a CPU, and compiles it for two kinds of GPU, sm_80 and sm_90.
+// This file computes three functions on a GPU: sample_completions of grpo/sampling.py,
+// compute_logprobs of grpo/logprobs.py, here called logprobs, and the gradient of logprobs. Each
+// goes over a row of logits once. After that logprobs looks up only the drawn characters.
+//
+// No GPU has run it yet. tests/cuda runs it on a CPU, and compiles it for two kinds of GPU, sm_80
+// and sm_90.
 //
 // Shapes: B masked inputs, T characters, G group size, V vocabulary. There are B*T positions, and
-// the V logits of one position are called a row.
+// the V logits of one position are called a row. A position is a blank if `mask` is true there. We
+// draw and score characters only at blanks.
 //
-// How to read CUDA. Thousands of threads run a function marked __global__ at the same time. Each
-// thread knows its own number, threadIdx.x. 32 neighbouring threads are called a warp, and the
-// place of a thread in its warp is called its lane. Here a team of LANES neighbouring threads works
-// on one row. If a whole warp worked on a small row, most of its threads would have nothing to do.
-// A thread keeps PER columns of the row in its registers:
+// How to read CUDA. Thousands of threads run a function marked __global__ at the same time. They
+// come in blocks of THREADS threads. blockIdx.x is the number of the block, and threadIdx.x is the
+// number of the thread in its block. 32 neighbouring threads are called a warp. All threads of a
+// block can use the arrays marked __shared__. After __syncwarp() the threads of a warp see what
+// each of them has written there.
+//
+// Here a team of LANES neighbouring threads works on one row. The number of a thread in its team is
+// called its lane. (CUDA itself counts lanes over the whole warp.) Each thread takes four columns
+// at a time. So if a whole warp worked on a small row, most of its threads would have nothing to
+// do. A thread works on PER columns in all, which is few enough to keep them in its registers:
 //
 //     V <= 32: 4 lanes x 8 columns    V <= 96: 8 x 12    V <= 256: 8 x 32    V <= 1024: 32 x 32
 //
 // A team takes the columns in groups of four, which we call cards. Lane 0 takes columns 0 to 3,
 // lane 1 takes columns 4 to 7, and so on. After the last lane comes lane 0 again. So neighbouring
-// threads read neighbouring addresses. The last columns may lie beyond V. We treat them as
-// characters that cannot occur.
+// threads read neighbouring addresses. A team may have more columns than V. We treat the surplus
+// ones as characters that cannot occur, or never write what we computed for them.
 //
-// __shfl_xor_sync(ALL, x, d) gives a thread the x of another thread, whose lane differs from its
-// own in the bits of d. All 32 threads of a warp must make this call together. They do, because
-// which calls are made depends only on the settings, and never on the numbers in a row. That is why
-// a row without a blank takes part as well. It acts like a row of impossible characters.
+// Three calls let a thread see the variable x of another thread. __shfl_xor_sync(ALL, x, d) gives
+// it the x of the thread whose lane is its own with the bits of d flipped. __shfl_sync(ALL, x, k,
+// LANES) gives it the x of lane k of its team. __shfl_up_sync(ALL, x, d, LANES) gives it the x of
+// the lane d places before its own, or its own x if there is no such lane. All 32 threads of a warp
+// must make such a call together. So which calls are made may depend on the shapes and the
+// settings, but never on the row. That is why a team takes part even if its position is no blank,
+// or if it has no row because the last block has more teams than rows are left. It acts as if all
+// characters of its row were impossible.
 //
 // We use no atomic operations, so every sum is added up in a fixed order, and every run gives the
-// same bits. If a row has only -inf, or has a NaN or +inf, then only this row goes wrong: logprobs
-// gives NaN for it, and sample_completions keeps no character of it.
+// same bits. If a row has only -inf, or has a NaN or +inf, then no other row suffers. logprobs
+// gives NaN for everything that depends on this row, and sample_completions keeps no character of
+// it.
 
 struct bf16 { unsigned short bits; };  // the upper 16 bits of a float
 
@@ -53,8 +67,8 @@ struct Place {
     bool there;                        // does the row exist?
     bool blank;                        // does it exist, and is its position a blank?
     long long logits;                  // where the row begins in a tensor (B,T,V)
-    long long draws;                   // its place in completion 0 of a tensor (B,G,T); the place
-                                       // in completion j is j * T further
+    long long draws;                   // where this position of completion 0 lies in a tensor
+                                       // (B,G,T); that of completion j lies j * T further
 };
 
 template <int LANES>
@@ -66,7 +80,8 @@ __device__ inline Place place_of_this_thread(const bool* mask, int B, int T, int
     return {thread % LANES, team, row, there, there && mask[row], logits, draws};
 }
 
-// No two of these arrays overlap, which __restrict__ tells the compiler.
+// These are the types of the arrays that a kernel is given. With __restrict__ we promise the
+// compiler that an array that we write overlaps no other.
 template <class X> using In = const X* __restrict__;    // an array that we read
 template <class X> using Out = X* __restrict__;         // an array that we write
 
@@ -74,9 +89,10 @@ template <class X> struct alignas(4 * sizeof(X)) Card { X x[4]; };
 
 template <class X> __device__ inline Card<X> four(X x) { return {{x, x, x, x}}; }
 
-// Read the card that begins at column v. Columns beyond V keep what `card` held before. If V is a
-// multiple of four, every card begins at a multiple of four numbers, so we read it in one piece.
-// (kernel.py makes sure that the tensor itself begins at such an address.)
+// Read the card that begins at column v. Where there is no column, `card` keeps what it held
+// before. If V is a multiple of four, the address of every card is a multiple of the card's size,
+// so we read it in one piece. (kernel.py makes sure that the tensor itself begins at such an
+// address.)
 template <class X>
 __device__ __forceinline__ void read(const X* row, int v, int V, Card<X>& card) {
     if (V % 4 == 0 && v < V) card = *(const Card<X>*)(row + v);
@@ -102,10 +118,13 @@ template <int LANES, int N> __device__ __forceinline__ void team_max(float (&x)[
 }
 
 // -------------------------------------------------------------------------------------------------
-// logprobs computes log q of each drawn character, and the exact KL and entropy of each blank.
+// logprobs computes log q of each drawn character, also by the reference, and the exact KL and
+// entropy of each blank.
 //
-// Let z be the logits of a row, x = (z - max z) / temperature, and Z the sum of exp(x). r, x_r and
-// Z_r are the same of the reference. S is the set of characters that could be drawn. Then
+// Let z be the logits of a row, x = (z - max z) / temperature, and Z the sum of exp(x). The
+// probabilities are p = exp(x) / Z. For the reference these are called r, x_r, Z_r and p_r. S is
+// the set of characters that could be drawn, which are those that `kept` marks. p(S) is the sum of
+// p over S, and q is p without the characters outside S, scaled so that its sum is 1. Then
 //     log p = x - log Z               KL = sum p (x - x_r) - log Z + log Z_r
 //     log q = log p - log p(S)        H = log Z - sum p x
 // `norms` (B,T,5) keeps {max z, log Z, log p(S), max r, log Z_r} for the backward pass.
@@ -117,7 +136,8 @@ __global__ void __launch_bounds__(THREADS) logprobs_forward(
         Out<float> norms, int B, int T, int G, int V, double temperature) {
     const Place p = place_of_this_thread<LANES>(mask, B, T, G, V);
 
-    // Read the row, and find its largest logits, of all characters and of those in S.
+    // Read the row and the row of the reference. In each find the largest logit of all characters
+    // and the largest logit of those in S.
     const float scale = 1 / (float)temperature;
     float z[PER], r[PER];
     float top[4];                      // the largest of z, of r, of z in S, of r in S
@@ -147,14 +167,18 @@ __global__ void __launch_bounds__(THREADS) logprobs_forward(
     team_max<LANES>(top);
     const float top_s = (top[2] - top[0]) * scale, ref_top_s = (top[3] - top[1]) * scale;
 
-    // For the sums over S we subtract the largest logit in S. The reference may find all of S so
-    // unlikely that otherwise every exp(x) would be 0. In most rows the largest logit in S is that
-    // of the whole row. Then we compute exp only once.
-    float sum[6] = {};                 // Z, Z_r, Z over S, Z_r over S, sum p (x - x_r), sum p x
+    // sum[0] is Z, and sum[1] is Z_r. sum[2] is the sum of exp(x - top_s) over S, where top_s is
+    // the largest x in S, and sum[3] is the same for the reference. With e = exp(x), sum[4] is the
+    // sum of e (x - x_r), and sum[5] is the sum of e x. We divide these two by Z at the end.
+    //
+    // We subtract top_s because the reference may find all of S so unlikely that exp(x_r) would be
+    // 0 for every character in S. In most rows S has the likeliest character of all. Then top_s is
+    // 0, and we need no second exp.
+    float sum[6] = {};
     #pragma unroll
     for (int i = 0; i < PER; i++) {
         const float x = (z[i] - top[0]) * scale, x_r = (r[i] - top[1]) * scale;
-        const float e = expf(x), e_r = expf(x_r);       // divided by Z and Z_r they would be p
+        const float e = expf(x), e_r = expf(x_r);       // e / Z is p, and e_r / Z_r is p_r.
         sum[0] += e;
         sum[1] += e_r;
         if (in_s >> i & 1) {
@@ -182,7 +206,7 @@ __global__ void __launch_bounds__(THREADS) logprobs_forward(
     // its characters again, which are still in the cache.
     for (int j = p.lane; j < G; j += LANES) {
         const long long at = p.draws + (long long)j * T, v = completions[at];
-        float x = p.blank ? not_a_number() : 0, x_r = x;   // NaN if v is not in the vocabulary
+        float x = p.blank ? not_a_number() : 0, x_r = x;   // It stays NaN if v >= V or v < 0.
         if (p.blank && 0 <= v && v < V) {
             const float a = number(logits[p.logits + v]), b = number(ref_logits[p.logits + v]);
             const bool keep = kept[p.logits + v];
@@ -197,7 +221,11 @@ __global__ void __launch_bounds__(THREADS) logprobs_forward(
 // The gradient of a row, as in logprobs_backward of grpo/logprobs.py, is
 //
 // dz[v] = 1/temperature ( sum_j g_logp[j] (1[v = y_j] - q[v])
-//                         + g_kl p[v] (log p[v] - log r[v] - KL) - g_entropy p[v] (log p[v] + H) )
+//                         + g_kl p[v] (log p[v] - log p_r[v] - KL)
+//                         - g_entropy p[v] (log p[v] + H) )
+//
+// Here y_j is the drawn character of completion j, 1[v = y_j] is 1 if v is that character and 0
+// otherwise, and q[v] is 0 outside S. The reference gets no gradient. In the code log p_r is log_r.
 template <class Number, int LANES, int PER>
 __global__ void __launch_bounds__(THREADS) logprobs_backward(
         In<Number> logits, In<Number> ref_logits, In<long long> completions, In<bool> kept,
@@ -207,9 +235,9 @@ __global__ void __launch_bounds__(THREADS) logprobs_backward(
     const Place p = place_of_this_thread<LANES>(mask, B, T, G, V);
 
     // First compute sum_j g_logp[j] 1[v = y_j] for each column v. These sums lie in shared memory,
-    // because a register has no address that we could compute from v. The team reads LANES
-    // completions at a time. Then each of them is shown to all threads of the team in turn, and the
-    // thread to which the drawn column belongs adds it.
+    // because we cannot pick a register by a number that is known only at run time. The team reads
+    // LANES completions at a time, one in each thread. Then every thread of the team looks at each
+    // of them in turn, and the thread that owns the drawn column adds its g_logp to the sum there.
     __shared__ Card<float> all_drawn[THREADS / LANES][LANES * PER / 4];
     Card<float>* drawn = all_drawn[p.team];   // the card that begins at column v is number v / 4
     for (int i = 0; i < PER / 4; i++) drawn[p.lane + i * LANES] = four(0.f);
@@ -261,14 +289,18 @@ __global__ void __launch_bounds__(THREADS) logprobs_backward(
 }
 
 // -------------------------------------------------------------------------------------------------
-// sample_completions decides which characters may be drawn, and draws them, in whole numbers.
-// top-k, top-p and min-p each drop all characters whose weight is below some threshold. So one
-// number describes the set S, the least weight that is kept.
+// sample_completions decides which characters may be drawn, and draws one for each completion. The
+// weight of a character is 2^21 exp((z - max z) / temperature), rounded to a whole number. From
+// there on we compute with whole numbers, so the order of a sum makes no difference. top-k, top-p
+// and min-p each drop all characters whose weight is below some threshold. So the set S is
+// described by one number, the largest of these thresholds. It is at least 1, so no character of
+// weight 0 is in S.
 
-// Find the largest threshold that keeps enough characters. `enough` is their number, or with
-// by_weight their total weight. We find the threshold bit by bit, from the highest one down, and
-// set a bit if enough characters still reach the threshold. (top-p may count characters here that
-// top-k has dropped. They do not matter, because they are lighter than any that top-p keeps.)
+// Find the largest threshold that keeps enough characters, or 0 if there are not enough. `enough`
+// is the number of characters that must be kept, or with by_weight their total weight. We find the
+// threshold bit by bit, from the highest bit down. We set a bit if enough characters still reach
+// the threshold. (For top-p we also count characters that top-k has dropped. This does no harm:
+// those that top-k keeps are enough without them, so the threshold is never below that of top-k.)
 template <int LANES, int PER>
 __device__ __forceinline__ unsigned largest_threshold(
         const unsigned (&weight)[PER], unsigned enough, bool by_weight) {
@@ -285,8 +317,9 @@ __device__ __forceinline__ unsigned largest_threshold(
     return best;
 }
 
-// The last number of __launch_bounds__ says how many blocks should run at once. With 5 blocks a
-// thread has 96 registers, and with 10 it has 48. Either is enough, so no register is spilled.
+// The last number of __launch_bounds__ says how many blocks each multiprocessor of the GPU should
+// be able to run at once. With 5 blocks a thread may use 96 registers, and with 10 it may use 48.
+// For the PER in question this is enough, so the compiler need not move any values to memory.
 template <class Number, int LANES, int PER>
 __global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions(
         In<Number> logits, In<long long> masked, In<bool> mask, In<float> uniforms,
@@ -328,8 +361,8 @@ __global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions
     if (min_p > 0) low = max(low, (unsigned)ceil((1 << 21) * min_p));
 
     // Lay the characters of S end to end, each as long as its weight, and compute where each one
-    // ends. This is a running sum. We take it within each card, then along the lanes of the team,
-    // and `carried` adds the total of all earlier cards.
+    // ends. This is a running sum. In each round of the loop every lane has one card. We take the
+    // sum within the card, then along the lanes, and add `carried`, the total of earlier rounds.
     __shared__ Card<unsigned> all_ends[THREADS / LANES][LANES * PER / 4];
     Card<unsigned>* ends = all_ends[p.team];
     unsigned carried = 0;
@@ -357,9 +390,11 @@ __global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions
     __syncwarp();
     if (!p.there) return;
 
-    // A uniform number points to one unit of the total length, the target. We draw the character
-    // that covers it. Its number is the number of columns that end at or before the target. We find
-    // it bit by bit, from the highest one down.
+    // A uniform number in [0, 1) becomes a whole number below the total length, the target. We draw
+    // the character that covers it. If n columns end at or before the target, this is character n.
+    // We find n by binary search. (A character outside S has no length, so it is never drawn.) S is
+    // empty where there is no blank, or where the row has a NaN, a +inf or only -inf. There the
+    // completion gets what the input has.
     const unsigned* end = ends[0].x;
     for (int j = p.lane; j < G; j += LANES) {
         const long long at = p.draws + (long long)j * T;
@@ -369,6 +404,6 @@ __global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions
         #pragma unroll
         for (int step = 512; step > 0; step /= 2)
             if (v + step <= LANES * PER && end[v + step - 1] <= target) v += step;
-        completions[at] = carried ? v : masked[p.row];  // if S is empty, the blank stays
+        completions[at] = carried ? v : masked[p.row];  // If S is empty, the input stays.
     }
 }

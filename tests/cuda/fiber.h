@@ -1,14 +1,17 @@
 // This runs grpo/cuda/kernel.cu on a CPU. Include this file first, and compile with g++ -x c++.
 //
 // Every CUDA thread becomes a fiber, which is a function with a stack of its own that can stop in
-// the middle. The 32 fibers of a warp run until each of them has returned or stands at a
-// __shfl_*_sync. An exchange happens when all lanes that its mask names stand at the same call with
-// the same mask. If a lane still waits and no exchange can happen, a GPU would hang or compute
-// garbage. Then launch() returns false, and `fiber_error` says which lane waits for which. Blocks
-// and warps run one after the other.
+// the middle. A lane is the number of a fiber in its warp. The 32 fibers of a warp run in turn,
+// each until it returns or comes to a __shfl_*_sync or a __syncwarp. We call such a call an
+// exchange. The lanes go on when all those that the mask names stand at the same call with the same
+// mask. If some lane waits and none can go on, a GPU would hang or compute garbage. Then launch()
+// returns false, and `fiber_error` says which lane waits for which. Blocks and warps run one after
+// the other.
 //
-// With g++ -fsanitize=thread, the thread sanitizer sees each fiber as a thread. It reports a lane
-// that reads or writes what another lane wrote, if there is no __syncwarp in between.
+// With g++ -fsanitize=thread, the thread sanitizer sees each fiber as a thread. If two lanes of a
+// warp use the same memory, at least one of them writes, and there is no __syncwarp in between, it
+// reports this. It does not see such a race between two warps, because here the first has returned
+// before the second begins.
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -22,7 +25,7 @@
 #define __device__
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
-#define __shared__ static       // blocks run one after the other
+#define __shared__ static       // One copy is enough, because blocks run in turn.
 
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 static struct { unsigned x; } threadIdx, blockIdx;
@@ -59,7 +62,7 @@ struct Fiber {
     enum { READY, WAITING, RETURNED } state;
     bool started;
     void* thread;           // the sanitizer's name for it
-    const void* site;       // the address of the exchange that it waits for
+    const void* site;       // the place in the code of the call at which it waits
     unsigned mask;          // the lanes that take part in the exchange
     int source;             // the lane whose value it asks for
     unsigned long long value, answer;   // what it offers, and what it receives
@@ -115,16 +118,18 @@ template <class X> __forceinline__ X __shfl_up_sync(unsigned mask, X x, int by, 
 template <class X> __forceinline__ X __shfl_sync(unsigned mask, X x, int lane, int width) {
     return exchange(mask, x, lane_now / width * width + lane);
 }
-// Only this call puts what the lanes write and read in order.
+// A lane may rely on what another lane wrote only after this call, and not after a shuffle. So only
+// here do we tell the thread sanitizer that what was written before comes before what is read
+// after.
 __forceinline__ void __syncwarp() {
     __tsan_release(fibers);
     exchange(0xffffffffu, 0, lane_now);
     __tsan_acquire(fibers);
 }
 
-// Find the first lane that keeps `lane` waiting, or -1 if the exchange can happen. The mask must
-// name the lane itself and the lane that it asks, and all lanes of the mask must stand at this
-// call.
+// Find a lane that keeps `lane` waiting, or -1 if `lane` can go on. The mask of `lane` must name
+// `lane` itself and the lane whose value it asks for. All lanes of the mask must stand at the same
+// call as `lane`, with the same mask.
 UNSEEN static int missing(int lane) {
     const Fiber& me = fibers[lane];
     if (!(me.mask >> lane & 1)) return lane;
@@ -145,7 +150,7 @@ UNSEEN static bool run_warp() {
             if (fibers[l].state == Fiber::READY) resume(fibers[l]);
         }
         int stuck = -1;
-        std::vector<int> ready;         // we find all of these before any of them moves on
+        std::vector<int> ready;         // Find them all before the state of any changes.
         for (int l = 0; l < WARP; l++)
             if (fibers[l].state != Fiber::WAITING) continue;
             else if (missing(l) < 0) ready.push_back(l);

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# This script runs all checks that need a GPU, in about ten minutes. Start it in the repository's
-# root:
+# This script runs all checks that need a GPU, in at most eleven minutes. Start it in the
+# repository's root:
 #
-#     bash tests/cuda/gpu.sh         # each part writes its output to a file in out-gpu/
+#     bash tests/cuda/gpu.sh
 #
-# Each part has a time limit in seconds. If one fails, the next one still runs. compute-sanitizer
-# and ncu belong to the CUDA toolkit. Without them their parts fail.
+# Each part writes its output to a file in out-gpu/, or in $OUT if that is set, and its last lines
+# to the screen. Each part has a time limit in seconds. If one fails, the next one still runs, and
+# the exit code of the script does not tell, so read the line that begins with == for each part.
+# compute-sanitizer and ncu belong to the CUDA toolkit. Without them their parts fail.
 export OUT=${OUT:-out-gpu} PYTHONUNBUFFERED=1 PYTHONPATH=.
 mkdir -p "$OUT"
 
@@ -70,7 +72,7 @@ def agree(have, given, *setting):
 
 
 def shapes():
-    """Compare every compiled variant, also where rows and columns do not fill the last block."""
+    """Compare every compiled variant, also where columns do not fill a team, or rows a block."""
     for dtype in torch.float32, torch.bfloat16:
         for V in 1, 27, 28, 32, 33, 96, 97, 255, 256, 257, 1000, 1024:
             for G, *setting in (5, 0, 1.0, 0.0), (33, 5, 0.9, 0.01):
@@ -97,7 +99,9 @@ def step():
         config = Config(kernel=name, batch_size=16, minibatch_size=8, dtype="float32")
         call, _ = bench.prepare(config, DEVICE)  # this takes the first step
         found.append([call()[1] for _ in range(3)][-1])
-    for name, x in found[0].items():  # attention adds up its gradient in any order
+    for name, x in found[0].items():
+        # The tolerance is wide, because attention adds up its gradient in an order that differs
+        # from run to run.
         torch.testing.assert_close(x, found[1][name], rtol=5e-2, atol=2e-2, msg=name)
     print("steps agree")
 
