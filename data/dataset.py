@@ -82,9 +82,9 @@ class Dataset:
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
         """Draw windows of the text, and decide what to hide: -> tokens (B,T), mask (B,T) bool.
 
-        `masking` is {name: weight}, and `seed` is a tuple of whole numbers. Some ways of
-        hiding read `mask_ratio`, the share of characters to hide, and the others read `words`, the
-        number of words to hide. Each is one number for all inputs, or an array (B,).
+        `masking` is {name: weight}, and `seed` is a tuple of whole numbers. Some ways of hiding
+        read `mask_ratio`, the share of characters to hide, and the others read `words`, the number
+        of words to hide. Each is one number for all inputs, or an array (B,).
         """
         rng = np.random.default_rng(seed)
         starts = rng.integers(len(self.tokens) - block_size + 1, size=size)  # (B,)

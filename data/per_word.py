@@ -60,7 +60,6 @@ def lay_out_words(words):
     per_input = words.amax(dim=1)  # (B,) how many words each input has
     earlier = per_input.cumsum(dim=0) - per_input  # (B,) how many words the inputs before it have
     word = (words - 1 + earlier[:, None])[blank]  # (M,)
-    place = (
-        same_word(words).tril(diagonal=-1).sum(dim=-1)[blank]
-    )  # (M,) the number of earlier blanks in the same word
+    # (M,) the number of earlier blanks in the same word
+    place = same_word(words).tril(diagonal=-1).sum(dim=-1)[blank]
     return word, place

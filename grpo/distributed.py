@@ -1,13 +1,12 @@
 """Let several processes work on one step: `torchrun --nproc_per_node=N train_grpo.py ...`.
 
 If each of N processes takes A micro-batches, the step is the same as with one process that takes
-N·A micro-batches.
-Every process draws the whole step's inputs and random numbers from the seed and keeps its share.
-The loss gives each blank a weight, which is normalised over all processes. So we add up the
-gradients of the processes and do not average them. Some values need the whole step, such as the
-metrics and the standard deviation that scale_rewards=batch divides by. For these we gather or add
-up the tensors of all processes. Only the first process logs and saves. Without torchrun there is a
-single process, and these functions change nothing.
+N·A micro-batches. Every process draws the whole step's inputs and random numbers from the seed and
+keeps its share. The loss gives each blank a weight, which is normalised over all processes. So we
+add up the gradients of the processes and do not average them. Some values need the whole step, such
+as the metrics and the standard deviation that scale_rewards=batch divides by. For these we gather
+or add up the tensors of all processes. Only the first process logs and saves. Without torchrun
+there is a single process, and these functions change nothing.
 """
 
 import atexit

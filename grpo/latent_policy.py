@@ -10,8 +10,8 @@ By the chain rule its log-probability is
 
     logp_t = L_t − L_{t−1},    L_t = log Σ_z π(z) Π_{s≤t} q_z,s(y_s)
 
-The logp_t of a word add up to the word's exact log-probability. Every letter has a ratio
-and a clip of its own. With K = 1 each logp_t is the same as in `Product`.
+The logp_t of a word add up to the word's exact log-probability. Every letter has a ratio and a clip
+of its own. With K = 1 each logp_t is the same as in `Product`.
 
 KL and entropy are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖r_z), where r_z is
 the reference's q_z. The first blank of a word adds KL(π‖π_ref), where π_ref is the reference's π.

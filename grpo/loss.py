@@ -177,7 +177,7 @@ def grpo_loss(now, old, advantages, words, weights, config):
     pg_loss = -total(objective)
     kl_penalty = config.kl_beta * total(kl)
     loss = pg_loss + kl_penalty - config.entropy_coef * total(now.entropy[:, None])
-    # With importance_sampling_level=sequence, `stopped` can be True at visible
-    # text, too. We count blanks only.
+    # With importance_sampling_level=sequence, `stopped` can be True at visible text, too. We count
+    # blanks only.
     clipped = (stopped & (words > 0)[:, None]).sum()
     return loss, Terms(loss, pg_loss, kl_penalty, clipped)

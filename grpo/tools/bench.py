@@ -80,7 +80,7 @@ def step(G, device):
 
 
 def gradient(compute, logits, *others):
-    """Return the gradient, with respect to `logits`, of the sum of what `compute` returns."""
+    """Return the gradient of the sum of all logp, kl and entropy with respect to `logits`."""
     logp, _, kl, entropy = compute(logits, *others)
     return torch.autograd.grad(logp.sum() + kl.sum() + entropy.sum(), logits)
 
