@@ -2,26 +2,35 @@
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
-`grpo_step` is the algorithm (DeepSeekMath, 2402.03300, Algorithm 1), and `train` repeats it.
+`grpo_step` is the algorithm (DeepSeekMath, 2402.03300, Algorithm 1), and `main` is the whole run.
 grpo/README.md says where this departs from the paper, and why.
 
 Shapes: B masked inputs, T characters of each, G completions of each input.
 """
 
 import sys
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from grpo.advantage import group_advantages, keep_uncertain
-from grpo.batch import Rollout, micro_batches, minibatches
-from grpo.distributed import total_over_processes
+from grpo.batch import Rollout, draw_batch, micro_batches, minibatches
+from grpo.cuda.kernel import choose
+from grpo.distributed import join, pick_device, total_over_processes
+from grpo.evaluation.evaluate import hold_out, peek, table, try_rewards
 from grpo.loss import grpo_loss, loss_weights
-from grpo.metrics import StepMetrics
-from grpo.optimizer import learning_rate
+from grpo.metrics import StepMetrics, as_numbers, check_weights, text_metrics
+from grpo.optimizer import Optimizer, learning_rate
+from grpo.plumbing.checkpoint import LATEST, load_model, read, restore_training, save_training
 from grpo.plumbing.command_line import exit_on_mistake
 from grpo.plumbing.config import load_config
-from grpo.plumbing.training_run import Run
-from grpo.reference import update_reference
+from grpo.plumbing.load import load_data, load_models, load_rewards
+from grpo.plumbing.log import Clock, Log
+from grpo.policy import Policy, make_judge, pick_compile, pick_dtype
+from grpo.reference import make_reference, update_reference
+from grpo.tools import replay
 
 
 def grpo_step(policy, reference, rewards, optimizer, batch, config):
@@ -89,26 +98,94 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     return Rollout(batch, fills, old, reward, advantages), metrics.result()
 
 
-def train(run):
-    """Take all steps of `run`, which holds the models, the data, the optimizer and the files."""
-    config = run.config
-    for step in range(run.start, config.max_iters):
-        run.optimizer.set_learning_rate(learning_rate(step, config))
-        batch = run.draw_batch(step)  # a function of (seed, step) alone
-        rollout, metrics = grpo_step(
-            run.policy, run.reference, run.rewards, run.optimizer, batch, config
-        )
-        # By default the reference stays as it is. With reference_mode=ema or periodic it follows
-        # the policy.
-        update_reference(run.reference_network, run.policy_network, step + 1, config)
-        run.log_and_save(step, rollout, metrics)  # ends the run after Ctrl-C or a NaN
-
-
 def main(arguments):
+    """Make one run: read its settings, train, and measure the result. Returns the table."""
     with exit_on_mistake("train_grpo.py"):  # prints a user's mistake in one line, exits with 2
-        with Run(load_config(arguments)) as run:  # Ctrl-C ends the run after the current step
-            train(run)
-            run.finish()  # prints how well the policy fills held-out inputs, before and after
+        config = load_config(arguments)
+        resumed = config.init_from == "resume"
+        saved = read(Path(config.out_dir) / LATEST) if resumed else {}
+        state = saved.get("training", {})
+        device = pick_device(config.device)
+        elsewhere = device
+        if config.reference_device != "auto":
+            elsewhere = pick_device(config.reference_device)
+        config = replace(
+            config,
+            dtype=pick_dtype(config.dtype, device),
+            compile=pick_compile(config.compile, device),
+        )
+        join(device)
+        train, val = load_data(config.dataset, config.block_size, config.prompts_file)
+
+        # Three networks: the generator, which learns, the base model, and the judge.
+        generator, base, judge = load_models(config, train.vocabulary, saved)
+        fused = choose(config, device, len(train.vocabulary), generator.n_latent)
+        config = replace(config, kernel=fused)
+        reference = make_reference(base, config.reference_mode, state.get("reference"))
+        start = base  # the generator as it was before the first step
+        if config.reference_checkpoint:
+            start = load_model(config.generator_checkpoint, "generator", train.vocabulary)
+
+        # A policy maps masked inputs to a distribution over their fills.
+        clock = Clock(device)
+        policy = Policy(generator, config, device)
+        reference = Policy(reference, config, elsewhere)
+        before = Policy(start, config, elsewhere)
+        policy.call = clock.timed("policy", policy.call)
+        reference.call = clock.timed("reference", reference.call)
+        judge = clock.timed("judge", make_judge(judge, config, device))
+        held_out = hold_out(config, train, val, device)
+        rewards = load_rewards(config, judge, train.vocabulary, held_out.lexicon, device)
+        try_rewards(judge, rewards, held_out)  # so that a faulty reward fails now
+        optimizer = Optimizer(generator, config)
+        # This seed is only for a user's reward function, in case it draws random numbers.
+        torch.manual_seed(config.seed)
+        if state:
+            restore_training(state, optimizer.adamw, config.out_dir)
+
+        with Log(config, state.get("iteration", 0), clock) as log:  # from here on we write files
+            if log.records:
+                replay.begin(before, held_out, config, log.start)
+            log.say(peek(policy, before, held_out, log.start))
+            for step in range(log.start, config.max_iters):
+                log.begin_step(step)
+                optimizer.set_learning_rate(learning_rate(step, config))
+                batch = clock.timed("data", draw_batch)(train, config, step, device)
+                rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
+                # By default the reference stays as it is. With reference_mode=ema or periodic it
+                # follows the policy.
+                update_reference(reference.network, generator, step + 1, config)
+                stop = log.signals.requested()
+                numbers = as_numbers(metrics) | text_metrics(
+                    rollout, rewards.decode, held_out.lexicon, cut=not config.prompts_file
+                )
+                log.metrics(step, numbers | {"lr": learning_rate(step, config)} | clock.read())
+                if log.records:
+                    replay.record(policy, held_out, config, step, rollout)
+                last = step + 1 == config.max_iters
+                if last or stop or (step + 1) % config.save_interval == 0:
+                    check_weights(policy, held_out)
+                    save_training(
+                        config,
+                        generator,
+                        reference.network,
+                        optimizer.adamw,
+                        step + 1,
+                        train.vocabulary,
+                    )
+                    log.saved = step + 1
+                log.bar.update()
+                if stop:
+                    sys.exit(128 + stop)
+                if last or (step + 1) % config.eval_interval == 0:
+                    log.say(peek(policy, before, held_out, step + 1))
+            log.bar.close()
+            log.trained = time.monotonic()
+            result, lines = table(
+                policy, before, judge, rewards, held_out, config, log.exit_on_signal
+            )
+            log.table(result, lines)
+        return result
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.exceptions import Mistake, refuse
 from data.masking import make_mask
 from data.text.prepare import BLANK, normalise
+from data.user_mistake import Mistake, refuse
 
 PAD = -1  # fills the end of a prompt shorter than block_size; it is no character
 

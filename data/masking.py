@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from data.exceptions import Mistake
+from data.user_mistake import Mistake
 
 
 def whole_words(characters):

@@ -7,11 +7,40 @@ reads the fills as text when a line is logged. If a metric of your own needs the
 Shapes: B inputs, T characters, G completions of each input.
 """
 
+import math
+
 import torch
 
 from data.lexicon import hidden_spans, is_valid
 from grpo.advantage import INDISTINCT
 from grpo.distributed import gather, total_over_processes
+
+# A NaN in one of these metrics spreads only to the metrics below it. So the first metric that is
+# not finite tells what went wrong.
+SUSPECTS = {
+    "entropy": "the generator's logits",
+    "log_prob": "the generator's logits after the update",
+    "mean_kl": "the reference's logits",
+    "mean_reward": "the rewards",
+    "loss": "the loss",
+    "grad_norm": "the gradient",
+}
+
+
+def as_numbers(metrics):
+    """Turn {metric: scalar tensor} into {metric: number}, and wait for the device only once.
+
+    Raises FloatingPointError if a metric in SUSPECTS is not finite. If that metric is `log_prob`,
+    the last update has given the policy bad weights. If it is any other metric, `Optimizer.step`
+    has skipped the bad update.
+    """
+    values = torch.stack(list(metrics.values())).tolist()
+    numbers = dict(zip(metrics, values))
+    for name, what in SUSPECTS.items():
+        if not math.isfinite(numbers.get(name, 0)):
+            line = f"not finite: {what} ({name}={numbers[name]}); try a lower learning_rate"
+            raise FloatingPointError(line)
+    return numbers
 
 
 class StepMetrics:
@@ -88,3 +117,12 @@ def text_metrics(rollout, decode, lexicon, cut):
         for span in hidden_spans(original, mask[i], cut):
             valid += [is_valid(text, *span, lexicon) for text in texts[i * G : (i + 1) * G]]
     return {"valid_words": sum(valid) / max(len(valid), 1)}
+
+
+@torch.no_grad()
+@torch.compiler.set_stance("force_eager")
+def check_weights(policy, held_out):
+    """Raise FloatingPointError if the updated weights give logits that are not finite."""
+    few = held_out.batch[:2]
+    log_prob = policy(few).log_prob(few.tokens[:, None]).sum()
+    as_numbers({"log_prob": log_prob})

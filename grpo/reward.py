@@ -20,9 +20,9 @@ repeats.
 import torch
 import torch.nn.functional as F
 
-from data.exceptions import Mistake, refuse
 from data.lexicon import hidden_spans, is_valid
 from data.per_word import begins_word, mean_over_blanks, mean_over_words
+from data.user_mistake import Mistake, refuse
 
 CPU_ROWS = 32  # rows that a CPU judges at once; many more would overflow its cache
 CUDA_ROWS = 8192  # rows that a GPU judges at once, so that the activations fit into its memory

@@ -17,13 +17,15 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
-from data.exceptions import Mistake, refuse
 from data.masking import parse_masking
+from data.user_mistake import Mistake, refuse
+from grpo.distributed import pick_device
 from grpo.plumbing.checkpoint import load_model, model_file, read, write
 from grpo.plumbing.command_line import exit_on_mistake, read_arguments
 from grpo.plumbing.config import Config, check_files
-from grpo.plumbing.load import check_length, load_data, make_judge, make_policy, pick_device
+from grpo.plumbing.load import check_length, load_data
 from grpo.plumbing.log import Signals, claim
+from grpo.policy import Policy, make_judge
 from model.losses import generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
@@ -170,9 +172,9 @@ def pretrain(args):
     out = Path(args.out_dir)
     lock = claim(out, 1, "lock")  # a folder in use is refused now, not in half an hour
     config = Config(dtype=args.dtype, compile="false", batch_size=args.batch_size)
-    policy, *others = (make_policy(model, device, config) for model in models)
+    policy, *others = (Policy(model, config, device) for model in models)
     sources = [policy, *others]
-    score = make_judge(judge, device, config)
+    score = make_judge(judge, config, device)
 
     def loss_of_generator(step):
         return generator_loss(policy, train, args, (args.seed, 0, step))

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))  # so that the script finds data/, too
-from data.exceptions import Mistake, refuse  # noqa: E402
+from data.user_mistake import Mistake, refuse  # noqa: E402
 
 BLANK = "_"  # the mask token of every vocabulary, so it is never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from data.exceptions import Mistake
+from data.user_mistake import Mistake
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 128  # in a block

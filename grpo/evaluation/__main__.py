@@ -17,8 +17,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from data.exceptions import refuse
 from data.per_word import mean_over_blanks
+from data.user_mistake import refuse
+from grpo.distributed import pick_device
 from grpo.evaluation.evaluate import (
     COLUMNS,
     EVALUATION_SEED,
@@ -33,15 +34,9 @@ from grpo.latent_policy import Latent
 from grpo.plumbing.checkpoint import LATEST, find, load_model, read, training_state
 from grpo.plumbing.command_line import Parser, exit_on_mistake
 from grpo.plumbing.config import Config, from_saved
-from grpo.plumbing.load import (
-    load_data,
-    load_models,
-    load_rewards,
-    make_judge,
-    make_policy,
-    pick_device,
-)
+from grpo.plumbing.load import load_data, load_models, load_rewards
 from grpo.plumbing.log import save_table
+from grpo.policy import Policy, make_judge
 from grpo.product_policy import Product
 from grpo.reward import log_odds
 from model.losses import judge_loss
@@ -76,9 +71,9 @@ class FinishedRun:
         self.train, self.val = load_data(config.dataset, config.block_size, config.prompts_file)
         vocabulary = self.train.vocabulary
         generator, self.base, judge = load_models(config, vocabulary, saved)
-        self.policy = make_policy(generator, device, config)
-        self.before = make_policy(self.base, device, config)
-        self.judge = make_judge(judge, device, config)
+        self.policy = Policy(generator, config, device)
+        self.before = Policy(self.base, config, device)
+        self.judge = make_judge(judge, config, device)
         self.held_out = hold_out(config, self.train, self.val, device, args.eval_seed)
         lexicon = self.held_out.lexicon
         self.rewards = load_rewards(config, self.judge, vocabulary, lexicon, device)
@@ -139,7 +134,7 @@ def judges(run, files):
     all_of_them = {run.config.judge_checkpoint: run.judge}
     for file in files:
         judge = load_model(file, "judge", run.train.vocabulary).requires_grad_(False)
-        all_of_them[file] = make_judge(judge, run.device, run.config)
+        all_of_them[file] = make_judge(judge, run.config, run.device)
     cells = [["P(real), says", *fills]]
     for name, judge in all_of_them.items():
         said = [log_odds(judge, x, batch.words).sigmoid() for x in fills.values()]
@@ -157,7 +152,7 @@ def fresh_judge(run, scratch):
     lines = []
     for when, policy in {"before": run.before, "after": run.policy}.items():
         judge = load_model(Config.judge_checkpoint, "judge", run.train.vocabulary)
-        score = make_judge(judge, run.device, run.config)
+        score = make_judge(judge, run.config, run.device)
         args = Settings(
             judge_masking=run.config.masking, block_size=run.config.block_size, out_dir=scratch
         )

@@ -116,6 +116,14 @@ def opinions(judge, rewards, fills, batch):
     return scores, said
 
 
+@torch.compiler.set_stance("force_eager")
+def try_rewards(judge, rewards, held_out):
+    """Score a few texts, so that a faulty reward fails before the run begins."""
+    few = held_out.batch[:2]
+    fills = few.tokens[:, None].repeat(1, 3, 1)  # (2,3,T)
+    opinions(judge, rewards, fills, few)
+
+
 def measure(fills, inputs):
     """Compute the figures of fills (N,n,T) of the inputs in a `HeldOut`: -> {name: number}.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from data.exceptions import Mistake, refuse
+from data.user_mistake import Mistake, refuse
 from grpo.distributed import is_first, n_processes
 from model.transformer import Generator, Judge, TransformerConfig
 

@@ -20,7 +20,7 @@ import sys
 import traceback
 from typing import get_args
 
-from data.exceptions import Mistake, refuse
+from data.user_mistake import Mistake, refuse
 from grpo.plumbing.checkpoint import ROOT, find
 
 LARGEST = 2**31 - 1

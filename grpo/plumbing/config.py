@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from data.exceptions import refuse
 from data.masking import parse_masking
+from data.user_mistake import refuse
 from grpo.distributed import is_first, n_processes
 from grpo.plumbing.checkpoint import LATEST, find, read, training_state
 from grpo.plumbing.command_line import convert, read_arguments

@@ -1,75 +1,17 @@
-"""Turn settings into a device, data, models, policies and rewards."""
+"""Read the files that settings name: the text, the models, and the functions of a reward."""
 
-import os
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from data.dataset import Dataset, Prompts, decode
-from data.exceptions import Mistake, refuse
 from data.text.prepare import prepare
+from data.user_mistake import Mistake, refuse
 from grpo.distributed import is_first, largest_of_processes
-from grpo.latent_policy import Latent
 from grpo.plumbing.checkpoint import LATEST, ROOT, build, find, load_model
 from grpo.plumbing.command_line import run_file
 from grpo.plumbing.config import Config, find_dataset, parse_reward
-from grpo.product_policy import Product
+from grpo.policy import make_judge
 from grpo.reward import Rewards, judge_reward, own_reward, valid_words
-from grpo.sampling import Sampling, penalise_repetition
-
-
-def pick_device(name):
-    """Turn `auto`, or a device's name, into a torch.device.
-
-    Under torchrun, `auto` and `cuda` give each process a GPU of its own. Raises a Mistake for a
-    device that is not on this machine.
-    """
-    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    if name == "cuda" or (name == "auto" and gpus):
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    elif name == "auto":
-        name = "cpu"
-    there = ["cpu", *gpus]
-    refuse(name not in there, f"device {name} is not on this machine; it has {', '.join(there)}")
-    if name != "cpu":
-        torch.cuda.set_device(name)
-    return torch.device(name)
-
-
-def pick_dtype(name, device):
-    """Turn `auto` into bfloat16 if the device has instructions for it, else into float32.
-
-    On a CPU with such instructions, bfloat16 about halves the time of a step.
-    """
-    if name != "auto":
-        return name
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        native = torch.cpu.get_capabilities().get("avx512_bf16")
-    return "bfloat16" if native else "float32"
-
-
-def can_compile():
-    """Try out whether torch.compile works. For a CPU it needs a C++ compiler with headers."""
-    try:
-        torch.compile(lambda x: x + 1)(torch.zeros(64))
-    except Exception:  # the error's type depends on what is missing or broken
-        return False
-    return True
-
-
-def pick_compile(name, device):
-    """Turn `auto` into "true" on CUDA if torch.compile works there, and otherwise into "false".
-
-    On a CPU, compiling takes a minute, which is too long for a short run. Raises a Mistake if the
-    user asks for "true" and torch.compile does not work.
-    """
-    wanted = name == "true" or (name == "auto" and device.type == "cuda")
-    works = wanted and can_compile()
-    refuse(name == "true" and not works, "compile=true needs a C++ compiler; set compile=false")
-    return "true" if works else "false"
 
 
 def load_data(dataset, block_size, prompts_file=""):
@@ -128,59 +70,6 @@ def check_length(block_size, *models):
         )
 
 
-def on_device(model, device, config):
-    """Move a model to `device`, and return a function that calls it.
-
-    The function takes tokens on any device, and its result lies on `device`. It autocasts and is
-    compiled if the settings say so.
-    """
-    model.to(device)
-    if config.compile == "true":
-        model.trunk.compile(dynamic=False)
-    half = config.dtype == "bfloat16"
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
-    padded = bool(config.prompts_file)
-
-    def run(tokens, **options):
-        with autocast:
-            return model(tokens.to(device), padded=padded, **options)
-
-    return run
-
-
-def make_judge(model, device, config):
-    """Wrap a judge as a function: tokens (N,T) -> log-odds (N,T), on the tokens' device."""
-    run = on_device(model, device, config)
-
-    def judge(tokens):
-        return run(tokens).to(tokens.device)
-
-    return judge
-
-
-def make_policy(generator, device, config):
-    """Wrap a generator as a policy, a function that maps a `Batch` to a distribution over fills.
-
-    One call runs the network once on each masked input, batch_size inputs at a time.
-    """
-    network = on_device(generator, device, config)
-    distribution = Latent if generator.n_latent > 1 else Product  # add a new kind of policy here
-    options = {name: getattr(config, name) for name in vars(Sampling()) if hasattr(config, name)}
-    sampling = Sampling(**options, fused=config.kernel == "cuda")
-    penalty = config.repetition_penalty
-
-    def policy(batch):
-        recompute = config.gradient_checkpointing and torch.is_grad_enabled()
-        parts = batch.masked.split(config.batch_size)
-        outputs = [network(part, recompute=recompute) for part in parts]  # a tuple for each part
-        tensors = [torch.cat(pieces).to(batch.masked.device) for pieces in zip(*outputs)]
-        if penalty != 1:
-            tensors[-1] = penalise_repetition(tensors[-1], batch.masked, batch.mask, penalty)
-        return distribution(*tensors, batch, sampling)
-
-    return policy
-
-
 def load_function(path, name):
     """Load a user's own function. Raises a Mistake if the file fails or has no such function."""
     values = run_file(path, "reward file")
@@ -203,7 +92,7 @@ def load_rewards(config, judge, vocabulary, lexicon, device):
         elif name.endswith(".pt"):
             short = Path(name).stem
             other = load_model(name, "judge", vocabulary).requires_grad_(False)
-            other = make_judge(other, device, config)
+            other = make_judge(other, config, device)
             function = partial(judge_reward, other, config.judge_score)
         else:
             function = partial(own_reward, short, load_function(path, short))

@@ -6,8 +6,11 @@ It also times the run and watches for signals.
 import contextlib
 import json
 import os
+import shlex
 import signal
+import sys
 import time
+import traceback
 from collections import Counter
 from dataclasses import asdict
 from datetime import datetime
@@ -17,9 +20,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data.exceptions import Mistake
+from data.user_mistake import Mistake
 from grpo.distributed import is_first, largest_of_processes, n_processes
-from grpo.plumbing.checkpoint import LATEST, PREVIOUS, write
+from grpo.evaluation import evaluate
+from grpo.plumbing.checkpoint import LATEST, PREVIOUS, ROOT, write
+from grpo.plumbing.command_line import print_cause
 
 try:
     import fcntl
@@ -51,9 +56,9 @@ class Clock:
     def timed(self, name, call):
         """Wrap `call` so that the time of each call is added to {name}_ms, which `read` returns."""
 
-        def timed_call(*arguments):
+        def timed_call(*arguments, **options):
             begin = self.now()
-            result = call(*arguments)
+            result = call(*arguments, **options)
             self.spans.append((f"{name}_ms", begin, self.now()))
             return result
 
@@ -211,12 +216,21 @@ SHOWN = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl"}
 
 
 class Log:
-    """This writes config.json and metrics.jsonl, moves the progress bar, and logs to wandb."""
+    """Write a run's files, move the progress bar, and say how to go on if the run ends early."""
 
-    def __init__(self, config, start):
+    def __init__(self, config, start, clock):
         """Open the files. If another run uses out_dir, raise a Mistake before writing anything."""
+        self.config = config
+        self.clock = clock
+        self.start = self.step = self.saved = start
+        self.again = shlex.quote(config.out_dir)  # part of the commands that `__exit__` prints
+        # We run a user's FILE.py only if the command line names it, so these commands name it.
+        if ".py:" in config.reward:
+            self.again += f" --reward={shlex.quote(config.reward)}"
+        self.signals = Signals()
         out = Path(config.out_dir)
         self.first = is_first()  # only the first process writes and prints
+        self.records = config.replay and self.first
         self.file = claim(out, start) if self.first else open(os.devnull, "a")
         write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
         total = config.max_iters
@@ -225,6 +239,20 @@ class Log:
         )
         wanted = config.wandb_log and self.first
         self.wandb = self.unless_it_fails(start_wandb, config) if wanted else None
+
+    def __enter__(self):
+        self.signals.__enter__()
+        self.began = time.monotonic()
+        return self
+
+    def begin_step(self, step):
+        self.step = step
+        self.clock.start()
+
+    def exit_on_signal(self):
+        stop = self.signals.requested()
+        if stop:
+            sys.exit(128 + stop)
 
     def unless_it_fails(self, call, *arguments):
         """Call wandb. If it fails, the run prints one warning and goes on without wandb."""
@@ -251,6 +279,49 @@ class Log:
         shown = {name: f"{numbers[metric]:.3f}" for name, metric in SHOWN.items()}
         self.bar.set_postfix(shown, refresh=False)
         self.to_wandb(lambda run: run.log(numbers, step=step))
+
+    def table(self, result, completions):
+        """Save and print the table. Then print the run's curves, and commands to try next."""
+        out = self.config.out_dir
+        save_table(out, result, completions)
+        say = self.say
+        say(evaluate.format_table(result, evaluate.SHORT_ROWS, evaluate.SHORT_COLUMNS))
+        say(curves({"": read_metrics(Path(out) / "metrics.jsonl")}))
+        table = time.monotonic() - self.trained
+        say(f"the steps took {self.trained - self.began:.0f} s, the table {table:.0f} s")
+        say(f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:")
+        python = "python" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} python"
+        quoted = shlex.quote(out)
+        text = "this function returns a ____ of strings"
+        say(f'  {python} -m grpo.tools.fill "{text}" --run={quoted}')
+        if self.records:
+            say(f"  {python} -m grpo.tools.replay {quoted}    # watch it learn")
+        say(f"  {python} -m grpo.evaluation {quoted}    # all of the table")
+        self.to_wandb(lambda run: run.summary.update(result))
+
+    def __exit__(self, kind, error, _):
+        """If the run ends early, print one last line: why, what is saved, and how to go on."""
+        self.signals.__exit__()
+        self.close(failed=kind is not None)
+        if not error:
+            return
+        what = f"{error}" if kind in (Mistake, FloatingPointError) else f"{kind.__name__}: {error}"
+        if self.signals.received:
+            what = f"stopped by {signal.Signals(self.signals.received).name}"
+        go_on = "nothing was saved yet"
+        if self.saved:
+            go_on = f"{self.saved} of {self.config.max_iters} steps are saved;"
+            if self.saved < self.config.max_iters:
+                go_on += f" to go on: --init_from=resume --out_dir={self.again},"
+            go_on += f" for the table: python -m grpo.evaluation {self.again} --again"
+        if isinstance(error, Mistake):
+            print_cause(error)
+        elif not isinstance(error, (FloatingPointError, OSError, SystemExit)):
+            traceback.print_exception(error)
+        if self.first:
+            print(f"train_grpo.py: step {self.step}: {what}; {go_on}", file=sys.stderr)
+        if not isinstance(error, SystemExit):
+            sys.exit(2 if isinstance(error, Mistake) else 1)
 
     def close(self, failed):
         self.bar.close()

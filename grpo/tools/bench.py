@@ -24,11 +24,13 @@ import torch
 
 from grpo.batch import draw_batch
 from grpo.cuda import kernel
+from grpo.distributed import pick_device
 from grpo.logprobs import compute_logprobs
 from grpo.optimizer import Optimizer
 from grpo.plumbing import load
 from grpo.plumbing.config import Config
 from grpo.plumbing.log import Clock
+from grpo.policy import Policy, can_compile, make_judge, pick_dtype
 from grpo.reward import judge_logits
 from grpo.sampling import Sampling, sample_completions
 from train_grpo import grpo_step
@@ -56,14 +58,14 @@ def race(title, variants, device):
 
 def prepare(config, device):
     """Make two functions to time: a step, and the judge alone on the same completions."""
-    config.dtype = load.pick_dtype(config.dtype, device)
+    config.dtype = pick_dtype(config.dtype, device)
     data, _ = load.load_data(config.dataset, config.block_size)
     config.kernel = kernel.choose(config, device, len(data.vocabulary))
     generator, reference, judge = load.load_models(config, data.vocabulary)
     optimizer = Optimizer(generator.to(device), config)
-    policy = load.make_policy(generator, device, config)
-    reference = load.make_policy(reference, device, config)
-    judge = load.make_judge(judge, device, config)
+    policy = Policy(generator, config, device)
+    reference = Policy(reference, config, device)
+    judge = make_judge(judge, config, device)
     rewards = load.load_rewards(config, judge, data.vocabulary, set(), device)
     batch = draw_batch(data, config, 0, device)
     step = partial(grpo_step, policy, reference, rewards, optimizer, batch, config)
@@ -73,7 +75,7 @@ def prepare(config, device):
 
 def step(G, device):
     variants = {}
-    for mode in ["eager", "compiled"] if load.can_compile() else ["eager"]:
+    for mode in ["eager", "compiled"] if can_compile() else ["eager"]:
         config = Config(group_size=G, compile=str(mode == "compiled").lower(), **STEP)
         variants[f"step, {mode}"], variants[f"judge alone, {mode}"] = prepare(config, device)
     race(f"step, G = {G}", variants, device)
@@ -95,7 +97,7 @@ def operations(G, device):
     score = (logits.clone().requires_grad_(), ref_logits, completions, kept, mask, 0.8)
 
     variants = {"eager": (sample_completions, compute_logprobs)}
-    if load.can_compile():
+    if can_compile():
         variants["compiled"] = [torch.compile(f, dynamic=False) for f in variants["eager"]]
     if kernel.choose(Config(dtype="float32"), device, V) == "cuda":
         variants["fused"] = (kernel.sample_completions, kernel.logprobs)
@@ -106,7 +108,7 @@ def operations(G, device):
 
 
 def main():
-    device = load.pick_device("auto")
+    device = pick_device("auto")
     print(f"{device}, {torch.get_num_threads()} threads")
     for part in (step, operations):
         for G in (16, 32):

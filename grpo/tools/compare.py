@@ -8,7 +8,7 @@ grpo/README.md says what the figures are.
 import json
 from pathlib import Path
 
-from data.exceptions import refuse
+from data.user_mistake import refuse
 from grpo.evaluation.evaluate import COLUMNS, aligned
 from grpo.plumbing.command_line import Parser, exit_on_mistake
 from grpo.plumbing.log import CURVES, curves, read_metrics

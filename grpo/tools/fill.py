@@ -24,15 +24,16 @@ from typing import NamedTuple
 import torch
 
 from data.dataset import decode, encode
-from data.exceptions import refuse
 from data.lexicon import highlight
 from data.per_word import mean_over_blanks, number_words
 from data.text.prepare import BLANK
+from data.user_mistake import refuse
 from grpo.batch import make_batch
 from grpo.plumbing.checkpoint import LATEST, build, find, load_model, read
 from grpo.plumbing.command_line import Parser, convert, exit_on_mistake
 from grpo.plumbing.config import Config, from_saved
-from grpo.plumbing.load import check_length, make_policy
+from grpo.plumbing.load import check_length
+from grpo.policy import Policy
 from grpo.reward import log_odds
 
 
@@ -62,7 +63,7 @@ def fill(generator, vocabulary, text, k=5, temperature=1.0, seed=1):
     mask_id = vocabulary.index(BLANK)
     batch = make_batch(masked, masked == mask_id, mask_id, k, (seed,))
     config = Config(temperature=temperature, dtype="float32", compile="false")
-    q = make_policy(generator, torch.device("cpu"), config)(batch)
+    q = Policy(generator, config, torch.device("cpu"))(batch)
     drawn = q.sample(batch.uniforms).completions  # (1,k,T)
     log_p = q.log_prob(drawn).sum(dim=-1)[0]  # (k,)
     log_probs = dict(zip(decode(drawn, vocabulary), log_p.tolist()))

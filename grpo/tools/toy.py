@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from data.dataset import decode
-from data.exceptions import refuse
+from data.user_mistake import refuse
 from grpo.batch import make_batch
 from grpo.optimizer import Optimizer
 from grpo.plumbing.command_line import exit_on_mistake, read_arguments
 from grpo.plumbing.config import Config, check
-from grpo.plumbing.load import make_policy
+from grpo.policy import Policy
 from grpo.reference import update_reference
 from grpo.reward import Rewards
 from model.transformer import IMPOSSIBLE
@@ -118,7 +118,7 @@ def train(**settings):
     """
     config = Settings(**settings)
     table, base = Table(config.n_latent), Table(config.n_latent)
-    policy, reference = (make_policy(x, torch.device("cpu"), config) for x in (table, base))
+    policy, reference = (Policy(x, config, torch.device("cpu")) for x in (table, base))
     optimizer = Optimizer(table, config)
     optimizer.adamw = torch.optim.SGD(table.parameters(), lr=config.learning_rate)
     rewards = Rewards({"words": (reward, 1)}, lambda tokens: decode(tokens, VOCABULARY))

@@ -1,11 +1,9 @@
 """Compare the optimizer with AdamW written by hand, and check the learning rate of each step."""
 
-from unittest.mock import MagicMock
-
 import pytest
 import torch
+from conftest import run
 
-import train_grpo
 from grpo.optimizer import Optimizer, learning_rate
 from grpo.plumbing.config import Config
 
@@ -26,11 +24,14 @@ def test_the_rate_warms_up_and_falls_to_min_lr_on_a_cosine():
 
 
 @pytest.mark.parametrize("start", [0, 5])
-def test_a_run_sets_the_rate_of_every_step_also_when_it_goes_on(monkeypatch, start):
-    monkeypatch.setattr(train_grpo, "grpo_step", lambda *_: (None, {}))
-    run = MagicMock(config=Config(**SCHEDULE), start=start)
-    train_grpo.train(run)
-    rates = [call.args[0] for call in run.optimizer.set_learning_rate.call_args_list]
+def test_a_run_sets_the_rate_of_every_step_also_when_it_goes_on(flags, monkeypatch, start):
+    rates = []
+    monkeypatch.setattr(Optimizer, "set_learning_rate", lambda self, rate: rates.append(rate))
+    if start:
+        run(flags, **SCHEDULE | {"max_iters": start, "lr_decay_iters": 11})
+        rates.clear()
+        flags["init_from"] = "resume"
+    run(flags, **SCHEDULE)
     assert rates == pytest.approx(RATES[start:11], rel=1e-4)
 
 

@@ -8,9 +8,9 @@ import torch
 from conftest import BLANK, encode
 
 from data import dataset
-from data.exceptions import Mistake
 from data.per_word import mean_over_blanks
 from data.text.prepare import VOCABULARY
+from data.user_mistake import Mistake
 from grpo.batch import make_batch
 from grpo.plumbing.config import parse_reward
 from grpo.reward import Rewards, judge_logits, judge_reward, log_odds, own_reward, valid_words

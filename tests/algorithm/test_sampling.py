@@ -12,7 +12,7 @@ from conftest import BLANK, encode
 from grpo.batch import make_batch
 from grpo.logprobs import compute_logprobs, log_softmax, restrict
 from grpo.plumbing.config import Config
-from grpo.plumbing.load import make_policy
+from grpo.policy import Policy
 from grpo.sampling import (
     Sampling,
     draw,
@@ -221,7 +221,7 @@ def test_a_policy_penalises_the_logits_of_its_letters(n_latent, name):
 
     def logits(penalty):
         config = Config(dtype="float32", compile="false", repetition_penalty=penalty)
-        return getattr(make_policy(generator, torch.device("cpu"), config)(batch), name)
+        return getattr(Policy(generator, config, torch.device("cpu"))(batch), name)
 
     want = penalise_repetition(logits(1.0), masked, batch.mask, 1.5)
     torch.testing.assert_close(logits(1.5), want)

@@ -15,7 +15,7 @@ from grpo.batch import make_batch
 from grpo.logprobs import Scores, log_softmax
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config
-from grpo.plumbing.load import make_policy
+from grpo.policy import Policy
 from grpo.product_policy import Product
 from grpo.reward import Rewards, judge_reward
 from grpo.sampling import Fills, Sampling
@@ -80,7 +80,7 @@ def step(settings, tokens, mask, judge=some_judge, n_latent=1):
     V = 6
     generator, reference = models(V, tokens.shape[1], n_latent)
     optimizer = descend(generator, config, rate=1.0)
-    policies = [make_policy(model, torch.device("cpu"), config) for model in (generator, reference)]
+    policies = [Policy(model, config, torch.device("cpu")) for model in (generator, reference)]
     batch = make_batch(tokens, mask, V - 1, config.group_size, (1, 0))
     rewards = Rewards({"judge": (partial(judge_reward, judge, "log_odds"), 1.0)}, decode=None)
     before = weights_of(generator)

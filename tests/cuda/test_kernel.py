@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.exceptions import Mistake
+from data.user_mistake import Mistake
 from grpo import logprobs, sampling
 from grpo.batch import make_batch
 from grpo.cuda import kernel

@@ -8,7 +8,7 @@ import torch
 from conftest import command_line, run, same
 
 import train_grpo
-from data.exceptions import Mistake
+from data.user_mistake import Mistake
 from grpo.plumbing.checkpoint import (
     MODEL_KEYS,
     build,

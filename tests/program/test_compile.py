@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import run
 
-from data.exceptions import Mistake
-from grpo.plumbing import load
+from data.user_mistake import Mistake
+from grpo import policy
 
 
 @pytest.mark.parametrize("changes, update", [({}, (4, 16)), ({"minibatch_size": 2}, (2, 16))])
@@ -24,7 +24,7 @@ def test_compile_is_read(flags, tmp_path, monkeypatch, changes, update):
     assert not graphs
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
-    monkeypatch.setattr(load, "can_compile", lambda: True)
+    monkeypatch.setattr(policy, "can_compile", lambda: True)
     _, compiled = run(flags, out_dir=tmp_path / "compiled", compile="true", **changes)
     assert compiled == eager
     assert json.loads(Path(tmp_path, "compiled", "config.json").read_text())["compile"] == "true"
@@ -39,11 +39,11 @@ def test_compile_auto_is_for_cuda(monkeypatch):
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr(torch, "compile", lambda f: f)
     for device in cpu, cuda:
-        assert load.pick_compile("true", device) == "true"
-        assert load.pick_compile("false", device) == "false"
-    assert load.pick_compile("auto", cpu) == "false"
-    assert load.pick_compile("auto", cuda) == "true"
+        assert policy.pick_compile("true", device) == "true"
+        assert policy.pick_compile("false", device) == "false"
+    assert policy.pick_compile("auto", cpu) == "false"
+    assert policy.pick_compile("auto", cuda) == "true"
     monkeypatch.setattr(torch, "compile", lambda f: 1 / 0)  # no compiler
-    assert load.pick_compile("auto", cuda) == "false"
+    assert policy.pick_compile("auto", cuda) == "false"
     with pytest.raises(Mistake, match="compile=true needs a C\\+\\+ compiler"):
-        load.pick_compile("true", cpu)
+        policy.pick_compile("true", cpu)

@@ -12,11 +12,11 @@ import pytest
 from conftest import TEXT
 
 from data.dataset import PAD, Dataset, Prompts, decode, encode
-from data.exceptions import Mistake
 from data.lexicon import hidden_spans, highlight, is_valid, lexicon
 from data.masking import MASKINGS, make_mask, parse_masking
 from data.text import prepare as script
 from data.text.prepare import VOCABULARY, is_prose, is_validation, normalise, prepare
+from data.user_mistake import Mistake
 
 LINE = "the old cat sat on the mat and ran"
 TEXTS = np.array([[*LINE]] * 2000)  # (B,T)

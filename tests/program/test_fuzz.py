@@ -15,8 +15,8 @@ import pytest
 from conftest import TEXT
 
 from data.dataset import PAD, Dataset, Prompts
-from data.exceptions import Mistake
 from data.text.prepare import VOCABULARY, normalise, prepare
+from data.user_mistake import Mistake
 
 CASES = int(os.environ.get("FUZZ", 300))
 BATCH = 50

@@ -21,7 +21,8 @@ BELOW = {
     "model.report": ["data", "grpo", "model.losses"],
     "grpo.evaluation": ["data", "grpo"],
     "grpo.plumbing": ["data", "grpo", "grpo.evaluation", "model.transformer"],
-    "train_grpo": ["data", "grpo", "grpo.plumbing"],
+    "grpo.tools.replay": ["data", "grpo", "grpo.plumbing"],
+    "train_grpo": ["data", "grpo", "grpo.evaluation", "grpo.plumbing", "grpo.tools.replay"],
 }
 COMMANDS = ["grpo.evaluation.__main__", "grpo.tools", "model.pretrain"]  # they may import anything
 

@@ -11,9 +11,8 @@ import torch
 from conftest import run
 
 from data.dataset import decode
-from grpo.plumbing import replay_recorder
-from grpo.plumbing.replay_recorder import unpack
 from grpo.tools import replay
+from grpo.tools.replay import unpack
 
 BROWSER = shutil.which("chromium")
 OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
@@ -43,17 +42,17 @@ def test_a_line_holds_what_the_step_drew_and_what_the_policy_says_after_it(
     The test computes `log_ratio` and `bounded` itself.
     """
     seen = []
-    real = replay_recorder.record
+    real = replay.record
 
     @torch.no_grad()
     def record(policy, held_out, config, step, rollout):
         real(policy, held_out, config, step, rollout)
         q = policy(rollout.batch)
         log_ratio = q.score(rollout.fills, q).logp - rollout.old.logp  # (B,G,T)
-        watched = held_out.batch[: replay_recorder.INPUTS]
+        watched = held_out.batch[: replay.INPUTS]
         seen.append((rollout, log_ratio, policy(watched), watched.mask))
 
-    monkeypatch.setattr(replay_recorder, "record", record)
+    monkeypatch.setattr(replay, "record", record)
     start = world / f"{generator}.pt"
     run(flags, credit="run", num_iterations=2, generator_checkpoint=start)
     header, *lines = lines_of(tmp_path)

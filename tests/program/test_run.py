@@ -19,8 +19,7 @@ from grpo.evaluation import evaluate
 from grpo.evaluation.rivals import best_by_word
 from grpo.plumbing.checkpoint import model_file, read, write
 from grpo.plumbing.config import load_config
-from grpo.plumbing.log import BAR, SHOWN, Signals
-from grpo.plumbing.training_run import Run
+from grpo.plumbing.log import BAR, SHOWN, Clock, Log, Signals
 from model.transformer import Judge, TransformerConfig
 
 OWN_REWARDS = """
@@ -123,28 +122,37 @@ def test_the_folder_of_an_earlier_run_is_moved_aside_whole(flags, tmp_path, caps
 def test_a_folder_that_holds_no_run_is_used_as_it_is(flags, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("a file of the user's")
-    for _ in range(2):  # a Run that took no step is not moved aside either
-        Run(load_config(command_line(flags))).log.close(failed=True)
+    for _ in range(2):  # a run that took no step is not moved aside either
+        start_log(flags).close(failed=True)
     assert not list(tmp_path.glob("out-until-*")) and (tmp_path / "out" / "mine.txt").exists()
 
 
+def start_log(flags):
+    """Open the folder of a run, as a run does after its last mistake could be found."""
+    config = load_config(command_line(flags))
+    return Log(config, 0, Clock(torch.device("cpu")))
+
+
 def test_two_runs_do_not_share_a_folder(flags, tmp_path, capsys):
-    first = Run(load_config(command_line(flags)))
+    first = start_log(flags)
     for changes in ({"seed": 2}, {"out_dir": tmp_path / "." / "out"}):
         with pytest.raises(SystemExit) as end:
             run(flags, **changes)
         assert end.value.code == 2
         assert "out is in use by another run, or cannot be written" in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "config.json").read_text())["seed"] == 1
-    first.log.close(failed=False)
+    first.close(failed=False)
     run(flags, seed=2)
 
 
 # Runs in which something fails.
 
 
-def spoil(run, bad):
-    """Turn the logits, rewards or gradient that `bad` names into NaN from step 2 on."""
+def spoil(monkeypatch, bad):
+    """Turn the logits, rewards or gradient that `bad` names into NaN from step 2 on.
+
+    Returns a list to which each step adds the policy and the optimizer.
+    """
 
     def nan(x):
         return x * float("nan")
@@ -155,18 +163,23 @@ def spoil(run, bad):
         setattr(q, name, nan(getattr(q, name)))
         return q
 
-    def draw_batch(step):
-        if step == 2 and bad == "gradient":
-            run.optimizer.parameters[0].register_hook(nan)
-        elif step == 2 and bad == "judge":
-            function, weight = run.rewards.parts["judge"]
-            run.rewards.parts["judge"] = (lambda *given: nan(function(*given)), weight)
-        elif step == 2:
-            setattr(run, bad, partial(spoiled, policy=getattr(run, bad)))
-        return real(step)
+    def step(policy, reference, rewards, optimizer, batch, config):
+        seen.append((policy, optimizer))
+        if len(seen) == 3 and bad == "gradient":
+            optimizer.parameters[0].register_hook(nan)
+        elif len(seen) == 3 and bad == "judge":
+            function, weight = rewards.parts["judge"]
+            rewards.parts["judge"] = (lambda *given: nan(function(*given)), weight)
+        elif len(seen) == 3 and bad == "policy":
+            policy = partial(spoiled, policy=policy)
+        elif len(seen) == 3:
+            reference = partial(spoiled, policy=reference)
+        return real(policy, reference, rewards, optimizer, batch, config)
 
-    real = run.draw_batch
-    run.draw_batch = draw_batch
+    seen = []
+    real = train_grpo.grpo_step
+    monkeypatch.setattr(train_grpo, "grpo_step", step)
+    return seen
 
 
 @pytest.mark.parametrize("generator", ["generator", "latent"])
@@ -179,20 +192,22 @@ def spoil(run, bad):
         ("gradient", "the gradient (grad_norm=nan)"),
     ],
 )
-def test_what_is_not_finite_changes_no_weight(flags, world, capsys, generator, bad, named):
+def test_what_is_not_finite_changes_no_weight(
+    flags, world, capsys, monkeypatch, generator, bad, named
+):
     """The error names the step and the tensor. The weights stay those of the last checkpoint."""
     path = world / f"{generator}.pt"
-    run = Run(load_config(command_line(flags, save_interval=1, generator_checkpoint=path)))
-    spoil(run, bad)
-    with pytest.raises(SystemExit) as end, run:
-        train_grpo.train(run)
+    seen = spoil(monkeypatch, bad)
+    with pytest.raises(SystemExit) as end:
+        run(flags, save_interval=1, generator_checkpoint=path)
     assert end.value.code == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"train_grpo.py: step 2: not finite: {named}")
     saved = read(Path(flags["out_dir"]) / "checkpoint.pt")
     assert saved["training"]["iteration"] == 2
-    assert same(saved["weights"], dict(run.policy_network.state_dict()))
-    assert same(saved["training"]["optimizer"]["state"], run.optimizer.adamw.state_dict()["state"])
+    policy, optimizer = seen[-1]
+    assert same(saved["weights"], dict(policy.network.state_dict()))
+    assert same(saved["training"]["optimizer"]["state"], optimizer.adamw.state_dict()["state"])
 
 
 def test_an_error_in_a_users_own_reward_says_where_and_how_to_go_on(flags, own, capsys):

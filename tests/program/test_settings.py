@@ -7,10 +7,9 @@ import pytest
 from conftest import run
 
 import train_grpo
-from data.exceptions import Mistake
 from data.text.prepare import prepare
-from grpo.plumbing import checkpoint
-from grpo.plumbing import training_run as run_module
+from data.user_mistake import Mistake
+from grpo.plumbing import checkpoint, log
 from grpo.plumbing.checkpoint import read
 from grpo.plumbing.config import Config, from_saved, load_config
 
@@ -60,9 +59,7 @@ def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags, c
     run(flags, out_dir="out", max_iters=1, **own)
     assert [path.name for path in Path().iterdir()] == ["out"]
     assert read("out/checkpoint.pt")["training"]["iteration"] == 1
-    assert (
-        f"  PYTHONPATH={run_module.ROOT} python -m grpo.evaluation out" in capsys.readouterr().out
-    )
+    assert f"  PYTHONPATH={log.ROOT} python -m grpo.evaluation out" in capsys.readouterr().out
 
 
 def test_a_shorter_run_is_all_warm_up():

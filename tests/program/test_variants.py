@@ -11,8 +11,6 @@ import pytest
 from conftest import command_line, figures
 
 import train_grpo
-from grpo.plumbing.config import load_config
-from grpo.plumbing.training_run import Run
 
 VARIANTS = [
     *({"loss_type": name} for name in ("grpo", "dapo", "bnpo", "dr_grpo", "sum")),
@@ -39,18 +37,19 @@ VARIANTS = [
 SHORT = {"max_iters": 2, "eval_inputs": 1, "replay": False}
 
 
-def train(arguments, out_dir):
+def train(arguments, out_dir, monkeypatch):
     """Take two steps, without the final evaluation: -> the lines of metrics.jsonl."""
-    with Run(load_config(arguments)) as run:
-        train_grpo.train(run)
+    monkeypatch.setattr(train_grpo, "table", lambda *_: ({}, []))
+    monkeypatch.setattr(train_grpo.Log, "table", lambda *_: None)
+    train_grpo.main(arguments)
     return figures(out_dir)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("generator", ["generator", "latent"])
-def test_a_variant_trains(variant, generator, world, flags):
+def test_a_variant_trains(variant, generator, world, flags, monkeypatch):
     flags["generator_checkpoint"] = world / f"{generator}.pt"
-    steps = train(command_line(flags, **SHORT, **variant), flags["out_dir"])
+    steps = train(command_line(flags, **SHORT, **variant), flags["out_dir"], monkeypatch)
     assert len(steps) == 2
     assert all(math.isfinite(value) for step in steps for value in step.values())
     assert steps[0]["grad_norm"] > 0
@@ -63,4 +62,4 @@ def test_a_config_file_trains(file, flags, monkeypatch):
     small += ["batch_size", "group_size", "warmup_iters", "device", "dtype"]
     own = command_line({name: flags[name] for name in small}, **SHORT, minibatch_size=0)
     files = list(dict.fromkeys(["config/grpo_config.py", file]))
-    assert len(train([*files, *own], flags["out_dir"])) == 2
+    assert len(train([*files, *own], flags["out_dir"], monkeypatch)) == 2

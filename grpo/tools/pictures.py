@@ -1,6 +1,6 @@
 """Draw the pictures of the READMEs, from the default run and the run of config/latent.py.
 
-    PYTHONPATH=. python .github/pictures.py out out-latent
+    python -m grpo.tools.pictures out out-latent
 
 This needs matplotlib and Pillow.
 """
@@ -14,8 +14,8 @@ from matplotlib import get_data_path, rcParams
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
-from grpo.plumbing.replay_recorder import unpack
 from grpo.tools import replay, toy
+from grpo.tools.replay import unpack
 
 GREY = "#4a5058"  # for text and axes, on a background that is always white
 for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick."):
@@ -129,7 +129,7 @@ def learning(folder):
 
 if __name__ == "__main__":
     product, latent = sys.argv[1:]
-    here = Path(__file__).parent
+    here = Path(".github")
     tables().savefig(here / "tables.png")
     titles = {"each blank by itself": product, "choose, then spell": latent}
     frontier(titles).savefig(here / "frontier.png")

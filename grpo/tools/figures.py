@@ -1,9 +1,9 @@
 """Make the runs behind the READMEs' tables, and keep their results in .github/figures.json.
 
-    PYTHONPATH=. python .github/figures.py run                 # takes hours, skips finished runs
-    PYTHONPATH=. python .github/figures.py run --only=latent   # only rows whose name has "latent"
-    PYTHONPATH=. python .github/figures.py table               # prints the rows in Markdown
-    PYTHONPATH=. python .github/figures.py keep NAME SEED OUT  # adds a run that you made yourself
+    python -m grpo.tools.figures run                 # takes hours, skips finished runs
+    python -m grpo.tools.figures run --only=latent   # only rows whose name has "latent"
+    python -m grpo.tools.figures table               # prints the rows in Markdown
+    python -m grpo.tools.figures keep NAME SEED OUT  # adds a run that you made yourself
 
 A printed number is a mean over seeds, ± half the gap between the largest and the smallest value.
 """
@@ -19,12 +19,10 @@ from pathlib import Path
 from threading import Lock
 
 import numpy as np
-import torch
 
 from grpo.evaluation import evaluate
-from train_grpo import Run, load_config, train
 
-FILE = Path(__file__).with_name("figures.json")
+FILE = Path(".github/figures.json")
 COLUMNS = {  # {key in a row of evaluation.json: (column title, decimal places)}
     "valid_words": ("valid", 3),
     "exact_words": ("exact", 3),
@@ -93,10 +91,11 @@ def run(row, seed, folder):
     flags = [] if row == "none" else shlex.split(row)
     own = [f"--seed={seed}", f"--out_dir={out}", "--eval_interval=1000"]
     settings = ["config/grpo_config.py", *flags, *own]
-    program = ["train_grpo.py"] if row in WHOLE else [__file__, "after"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *program, *settings], check=True, env=environment, **quiet)
+    subprocess.run(
+        [sys.executable, "train_grpo.py", *settings], check=True, env=environment, **quiet
+    )
     return read_table(out)
 
 
@@ -111,26 +110,11 @@ def read_table(out):
 def keep(row, seed, table):
     """Store a run's table in figures.json, under the name `row` and then under `seed`."""
     figures = stored()
-    figures.setdefault(row, {})[seed] = table
+    figures.setdefault(row, {})[seed] = (
+        table if row in WHOLE else {"after_sample": table["after_sample"]}
+    )
     FILE.write_text(json.dumps(figures, indent=0, sort_keys=True))
     print(row, seed, flush=True)
-
-
-@torch.no_grad()
-def measure_after(run):
-    """Measure the fills of a run's policy: -> {"after_sample": {name: number}}."""
-    inputs = run.held_out
-    q = run.policy(inputs.batch)
-    figures = evaluate.measure(q.sample(inputs.batch.uniforms).completions, inputs)
-    return {"after_sample": figures | {"entropy": evaluate.entropy(q, inputs.batch.mask)}}
-
-
-def train_and_measure(settings):
-    """Train, and compute only the row `after_sample`, because the whole table takes long."""
-    with Run(load_config(settings)) as run:
-        train(run)
-        table = measure_after(run)
-    (Path(run.config.out_dir) / "evaluation.json").write_text(json.dumps(table))
 
 
 def run_all(args):
@@ -183,11 +167,10 @@ def print_tables():
             print(line(f"`{row}`", list(figures[row].values()), "after_sample"))
 
 
-def main():
-    if sys.argv[1:2] == ["after"]:  # this is a process that the function `run` started
-        return train_and_measure(sys.argv[2:])
-    if sys.argv[1:2] == ["keep"]:
-        name, seed, out = sys.argv[2:]
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["keep"]:
+        name, seed, out = argv[1:]
         return keep(name, seed, read_table(Path(out)))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["run", "table"])
@@ -195,7 +178,7 @@ def main():
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", default="out-figures", help="where the runs are kept")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     run_all(arguments) if arguments.what == "run" else print_tables()
 
 
