@@ -2,34 +2,34 @@
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
-`grpo_step` is the algorithm (DeepSeekMath, 2402.03300, Algorithm 1), and `main` is the whole run.
-grpo/README.md says where this departs from the paper, and why.
+`grpo_step` is the algorithm (DeepSeekMath, 2402.03300, Algorithm 1, but for some departures that
+grpo/README.md gives reasons for), and `main` is the whole run around it. From Python:
+
+    from train_grpo import main
+    table = main(["config/quick.py", "--kl_beta=0"])
 
 Shapes: B masked inputs, T characters of each, G completions of each input.
 """
 
 import sys
 import time
-from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from grpo.advantage import group_advantages, keep_uncertain
-from grpo.batch import Rollout, draw_batch, micro_batches, minibatches
-from grpo.cuda.kernel import choose
-from grpo.distributed import join, pick_device, total_over_processes
-from grpo.evaluation.evaluate import hold_out, peek, table, try_rewards
+from data.user_mistake import refuse
+from grpo.advantage import forward_advantages, group_advantages, keep_uncertain
+from grpo.batch import draw_batch, micro_batches, minibatches
+from grpo.distributed import join_processes, pick_device, total_over_processes
+from grpo.evaluation.evaluate import evaluate, hold_out, peek, try_rewards
 from grpo.loss import grpo_loss, loss_weights
-from grpo.metrics import StepMetrics, as_numbers, check_weights, text_metrics
-from grpo.optimizer import Optimizer, learning_rate
-from grpo.plumbing.checkpoint import LATEST, load_model, read, restore_training, save_training
-from grpo.plumbing.command_line import exit_on_mistake
-from grpo.plumbing.config import load_config
-from grpo.plumbing.load import load_data, load_models, load_rewards
-from grpo.plumbing.log import Clock, Log
-from grpo.policy import Policy, make_judge, pick_compile, pick_dtype
-from grpo.reference import make_reference, update_reference
+from grpo.metrics import Rollout, StepMetrics, check_finite, text_metrics
+from grpo.optimizer import Optimizer, learning_rate, make_adamw
+from grpo.plumbing.checkpoint import load_checkpoint, save_checkpoint
+from grpo.plumbing.config import exit_on_mistake, load_config
+from grpo.plumbing.load import load_models, load_text, make_rewards
+from grpo.plumbing.log import Log
+from grpo.policy import Policy, make_judge
+from grpo.reference import update_reference
 from grpo.tools import replay
 
 
@@ -41,6 +41,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                      integer z for each hidden word, and given z the letters of the word are
                      independent (grpo/latent_policy.py).
     reference(batch) the same kind of distribution, from the frozen base model by default
+    rewards          a `Rewards`: what each blank of the fills earns, by default from the judge
     fills            `Fills`: completions (B,G,T), and a mask of the characters that top_k, top_p,
                      ... allow
     old, now         `Scores` of the fills when they were drawn, and in the current update. logp and
@@ -63,130 +64,109 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         fills = q_old.sample(batch.uniforms)
         old = q_old.score(fills, q_ref)  # only old.ref_logp and old.kl use q_ref
 
-    # 2. Judge. By default a frozen classifier estimates log(p/q) of every hidden word: how much
-    #    likelier its spelling is in real text (p) than from the base model (q). That is the
-    #    reward of each letter of the word. With credit=input a letter gets the sum over all words.
-    reward, for_the_log = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
+    # 2. Judge. By default a frozen classifier estimates, for every hidden word, how much likelier
+    #    its spelling is in real text than from the base model, as a logarithm. That is the reward
+    #    of each letter of the word. With credit=input a letter gets the sum over all words.
+    reward, parts = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
 
     # 3. Compare. By default an advantage is the reward minus the mean reward of the same word in
     #    the other G - 1 completions. With top_entropy_quantile=0.2 only the most uncertain fifth of
     #    the blanks keeps its advantages, and the others get 0. By default all keep them.
     advantages = group_advantages(reward, batch.mask, config)  # (B,G,T)
+    if config.direction == "forward":  # fit the draws that reward and reference ask for
+        advantages = forward_advantages(reward, old, batch.words)
     advantages = keep_uncertain(advantages, old.entropy, batch.mask, config.top_entropy_quantile)
 
     # 4. Update. A letter has the ratio ρ = exp(now.logp - old.logp) and the advantage A. By
-    #    default the loss is Σ weights · (-min(ρ·A, clip(ρ, 0.8, 1.2)·A) + kl_beta · KL).
-    metrics = StepMetrics(for_the_log, advantages, batch.mask)
+    #    default the loss is the mean of -min(ρ·A, clip(ρ, 0.8, 1.2)·A) + kl_beta · KL over all
+    #    letters drawn. `weights` make a sum a mean, also over several micro-batches.
+    metrics = StepMetrics(parts, advantages, batch.mask)
     for epoch in range(config.num_iterations):
         for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
-            blanks = total_over_processes(batch.mask[rows].sum()).clamp(min=1)
-            weights = loss_weights(batch.mask[rows], blanks, config)  # (B,T) one for each blank
+            n_blanks = total_over_processes(batch.mask[rows].sum()).clamp(min=1)
+            weights = loss_weights(batch.mask[rows], n_blanks, config)  # (B,T) one for each blank
             loss_of_update = 0.0
             # Take at most batch_size inputs at a time, so that their activations fit into memory.
-            for micro, weight in micro_batches(rows, weights, config.batch_size):
-                now = policy(batch[micro]).score(fills[micro], q_ref[micro])
+            for some, weight in micro_batches(rows, weights, config.batch_size):
+                now = policy(batch[some]).score(fills[some], q_ref[some])
                 loss, terms = grpo_loss(
-                    now, old[micro], advantages[micro], batch.words[micro], weight, config
+                    now, old[some], advantages[some], batch.words[some], weight, config
                 )
                 loss.backward()  # the gradients of micro-batches add up, as their losses do
                 loss_of_update += loss.detach()
-                metrics.add(now, old[micro], terms, blanks)
-            # This adds up the gradients of all processes, clips them, takes AdamW's step if they
-            # are finite, and clears them.
+                metrics.add(now, old[some], terms, n_blanks)
+            # This adds up the gradients of all processes, clips them, takes AdamW's step unless
+            # the loss or a gradient is not finite, and clears them.
             grad_norm = optimizer.step(loss_of_update)
             metrics.updated(grad_norm)
     return Rollout(batch, fills, old, reward, advantages), metrics.result()
 
 
-def main(arguments):
-    """Make one run: read its settings, train, and measure the result. Returns the table."""
-    with exit_on_mistake("train_grpo.py"):  # prints a user's mistake in one line, exits with 2
-        config = load_config(arguments)
-        resumed = config.init_from == "resume"
-        saved = read(Path(config.out_dir) / LATEST) if resumed else {}
-        state = saved.get("training", {})
-        device = pick_device(config.device)
-        elsewhere = device
-        if config.reference_device != "auto":
-            elsewhere = pick_device(config.reference_device)
-        config = replace(
-            config,
-            dtype=pick_dtype(config.dtype, device),
-            compile=pick_compile(config.compile, device),
-        )
-        join(device)
-        train, val = load_data(config.dataset, config.block_size, config.prompts_file)
+def main(arguments=()):
+    """Make one run: read its settings, train, and measure the result. Returns the table, a dict.
 
-        # Three networks: the generator, which learns, the base model, and the judge.
-        generator, base, judge = load_models(config, train.vocabulary, saved)
-        fused = choose(config, device, len(train.vocabulary), generator.n_latent)
-        config = replace(config, kernel=fused)
-        reference = make_reference(base, config.reference_mode, state.get("reference"))
-        start = base  # the generator as it was before the first step
-        if config.reference_checkpoint:
-            start = load_model(config.generator_checkpoint, "generator", train.vocabulary)
+    A user's mistake raises a `Mistake` before any file is written. During training the first Ctrl-C
+    or SIGTERM lets the step finish, saves it and ends the program. A second one ends it at once.
+    """
+    # Config files and flags. A resumed run takes its settings from its checkpoint, and then flags.
+    config = load_config(arguments)
+    device = pick_device(config.device)
+    join_processes(device)  # under torchrun each process has a GPU of its own
 
-        # A policy maps masked inputs to a distribution over their fills.
-        clock = Clock(device)
-        policy = Policy(generator, config, device)
-        reference = Policy(reference, config, elsewhere)
-        before = Policy(start, config, elsewhere)
-        policy.call = clock.timed("policy", policy.call)
-        reference.call = clock.timed("reference", reference.call)
-        judge = clock.timed("judge", make_judge(judge, config, device))
-        held_out = hold_out(config, train, val, device)
-        rewards = load_rewards(config, judge, train.vocabulary, held_out.lexicon, device)
-        try_rewards(judge, rewards, held_out)  # so that a faulty reward fails now
-        optimizer = Optimizer(generator, config)
-        # This seed is only for a user's reward function, in case it draws random numbers.
-        torch.manual_seed(config.seed)
-        if state:
-            restore_training(state, optimizer.adamw, config.out_dir)
+    # Four networks: the generator, which learns, a copy that stays as it was, the reference from
+    # which the KL is measured, by default one more copy, and the judge.
+    generator, base, anchor, judge = load_models(config)
+    train, val = load_text(config)
 
-        with Log(config, state.get("iteration", 0), clock) as log:  # from here on we write files
-            if log.records:
-                replay.begin(before, held_out, config, log.start)
-            log.say(peek(policy, before, held_out, log.start))
-            for step in range(log.start, config.max_iters):
-                log.begin_step(step)
-                optimizer.set_learning_rate(learning_rate(step, config))
-                batch = clock.timed("data", draw_batch)(train, config, step, device)
-                rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
-                # By default the reference stays as it is. With reference_mode=ema or periodic it
-                # follows the policy.
-                update_reference(reference.network, generator, step + 1, config)
-                stop = log.signals.requested()
-                numbers = as_numbers(metrics) | text_metrics(
-                    rollout, rewards.decode, held_out.lexicon, cut=not config.prompts_file
-                )
-                log.metrics(step, numbers | {"lr": learning_rate(step, config)} | clock.read())
-                if log.records:
-                    replay.record(policy, held_out, config, step, rollout)
-                last = step + 1 == config.max_iters
-                if last or stop or (step + 1) % config.save_interval == 0:
-                    check_weights(policy, held_out)
-                    save_training(
-                        config,
-                        generator,
-                        reference.network,
-                        optimizer.adamw,
-                        step + 1,
-                        train.vocabulary,
-                    )
-                    log.saved = step + 1
-                log.bar.update()
-                if stop:
-                    sys.exit(128 + stop)
-                if last or (step + 1) % config.eval_interval == 0:
-                    log.say(peek(policy, before, held_out, step + 1))
-            log.bar.close()
-            log.trained = time.monotonic()
-            result, lines = table(
-                policy, before, judge, rewards, held_out, config, log.exit_on_signal
-            )
-            log.table(result, lines)
-        return result
+    # A policy maps masked inputs to a distribution over their fills.
+    policy = Policy(generator, config, device)
+    before = Policy(base, config, device)  # for comparison
+    reference = Policy(anchor, config, pick_device(config.reference_device or config.device))
+    judge = make_judge(judge, config, device)
+    held_out = hold_out(config, train, val, device)
+    rewards = make_rewards(config, judge, held_out.lexicon, device)
+    try_rewards(judge, rewards, held_out)  # a faulty reward fails now and not in the first step
+    optimizer = Optimizer(make_adamw(generator, config), config.grad_clip)
+    torch.manual_seed(config.seed)  # nothing here reads it, but your own reward may
+
+    start = 0
+    if config.init_from == "resume":  # restores weights, reference, moments and random generator
+        start = load_checkpoint(config, policy, reference, optimizer)
+    with Log(config, start) as log:  # opens the folder; from here on Ctrl-C only asks us to stop
+        if config.replay:
+            replay.begin(before, held_out, config, start)
+        log.say(peek(policy, before, held_out, start))
+        for step in range(start, config.max_iters):
+            began = time.perf_counter()
+            optimizer.set_learning_rate(learning_rate(step, config))
+            batch = draw_batch(train, config, step, device)  # a function of (seed, step) alone
+            rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
+            # By default the reference stays as it is. With reference_mode=ema or periodic it
+            # follows the policy.
+            update_reference(reference.network, generator, step + 1, config)
+            metrics = check_finite(metrics, step)  # tensors to numbers; a NaN ends the run here
+            metrics |= text_metrics(rollout, held_out.lexicon, cut=not config.prompts_file)
+            metrics["lr"] = learning_rate(step, config)
+            metrics["step_ms"] = 1000 * (time.perf_counter() - began)
+            log.write(step, metrics)
+            if config.replay:
+                replay.record(policy, held_out, config, step, rollout)
+            stop = log.stop_requested()  # the signal, or 0; all processes agree
+            last = step + 1 == config.max_iters
+            if stop or last or (step + 1) % config.save_interval == 0:
+                save_checkpoint(config, policy, reference, optimizer, step + 1)
+            if stop:
+                sys.exit(128 + stop)  # `log` says how to go on
+            if last or (step + 1) % config.eval_interval == 0:
+                log.say(peek(policy, before, held_out, step + 1))
+        log.end_training()  # all is saved, so from here on Ctrl-C ends the program at once
+        result, fills = evaluate(policy, before, judge, rewards, held_out, config)
+        log.table(result, fills)
+    return result
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with exit_on_mistake("train_grpo.py"):  # prints a mistake in one line, exits with code 2
+        usage = "for example: python train_grpo.py config/grpo_config.py --group_size=16"
+        refuse(len(sys.argv) == 1, f"name a config file or a flag, {usage}")
+        main(sys.argv[1:])

@@ -9,4 +9,4 @@ baseline = "leave_one_out"
 scale_rewards = "none"
 importance_sampling_level = "none"
 num_iterations = 1
-credit = "input"  # the other value, "run", would bias the gradient
+credit = "input"  # the other value, "word", would bias the gradient

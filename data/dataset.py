@@ -14,20 +14,27 @@ import numpy as np
 import torch
 
 from data.masking import make_mask
-from data.text.prepare import BLANK, normalise
+from data.per_word import number_words, words_between_spaces
+from data.text.prepare import BLANK, VOCABULARY, normalise
 from data.user_mistake import Mistake, refuse
 
+MASK_ID = VOCABULARY.index(BLANK)
 PAD = -1  # fills the end of a prompt shorter than block_size; it is no character
 
 
-def decode(tokens, vocabulary):
+def decode(tokens, vocabulary=VOCABULARY):
     """Turn tokens (...,T) into a flat list of strings."""
     table = np.frombuffer(vocabulary.encode("ascii"), dtype=np.uint8)
     rows = tokens.reshape(-1, tokens.shape[-1]).cpu().numpy()
     return [row.tobytes().decode("ascii") for row in table[rows]]
 
 
-def encode(text, vocabulary, longest, name):
+def encode(text):
+    """Turn a text of a to z, spaces and blanks into tokens (T,)."""
+    return torch.tensor([VOCABULARY.index(c) for c in text])
+
+
+def encode_prompt(text, longest, name):
     """Normalise a text with blanks, and turn it into tokens (T,), with T <= longest.
 
     Raises a Mistake if the text is too long or has no blank. The message begins with `name`.
@@ -44,65 +51,54 @@ def encode(text, vocabulary, longest, name):
         BLANK not in text,
         f"{name} {text!r:.100} has no blank; write {BLANK} for each character to fill in",
     )
-    return torch.tensor([vocabulary.index(c) for c in text])  # (T,)
+    return encode(text)
 
 
 class Dataset:
-    """This is the train or val part of a prepared text. A token is an index into `vocabulary`."""
+    """The train or val part of a prepared text. A token is an index into VOCABULARY."""
 
     def __init__(self, folder, split, block_size):
         """Read the part `split` of the dataset in `folder`.
 
-        Raises a Mistake if it is missing, damaged or shorter than block_size.
+        Raises a Mistake if it is missing, holds something else or is shorter than block_size.
         """
-        meta = Path(folder) / "meta.json"
-        file = meta.with_name(f"{split}.bin")
+        file = Path(folder) / f"{split}.bin"
         make = f"make it with: python data/text/prepare.py --input=FILE --out_dir={folder}"
-        refuse(not meta.exists(), f"there is no dataset in {folder}; {make}")
-        try:
-            self.vocabulary = json.loads(meta.read_text())["vocabulary"]
-            self.tokens = np.fromfile(file, dtype=np.uint8)  # (characters,)
-            whole = self.tokens.max() < len(self.vocabulary) - 1 and isinstance(
-                self.vocabulary, str
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            whole = False
-        refuse(not whole, f"the dataset in {folder} is damaged; {make}")
+        refuse(not file.exists(), f"there is no {file}; {make}")
+        self.tokens = np.fromfile(file, dtype=np.uint8)  # (characters,)
         refuse(
             len(self.tokens) < block_size,
             f"{file} has {len(self.tokens)} characters, fewer than block_size={block_size};"
             f" lower block_size, or use a longer text and {make}",
         )
-        self.mask_id = len(self.vocabulary) - 1
-
-    def decode(self, row):
-        """Turn tokens (T,) into a string, with `_` for a blank."""
-        return decode(torch.as_tensor(row), self.vocabulary)[0]
+        refuse(self.tokens.max() >= MASK_ID, f"{file} holds no text of a to z; {make}")
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
-        """Draw windows of the text, and decide what to hide: -> tokens (B,T), mask (B,T) bool.
+        """Draw windows of the text, and decide what to hide: -> tokens, mask, words, each (B,T).
 
         `masking` is {name: weight}, and `seed` is a tuple of whole numbers. Some ways of hiding
         read `mask_ratio`, the share of characters to hide, and the others read `words`, the number
-        of words to hide. Each is one number for all inputs, or an array (B,).
+        of words to hide. Each is one number for all inputs, or an array (B,). Of the result, mask
+        is True at a blank, and words numbers the hidden words of an input.
         """
         rng = np.random.default_rng(seed)
         starts = rng.integers(len(self.tokens) - block_size + 1, size=size)  # (B,)
         text = self.tokens[starts[:, None] + np.arange(block_size)]  # (B,T)
-        characters = np.array(list(self.vocabulary))[text]  # (B,T)
+        characters = np.array(list(VOCABULARY))[text]  # (B,T)
         mask = make_mask(characters, masking, mask_ratio, words, rng)  # (B,T)
-        return torch.from_numpy(text).long(), torch.from_numpy(mask)
+        mask = torch.from_numpy(mask)
+        return torch.from_numpy(text).long(), mask, number_words(mask)
 
 
 class Prompts(Dataset):
-    """This is a `Dataset` that draws its batches from the user's own inputs, not from the text.
+    """A `Dataset` that draws its batches from the user's own inputs, and not from the text.
 
     The inputs are JSON, {"prompts": ["th_ c_t", ...]}, with `_` for a blank. A prompt shorter than
     block_size ends in PAD. Nobody knows what a blank hides, so `batch` puts the letter `a` there.
     """
 
-    def __init__(self, folder, split, path, block_size):
-        super().__init__(folder, split, block_size)
+    def __init__(self, folder, path, block_size):
+        super().__init__(folder, "train", block_size)
         try:
             prompts = json.loads(Path(path).read_text(encoding="utf-8-sig"))["prompts"]
             if type(prompts) is not list or set(map(type, prompts)) != {str}:
@@ -114,13 +110,17 @@ class Prompts(Dataset):
             ) from None
         self.prompts = torch.full((len(prompts), block_size), PAD)  # (prompts,T)
         for i, prompt in enumerate(prompts):
-            tokens = encode(prompt, self.vocabulary, block_size, f"prompts_file={path}: prompt {i}")
+            tokens = encode_prompt(prompt, block_size, f"prompts_file={path}: prompt {i}")
             self.prompts[i, : len(tokens)] = tokens
 
     def batch(self, size, block_size, masking, mask_ratio, words, seed):
-        """Draw `size` of the user's prompts: -> tokens (B,T), mask (B,T) bool, True at a blank."""
+        """Draw `size` of the user's prompts: -> tokens, mask, words, each (B,T).
+
+        The prompts say what is hidden, so only `size` and `seed` matter here.
+        """
         rng = np.random.default_rng(seed)
         chosen = torch.from_numpy(rng.integers(len(self.prompts), size=size))  # (B,)
         rows = self.prompts[chosen]  # (B,T)
-        mask = rows == self.mask_id  # (B,T)
-        return rows.masked_fill(mask, self.vocabulary.index("a")), mask
+        mask = rows == MASK_ID  # (B,T)
+        words = words_between_spaces(rows == VOCABULARY.index(" "), mask)  # (B,T)
+        return rows.masked_fill(mask, VOCABULARY.index("a")), mask, words

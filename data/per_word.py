@@ -16,6 +16,16 @@ def number_words(mask):
     return (mask & ~follows).cumsum(dim=1) * mask
 
 
+def words_between_spaces(space, mask):
+    """Number the words of a text that a person typed: space, mask (B,T) bool -> words (B,T) int64.
+
+    All blanks between two spaces belong to one word, such as the two of `h_l_`.
+    """
+    segment = space.cumsum(dim=1) + 1  # (B,T)
+    last = F.pad((segment * mask).cummax(dim=1).values, (1, 0))[:, :-1]  # (B,T) of earlier blanks
+    return (mask & (segment > last)).cumsum(dim=1) * mask
+
+
 def begins_word(words):
     """Tell which positions are the first blank of a word: (B,T) -> (B,T) bool."""
     # (B,T) the largest word number to the left of each position

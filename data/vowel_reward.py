@@ -1,9 +1,11 @@
-"""This is an example of a reward of your own. It pays for vowels.
+"""An example of a reward of your own, which pays for vowels.
 
     python train_grpo.py --reward=judge:1,data/vowel_reward.py:vowels:2
 
 Shapes: B masked inputs, G completions of each, T characters.
 """
+
+import torch
 
 
 def vowels(completions, masked, mask, decode):
@@ -13,4 +15,4 @@ def vowels(completions, masked, mask, decode):
     into a flat list of texts. The reward of a word is the mean over its blanks.
     """
     found = [[c in "aeiou" for c in text] for text in decode(completions)]  # B·G texts
-    return completions.new_tensor(found).view(completions.shape)
+    return torch.tensor(found, dtype=torch.float32).view(completions.shape)

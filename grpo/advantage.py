@@ -5,6 +5,7 @@ Shapes: B masked inputs, T characters, G group size.
 
 import torch
 
+from data.per_word import sum_over_words
 from grpo.distributed import gather
 
 EPSILON = 1e-4  # added to the standard deviation
@@ -30,7 +31,7 @@ def group_advantages(reward, mask, config):
     G = reward.shape[1]
     centred = reward - reward.mean(dim=1, keepdim=True)
     if config.baseline == "leave_one_out":
-        centred = centred * (G / max(1, G - 1))
+        centred = centred * (G / (G - 1))
 
     if config.scale_rewards == "group":
         centred = centred / (reward.std(dim=1, keepdim=True, correction=0) + EPSILON)
@@ -44,6 +45,20 @@ def group_advantages(reward, mask, config):
     span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)
     equal = span <= INDISTINCT  # NaN <= x is False, so a NaN stays, and ends the run
     return centred.masked_fill(equal, 0)
+
+
+def forward_advantages(reward, old, words):
+    """Weigh each fill by how likely the target writes it, A = G · w − 1: (B,G,T) -> (B,G,T).
+
+    The target is q_ref · exp(reward), normalised: what the expected reward minus KL(q‖q_ref) is
+    greatest at. That difference is −KL(q‖target) but for a constant, the reverse KL. Here we follow
+    the forward one. Its gradient is the mean of ∇log q over draws of the target, and w makes such a
+    mean from draws of q: a softmax over the group of log(target / q), which are self-normalised
+    importance weights. `old` holds the `Scores` of the draws. The −1 is a baseline.
+    """
+    log_w = reward + sum_over_words(old.ref_logp - old.logp, words)  # (B,G,T), one for each word
+    weights = log_w.softmax(dim=1)  # (B,G,T)
+    return (reward.shape[1] * weights - 1) * (words > 0)[:, None]
 
 
 def keep_uncertain(advantages, entropy, mask, top_entropy_quantile):

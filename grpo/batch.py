@@ -12,13 +12,16 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
+from data.dataset import MASK_ID
 from data.masking import parse_masking
-from data.per_word import number_words
 from grpo.distributed import n_processes, share
+
+# What a stream of random numbers is for, which is the last number of its seed.
+INPUTS, LETTERS, SHUFFLE, LATENTS = range(4)
 
 
 class Rows:
-    """This holds tensors with one row for each input. Indexing it indexes every tensor."""
+    """Tensors with one row for each input. Indexing it indexes every tensor."""
 
     def __getitem__(self, rows):
         return self.map(lambda x: x[rows])
@@ -37,7 +40,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Batch(Rows):
-    """This holds texts with blanks, and the random numbers that will fill them."""
+    """Hold texts with blanks, and the random numbers that will fill them."""
 
     tokens: torch.Tensor  # (B,T) the original text, without blanks
     masked: torch.Tensor  # (B,T) the text, with the mask token at its blanks
@@ -47,35 +50,24 @@ class Batch(Rows):
     seed: tuple  # the batch is drawn from this seed
 
 
-@dataclass(frozen=True)
-class Rollout(Rows):
-    """This keeps the fills of a step, their scores and rewards, for the log and the replay."""
-
-    batch: Batch
-    fills: Rows  # the `Fills` of the step
-    old: Rows  # `Scores` of the fills, under the policy that drew them
-    reward: torch.Tensor  # (B,G,T)
-    advantages: torch.Tensor  # (B,G,T)
-
-
 def draw_uniforms(shape, seed):
     """Draw float32 numbers in [0,1) on the CPU, so that a seed gives the same ones everywhere."""
     return torch.from_numpy(np.random.default_rng(seed).random(shape, dtype=np.float32))
 
 
-def make_batch(tokens, mask, mask_id, G, seed):
+def make_batch(tokens, mask, words, mask_id, G, seed):
     """Hide tokens where mask is True, and draw the random numbers for G fills of each input.
 
-    tokens and mask are (B,T).
+    tokens, mask and words are (B,T).
     """
     shape = (len(mask), G, mask.shape[1])
-    letters = draw_uniforms(shape, (*seed, 1))  # (B,G,T)
-    latents = draw_uniforms(shape, (*seed, 3))  # (B,G,T)
+    letters = draw_uniforms(shape, (*seed, LETTERS))  # (B,G,T)
+    latents = draw_uniforms(shape, (*seed, LATENTS))  # (B,G,T)
     return Batch(
         tokens=tokens,
         masked=tokens.masked_fill(mask, mask_id),
         mask=mask,
-        words=number_words(mask),
+        words=words,
         uniforms=torch.stack([letters, latents], dim=-1),
         seed=seed,
     )
@@ -86,10 +78,9 @@ def draw_batch(dataset, config, step, device):
     size = config.batch_size * config.gradient_accumulation_steps * n_processes()
     masking = parse_masking(config.masking)
     seed = (config.seed, step)
-    tokens, mask = dataset.batch(
-        size, config.block_size, masking, config.mask_ratio, config.hidden_words, (*seed, 0)
-    )  # each (B,T)
-    batch = make_batch(tokens, mask, dataset.mask_id, config.group_size, seed)
+    hiding = (masking, config.mask_ratio, config.hidden_words)
+    texts = dataset.batch(size, config.block_size, *hiding, (*seed, INPUTS))  # each (B,T)
+    batch = make_batch(*texts, MASK_ID, config.group_size, seed)
     return batch.map(lambda x: share(x).to(device))
 
 
@@ -103,7 +94,7 @@ def minibatches(batch, epoch, config):
     B = len(batch.mask)
     if not config.minibatch_size:
         return [torch.arange(B, device=batch.mask.device)]
-    rng = np.random.default_rng((*batch.seed, 2))
+    rng = np.random.default_rng((*batch.seed, SHUFFLE))
     permutations = [rng.permutation(B) for _ in range(epoch + 1)]
     rows = torch.from_numpy(permutations[epoch]).to(batch.mask.device)  # (B,)
     return rows.split(config.minibatch_size)

@@ -35,8 +35,8 @@ def is_first():
 def pick_device(name):
     """Turn `auto`, or a device's name, into a torch.device.
 
-    Under torchrun, `auto` and `cuda` give each process a GPU of its own. Raises a Mistake for a
-    device that is not on this machine.
+    Under torchrun, `auto` and `cuda` mean this process's own GPU. Raises a Mistake for a device
+    that is not on this machine.
     """
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     if name == "cuda" or (name == "auto" and gpus):
@@ -45,16 +45,22 @@ def pick_device(name):
         name = "cpu"
     there = ["cpu", *gpus]
     refuse(name not in there, f"device {name} is not on this machine; it has {', '.join(there)}")
-    if name != "cpu":
-        torch.cuda.set_device(name)
     return torch.device(name)
 
 
-def join(device):
-    """Connect this process with the others. Without torchrun there is nothing to connect."""
+def join_processes(device):
+    """Make `device` this process's current GPU, and connect with the processes of torchrun."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if n_processes() > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(dist.destroy_process_group)
+
+
+def wait_for_all():
+    """Return once every process has come here."""
+    if n_processes() > 1:
+        dist.barrier()
 
 
 def largest_of_processes(number):

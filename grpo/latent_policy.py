@@ -39,7 +39,7 @@ from grpo.sampling import Fills, allowed, draw, integer_weights
 
 
 class Latent:
-    """This is a distribution over the fills of B inputs. It has the same methods as `Product`."""
+    """A distribution over the fills of B inputs, with the same methods as `Product`."""
 
     def __init__(self, prior, letters, batch, sampling):
         self.prior = prior  # (B,T,K) logits of π, the same at each blank of a word
@@ -87,7 +87,8 @@ class Latent:
     def sample(self, uniforms):
         """Draw z ~ π for each word of each completion, then its letters from q_z: -> `Fills`."""
         K, V = self.letters.shape[-2:]
-        log_pi = log_softmax(self.prior[self.first], 1.0)  # (N,K)
+        # Here without the temperature, because `integer_weights` divides by it.
+        log_pi = log_softmax(self.prior[self.first], temperature=1.0)  # (N,K)
         choosing = uniforms[..., 1].mT[self.first]  # (N,G)
         z = draw(integer_weights(log_pi, self.sampling.temperature), choosing)  # (N,G)
         z = z.clamp(max=K - 1)[self.word]  # (M,G) clamped, because NaN logits draw z = K

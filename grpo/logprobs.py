@@ -27,7 +27,7 @@ from grpo.batch import Rows
 
 @dataclass(frozen=True)
 class Scores(Rows):
-    """This holds a policy's scores of fills, in nats. All are 0 where there is no blank."""
+    """A policy's scores of fills, in nats. All are 0 where there is no blank."""
 
     logp: torch.Tensor  # (B,G,T) log q(y), under the policy
     ref_logp: torch.Tensor  # (B,G,T) the same under the reference
@@ -113,7 +113,7 @@ def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, te
 
 
 class LogProbsFunction(torch.autograd.Function):
-    """This makes autograd use `logprobs_backward` as the gradient of `logprobs_forward`.
+    """Make autograd use `logprobs_backward` as the gradient of `logprobs_forward`.
 
     Only `logits` gets a gradient.
     """

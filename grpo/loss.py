@@ -109,8 +109,9 @@ def policy_objective(logp, old_logp, advantages, words, config):
     if config.objective == "gmpo":
         # A·exp(mean of log ρ), as in GMPO (2507.20673, equation 4): a geometric mean of ρ over the
         # letters that share an advantage. We first clip each log ρ, from above where A is
-        # positive, and from below elsewhere.
-        shares = words if config.credit == "run" else (words > 0).long()  # (B,T)
+        # positive, and from below elsewhere. With credit=word we take the mean over a word, also
+        # for a reward (B,G), which gives all words of an input the same advantage.
+        shares = words if config.credit == "word" else (words > 0).long()  # (B,T)
         limited = torch.where(A > 0, log_rho.clamp(max=eps_high), log_rho.clamp(min=-eps))
         return A * mean_over_words(limited, shares).exp(), limited != log_rho
 
@@ -152,7 +153,7 @@ def kl_estimate(logp, ref_logp, kl, kl_estimator):
 
 @dataclass
 class Terms:
-    """This holds a micro-batch's loss, two terms of the loss, and the count of clipped letters."""
+    """A micro-batch's loss, two of its terms, and the number of clipped letters."""
 
     loss: torch.Tensor  # ()
     pg_loss: torch.Tensor  # () the policy gradient's part

@@ -8,43 +8,46 @@ Shapes: B inputs, T characters, G completions of each input.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 
+from data.dataset import decode
 from data.lexicon import hidden_spans, is_valid
 from grpo.advantage import INDISTINCT
+from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
-
-# A NaN in one of these metrics spreads only to the metrics below it. So the first metric that is
-# not finite tells what went wrong.
-SUSPECTS = {
-    "entropy": "the generator's logits",
-    "log_prob": "the generator's logits after the update",
-    "mean_kl": "the reference's logits",
-    "mean_reward": "the rewards",
-    "loss": "the loss",
-    "grad_norm": "the gradient",
-}
+from grpo.logprobs import Scores
+from grpo.sampling import Fills
 
 
-def as_numbers(metrics):
+def check_finite(metrics, step):
     """Turn {metric: scalar tensor} into {metric: number}, and wait for the device only once.
 
-    Raises FloatingPointError if a metric in SUSPECTS is not finite. If that metric is `log_prob`,
-    the last update has given the policy bad weights. If it is any other metric, `Optimizer.step`
-    has skipped the bad update.
+    Raises FloatingPointError for the first metric that is not finite. A metric that others are
+    computed from comes before them, so this is where the trouble began.
     """
-    values = torch.stack(list(metrics.values())).tolist()
-    numbers = dict(zip(metrics, values))
-    for name, what in SUSPECTS.items():
-        if not math.isfinite(numbers.get(name, 0)):
-            line = f"not finite: {what} ({name}={numbers[name]}); try a lower learning_rate"
-            raise FloatingPointError(line)
+    numbers = dict(zip(metrics, torch.stack(list(metrics.values())).tolist()))
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            line = f"step {step}: {name} is {number}, so the update was skipped"
+            raise FloatingPointError(f"{line}; lower learning_rate, or check models and reward")
     return numbers
 
 
+@dataclass(frozen=True)
+class Rollout(Rows):
+    """Keep the fills of a step, their scores and rewards, for the log and the replay."""
+
+    batch: Batch
+    fills: Fills
+    old: Scores  # of the fills, under the policy that drew them
+    reward: torch.Tensor  # (B,G,T)
+    advantages: torch.Tensor  # (B,G,T)
+
+
 class StepMetrics:
-    """This collects the metrics of one step.
+    """Collect the metrics of one step.
 
     It adds up the metrics of an update's micro-batches, and averages them over the updates.
     """
@@ -76,10 +79,10 @@ class StepMetrics:
         draws = now.logp.shape[1] * blanks
         d = now.logp - old.logp  # (B,G,T)
         drift = d.exp() - 1 - d  # (B,G,T) the k3 estimate of KL(old‖now)
-        figures = {
-            "mean_kl": now.kl.sum() / blanks,
+        figures = {  # causes before effects, see `check_finite`
             "entropy": now.entropy.sum() / blanks,
             "mean_log_prob": now.logp.sum() / draws,
+            "mean_kl": now.kl.sum() / blanks,
             "approx_kl": drift.sum() / draws,
             "clip_ratio": terms.clipped / draws,
             "loss": terms.loss,
@@ -97,15 +100,14 @@ class StepMetrics:
         """Return the metrics of the whole step, {name: scalar tensor}."""
         sums = torch.stack(list(self.sums.values())) / len(self.norms)
         of_updates = dict(zip(self.sums, total_over_processes(sums)))
-        return of_updates | {"grad_norm": torch.stack(self.norms).mean()} | self.figures
+        return self.figures | of_updates | {"grad_norm": torch.stack(self.norms).mean()}
 
 
-def text_metrics(rollout, decode, lexicon, cut):
+def text_metrics(rollout, lexicon, cut):
     """Return {metric: number} of the whole step. data/lexicon.py explains lexicon and cut.
 
     `valid_words` is the share of the hidden words whose fill is a word of the lexicon. The original
-    text says where each word begins and ends. The reward of the same name does not look at that
-    text. It treats a hidden space as a letter, so the words on both sides of it count as one word.
+    text says where each word begins and ends.
     """
     tokens = gather(rollout.batch.tokens)  # (B,T)
     mask = gather(rollout.batch.mask).cpu().numpy()  # (B,T)
@@ -117,12 +119,3 @@ def text_metrics(rollout, decode, lexicon, cut):
         for span in hidden_spans(original, mask[i], cut):
             valid += [is_valid(text, *span, lexicon) for text in texts[i * G : (i + 1) * G]]
     return {"valid_words": sum(valid) / max(len(valid), 1)}
-
-
-@torch.no_grad()
-@torch.compiler.set_stance("force_eager")
-def check_weights(policy, held_out):
-    """Raise FloatingPointError if the updated weights give logits that are not finite."""
-    few = held_out.batch[:2]
-    log_prob = policy(few).log_prob(few.tokens[:, None]).sum()
-    as_numbers({"log_prob": log_prob})

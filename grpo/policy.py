@@ -1,11 +1,18 @@
-"""A network becomes a policy: a function from masked inputs to a distribution over their fills.
+"""Put a network on its device, and call it as a policy or as a judge.
 
-Shapes: B masked inputs, T characters, V vocabulary, K values of a latent, N rows of tokens.
+A policy maps masked inputs to a distribution over their fills. A judge maps texts to log-odds.
+
+Shapes: B masked inputs, T characters, N rows of tokens.
 """
+
+import functools
+from dataclasses import replace
 
 import torch
 
+from data.text.prepare import VOCABULARY
 from data.user_mistake import refuse
+from grpo.cuda.kernel import choose
 from grpo.latent_policy import Latent
 from grpo.product_policy import Product
 from grpo.sampling import Sampling, penalise_repetition
@@ -19,6 +26,10 @@ class Policy:
     """
 
     def __init__(self, network, config, device):
+        dtype, compiled = pick_dtype(config.dtype, device), pick_compile(config.compile, device)
+        fused = choose(replace(config, dtype=dtype), device, len(VOCABULARY), network.n_latent)
+        # What `auto` means on this device. A checkpoint keeps it beside the settings.
+        self.settled = {"device": device.type, "dtype": dtype, "compile": compiled, "kernel": fused}
         self.network = network
         self.call = on_device(network, device, config)
         self.config = config
@@ -29,11 +40,11 @@ class Policy:
             min_p=config.min_p,
             xtc_threshold=config.xtc_threshold,
             xtc_probability=config.xtc_probability,
-            fused=config.kernel == "cuda",
+            fused=fused == "cuda",
         )
 
     def __call__(self, batch):
-        """Return the distribution over the fills of the batch: `Product`, or `Latent` for K > 1."""
+        """Return a `Latent` if the network has a latent, or else a `Product`."""
         recompute = self.config.gradient_checkpointing and torch.is_grad_enabled()
         parts = batch.masked.split(self.config.batch_size)
         outputs = [self.call(part, recompute=recompute) for part in parts]  # a tuple for each part
@@ -46,7 +57,7 @@ class Policy:
 
 
 def make_judge(network, config, device):
-    """Wrap a judge as a function: tokens (N,T) -> log-odds (N,T), on the tokens' device."""
+    """Wrap a judge's network as a function: tokens (N,T) -> log-odds (N,T) on the same device."""
     call = on_device(network, device, config)
 
     def judge(tokens):
@@ -58,13 +69,13 @@ def make_judge(network, config, device):
 def on_device(network, device, config):
     """Move a network to `device`, and return a function that calls it.
 
-    The function takes tokens on any device, and its result lies on `device`. It autocasts and is
-    compiled if the settings say so.
+    The function takes tokens (N,T) on any device, and its result lies on `device`. It autocasts and
+    is compiled as the settings say.
     """
     network.to(device)
-    if config.compile == "true":
+    if pick_compile(config.compile, device) == "true":
         network.trunk.compile(dynamic=False)
-    half = config.dtype == "bfloat16"
+    half = pick_dtype(config.dtype, device) == "bfloat16"
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
     padded = bool(config.prompts_file)
 
@@ -89,6 +100,7 @@ def pick_dtype(name, device):
     return "bfloat16" if native else "float32"
 
 
+@functools.cache
 def can_compile():
     """Try out whether torch.compile works. For a CPU it needs a C++ compiler with headers."""
     try:

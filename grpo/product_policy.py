@@ -16,7 +16,7 @@ from grpo.sampling import Fills, sample_completions
 
 
 class Product:
-    """This is a distribution over the fills of B inputs. It can draw fills and score them."""
+    """A distribution over the fills of B inputs, which can draw fills and score them."""
 
     def __init__(self, logits, batch, sampling):
         self.logits = logits  # (B,T,V)

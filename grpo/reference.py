@@ -1,4 +1,4 @@
-"""Make the reference that the KL keeps the policy close to, and let it follow the policy.
+"""Let the reference, which the KL keeps the policy close to, follow the policy.
 
     static      the reference never changes
     ema         after every step, reference = (1 − ema_alpha) · reference + ema_alpha · policy
@@ -8,32 +8,17 @@ The last two are from TR-DPO (2404.09656). If the reference follows, the KL limi
 policy moves, and no longer how far it gets from the base model.
 """
 
-import copy
-
 import torch
 
 
-def make_reference(base, mode, state=None):
-    """Return `base` itself if mode is static, and otherwise a copy that can follow the policy.
-
-    In a resumed run the copy takes its weights from `state`.
-    """
-    if mode == "static":
-        return base
-    reference = copy.deepcopy(base)
-    if state:
-        reference.load_state_dict(state)
-    return reference
-
-
 @torch.no_grad()
-def update_reference(model, generator, done, config):
-    """After `done` steps, move the reference `model` towards the policy `generator`."""
+def update_reference(reference, generator, done, config):
+    """After `done` steps, move the network `reference` towards the network `generator`."""
     if config.reference_mode == "ema":
         alpha = config.ema_alpha
     elif config.reference_mode == "periodic" and done % config.reference_update_freq == 0:
         alpha = 1.0
     else:
         return
-    for r, p in zip(model.parameters(), generator.parameters()):
+    for r, p in zip(reference.parameters(), generator.parameters()):
         r.lerp_(p.to(r.device), alpha)  # alpha = 1 copies p exactly

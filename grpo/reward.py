@@ -20,12 +20,14 @@ repeats.
 import torch
 import torch.nn.functional as F
 
+from data.dataset import VOCABULARY, decode
 from data.lexicon import hidden_spans, is_valid
 from data.per_word import begins_word, mean_over_blanks, mean_over_words
 from data.user_mistake import Mistake, refuse
 
 CPU_ROWS = 32  # rows that a CPU judges at once; many more would overflow its cache
 CUDA_ROWS = 8192  # rows that a GPU judges at once, so that the activations fit into its memory
+A_LETTER = VOCABULARY.index("a")
 SUREST = 8  # nats; the score of a word is cut off at ±8
 
 
@@ -63,16 +65,17 @@ def judge_reward(judge, judge_score, completions, batch, decode):
     return logits if judge_score == "log_odds" else logits.sigmoid()
 
 
-def valid_words(lexicon, completions, batch, decode, cut=True):
+def valid_share(lexicon, completions, batch, decode, cut=True):
     """Compute the share of an input's hidden words whose fill is in the lexicon: -> (B,G).
 
-    We never look at the original text. Here a hidden word is whatever stands between two visible
-    spaces, so a fill with a space in it is not valid. data/lexicon.py explains `cut`.
+    This is the reward `valid_words`. Unlike the metric of this name it never sees the original
+    text. A hidden word is whatever stands between two visible spaces, so a fill with a space in it
+    is not valid. data/lexicon.py explains `cut`.
     """
     mask = batch.mask
     G = completions.shape[1]
     texts = decode(completions)
-    letters = decode(completions[:, 0].masked_fill(mask, 1))  # every blank holds "a", token 1
+    letters = decode(completions[:, 0].masked_fill(mask, A_LETTER))
     blanks = mask.cpu().numpy()  # (B,T)
     shares = []
     for i, filled in enumerate(letters):
@@ -105,9 +108,9 @@ def own_reward(name, function, completions, batch, decode):
 
 
 class Rewards:
-    """This computes the reward, a weighted sum of the parts that the setting `reward` names."""
+    """Compute the reward, a weighted sum of the parts that the setting `reward` names."""
 
-    def __init__(self, parts, decode):
+    def __init__(self, parts, decode=decode):
         """Keep the parts of the reward, {name: (function, weight)}.
 
         Each function maps completions (B,G,T), their `Batch` and `decode` to (B,G) or (B,G,T).
@@ -123,7 +126,7 @@ class Rewards:
         letter, (B,G,T), a word gets the mean over its letters.
 
         `credit` concerns only the parts that return (B,G,T). With `credit=input` a blank gets the
-        sum of the rewards of all words of the input. With `credit=run` it gets only the reward of
+        sum of the rewards of all words of the input. With `credit=word` it gets only the reward of
         its own word. This leaves out the noise of the other words' rewards. But it biases the
         gradient, because no word is credited for how it changes the judge's view of the other
         words.

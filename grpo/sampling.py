@@ -25,7 +25,7 @@ UNIT = 1 << 24  # a float32 uniform is a multiple of 1 / UNIT
 
 @dataclass(frozen=True)
 class Sampling:
-    """This says how to draw characters. Each field except `fused` is also a setting of a run."""
+    """How to draw characters. Each field except `fused` is also a setting of a run."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -38,7 +38,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Fills(Rows):
-    """This holds the completions, and the set S of characters that each blank was drawn from.
+    """Hold the completions, and the set S of characters that each blank was drawn from.
 
     An update uses the same S when it computes the log-probabilities of the completions.
     """

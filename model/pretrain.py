@@ -1,7 +1,6 @@
 """Train the models that GRPO starts from: the generator (fill the blanks), then the judge.
 
     python -m model.pretrain --out_dir=out-pretrain            # both, in half an hour on one core
-    python -m model.pretrain --out_dir=out-pretrain --resume   # go on with a stopped training
 
 The generator learns to fill masked characters. The judge starts as a copy of the generator, and
 learns to tell the generator's draws from text. `model/losses.py` has both losses, and
@@ -10,7 +9,7 @@ learns to tell the generator's draws from text. `model/losses.py` has both losse
 
 import math
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,19 +17,16 @@ import torch
 from tqdm import tqdm
 
 from data.masking import parse_masking
-from data.user_mistake import Mistake, refuse
+from data.text.prepare import VOCABULARY
+from data.user_mistake import refuse
 from grpo.distributed import pick_device
-from grpo.plumbing.checkpoint import load_model, model_file, read, write
-from grpo.plumbing.command_line import exit_on_mistake, read_arguments
-from grpo.plumbing.config import Config, check_files
-from grpo.plumbing.load import check_length, load_data
-from grpo.plumbing.log import Signals, claim
+from grpo.plumbing.checkpoint import load_model, model_file, write
+from grpo.plumbing.config import Config, exit_on_mistake, read_arguments
+from grpo.plumbing.load import check_length, load_text
 from grpo.policy import Policy, make_judge
 from model.losses import generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
-
-SAVE_INTERVAL = 500
 
 
 @dataclass
@@ -57,7 +53,6 @@ class Settings:
     # With bfloat16 a step takes two thirds of the time, on a CPU that has instructions for it.
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"  # auto, cpu, cuda, cuda:1; auto: cuda if there is a GPU
-    resume: bool = False  # go on from what the same command saved in out_dir
 
 
 def make_optimizers(model, learning_rate):
@@ -80,51 +75,23 @@ def schedule(step, steps):
     return min(warm_up, cosine)
 
 
-def fit(name, model, loss_fn, steps, learning_rate, args):
-    """Train the model to minimise `loss_fn(step)`.
-
-    Every SAVE_INTERVAL steps, at the end and on a signal, this saves the state for --resume.
-    """
-    state_file = Path(args.out_dir) / f"{name}_state.pt"
-    flags = asdict(args) | {"resume": True}
+def fit(name, model, loss_fn, steps, learning_rate):
+    """Train the model to minimise `loss_fn(step)`."""
     optimizers = make_optimizers(model, learning_rate)
-    parts = (model, *optimizers)
-    start = 0
-    if args.resume and state_file.exists():
-        state = read(state_file, ("parts", "step", "flags"))
-        if state["flags"] != flags:
-            raise Mistake(
-                f"--resume: {state_file} was made with {state['flags']}; repeat these flags, or"
-                " name another --out_dir"
-            )
-        start = state["step"]
-        for part, saved in zip(parts, state["parts"]):
-            part.load_state_dict(saved)
-    bar = tqdm(range(start, steps), desc=name, initial=start, total=steps, dynamic_ncols=True)
-    with Signals() as signals:
-        for step in bar:
-            loss = loss_fn(step)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = optimizer.defaults["lr"] * schedule(step, steps)
-                optimizer.step()
-            model.zero_grad()
-            bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
-            done = step + 1
-            stop = signals.requested()
-            if stop or done % SAVE_INTERVAL == 0 or done == steps:
-                states = [part.state_dict() for part in parts]
-                write(state_file, {"parts": states, "step": done, "flags": flags})
-            if stop:
-                bar.close()
-                line = f"pretrain: stopped after step {done} of {steps} of the {name}"
-                print(f"{line}; the same command with --resume goes on", file=sys.stderr)
-                sys.exit(128 + stop)
+    bar = tqdm(range(steps), desc=name, dynamic_ncols=True)
+    for step in bar:
+        loss = loss_fn(step)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = optimizer.defaults["lr"] * schedule(step, steps)
+            optimizer.step()
+        model.zero_grad()
+        bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
 
 
-def make_models(args, vocabulary):
+def make_models(args):
     """Make a generator and a judge, each new or from a file.
 
     A new judge is random here. `pretrain` copies the generator's trunk into it, once the generator
@@ -132,16 +99,16 @@ def make_models(args, vocabulary):
     """
     torch.manual_seed(args.seed)
     if args.start:
-        generator = load_model(args.start, "generator", vocabulary)
+        generator = load_model(args.start, Generator)
     else:
         width = args.n_embd
-        sizes = (len(vocabulary), args.block_size, args.n_layer, width // 32, width)
+        sizes = (len(VOCABULARY), args.block_size, args.n_layer, width // 32, width)
         generator = Generator(TransformerConfig(*sizes))
     shape = generator.trunk.config
     if args.n_latent > 1 and shape.n_latent == 1:
         generator = with_latent(generator, args.n_latent)
     if args.start_judge:
-        return generator, load_model(args.start_judge, "judge", vocabulary)
+        return generator, load_model(args.start_judge, Judge)
     return generator, Judge(replace(shape, n_layer=args.judge_layers or shape.n_layer, n_latent=1))
 
 
@@ -162,18 +129,23 @@ def with_latent(product, n_latent):
 def pretrain(args):
     """Train the generator, then the judge, and write each in float16 as soon as it is trained."""
     device = pick_device(args.device)
-    train, val = load_data(args.dataset, args.block_size)
-    vocabulary = train.vocabulary
-    generator, judge = make_models(args, vocabulary)
+    config = Config(
+        dataset=args.dataset,
+        block_size=args.block_size,
+        batch_size=args.batch_size,
+        dtype=args.dtype,
+        compile="false",
+    )
+    generator, judge = make_models(args)
     models = [generator]  # these models take turns to fill the judge's inputs
     if args.policy:
-        models.append(load_model(args.policy, "generator", vocabulary))
+        models.append(load_model(args.policy, Generator))
     check_length(args.block_size, *models, judge)
+    train, val = load_text(config)
     out = Path(args.out_dir)
-    lock = claim(out, 1, "lock")  # a folder in use is refused now, not in half an hour
-    config = Config(dtype=args.dtype, compile="false", batch_size=args.batch_size)
-    policy, *others = (Policy(model, config, device) for model in models)
-    sources = [policy, *others]
+    out.mkdir(parents=True, exist_ok=True)  # what cannot be written fails now, not in half an hour
+    sources = [Policy(model, config, device) for model in models]
+    policy = sources[0]
     score = make_judge(judge, config, device)
 
     def loss_of_generator(step):
@@ -187,42 +159,36 @@ def pretrain(args):
         return judge_loss(score, source, train, args, 1 + hot, (args.seed, 1, step))
 
     peak = 2e-3 if args.start else 8e-3
-    fit("generator", generator, loss_of_generator, args.generator_steps, peak, args)
-    write(out / "generator.pt", model_file(generator, vocabulary, torch.float16))
+    fit("generator", generator, loss_of_generator, args.generator_steps, peak)
+    write(out / "generator.pt", model_file(generator, torch.float16))
     peak = 1e-3
     if not args.start_judge:
         peak = 4e-3
         # A judge with fewer layers takes only the first layers of the generator.
         judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)
-    fit("judge", judge, loss_of_judge, args.judge_steps, peak, args)
-    write(out / "judge.pt", model_file(judge, vocabulary, torch.float16))
-    lock.close()
+    fit("judge", judge, loss_of_judge, args.judge_steps, peak)
+    write(out / "judge.pt", model_file(judge, torch.float16))
     report(policy, score, val, args)
 
 
-def parse(argv):
+def parse(arguments):
     """Read config files and flags: -> `Settings`. Raises a Mistake if a setting is not allowed."""
-    args = Settings(**read_arguments(Settings, argv, "python -m model.pretrain [--key=value ...]"))
+    usage = "python -m model.pretrain [config.py ...] [--key=value ...] [--help]"
+    args = Settings(**read_arguments(Settings, arguments, usage))
     parse_masking(args.masking)
     parse_masking(args.judge_masking)
     refuse(not args.out_dir, "out_dir is empty; write for example --out_dir=out-pretrain")
     refuse(args.n_embd % 32, f"n_embd={args.n_embd} is not allowed; it takes a multiple of 32")
-    check_files((name, getattr(args, name)) for name in ("start", "start_judge", "policy"))
-    out = Path(args.out_dir)
-    stopped = args.resume and any(out.glob("*_state.pt"))
     for name in ("generator.pt", "judge.pt"):
-        refuse(
-            (out / name).exists() and not stopped,
-            f"{out / name} exists and would be overwritten; name another --out_dir, or go on with"
-            " an unfinished run there by --resume",
-        )
+        file = Path(args.out_dir) / name
+        refuse(file.exists(), f"{file} exists and would be overwritten; name another --out_dir")
     return args
 
 
-def main(argv=None):
+def main(arguments):
     with exit_on_mistake("pretrain"):
-        pretrain(parse(sys.argv[1:] if argv is None else argv))
+        pretrain(parse(arguments))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""This is a bidirectional character transformer, with a head for the generator or the judge.
+"""A bidirectional character transformer, with a head for the generator or the judge.
 
 Shapes: B inputs, T characters, V vocabulary. The features have width C (n_embd), and each of H
 attention heads has width D = C / H. A latent has K values. All inputs together have M blanks.
@@ -78,7 +78,7 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    """This is the transformer without a head. It turns tokens into features."""
+    """The transformer without a head, which turns tokens into features."""
 
     def __init__(self, config):
         super().__init__()
@@ -116,7 +116,7 @@ class Trunk(nn.Module):
 
 
 class Generator(nn.Module):
-    """This is the policy's network. It says what might stand at each position."""
+    """The policy's network, which says what might stand at each position."""
 
     def __init__(self, config):
         super().__init__()
@@ -150,7 +150,7 @@ class Generator(nn.Module):
 
 
 class Judge(nn.Module):
-    """This is the reward model. It says whether a character stood in the text or was filled in."""
+    """The reward model, which says whether a character stood in the text or was filled in."""
 
     def __init__(self, config):
         super().__init__()

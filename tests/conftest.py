@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import train_grpo
-from data.dataset import Dataset
+from data.per_word import number_words
 from data.text.prepare import VOCABULARY, prepare
+from grpo import batch
 from grpo.plumbing.checkpoint import model_file, read, write
 from model.transformer import Generator, Judge, TransformerConfig
 
@@ -43,6 +44,11 @@ def encode(*texts):
     return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
 
 
+def make_batch(tokens, mask, mask_id, G, seed):
+    """Make a batch in which each run of adjacent blanks is a word."""
+    return batch.make_batch(tokens, mask, number_words(mask), mask_id, G, seed)
+
+
 # The tiny runs use these in the place of the defaults: plain GRPO with one update per step.
 PLAIN = {
     "hidden_words": 2,
@@ -68,17 +74,14 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     (folder / "text.txt").write_text(TEXT)
     prepare(folder / "text", folder / "text.txt")
-    vocabulary = Dataset(folder / "text", "train", 16).vocabulary
     torch.manual_seed(0)
-    shape = TransformerConfig(
-        vocab_size=len(vocabulary), block_size=16, n_layer=2, n_head=2, n_embd=32
-    )
+    shape = TransformerConfig(len(VOCABULARY), block_size=16, n_layer=2, n_head=2, n_embd=32)
     judge = Judge(shape)
     torch.nn.init.normal_(judge.head.weight)  # with its initial zeros, all scores are equal
-    write(folder / "generator.pt", model_file(Generator(shape), vocabulary))
+    write(folder / "generator.pt", model_file(Generator(shape)))
     latent = Generator(replace(shape, n_latent=2))
-    write(folder / "latent.pt", model_file(latent, vocabulary))
-    write(folder / "judge.pt", model_file(judge, vocabulary))
+    write(folder / "latent.pt", model_file(latent))
+    write(folder / "judge.pt", model_file(judge))
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Turn a text into train.bin, val.bin (a byte for each character) and meta.json (vocabulary).
+"""Turn a text into train.bin and val.bin, with a byte for each character.
 
 The default text is the English documentation of numpy and torch, in the versions that
 requirements.txt pins. So every reader has it installed already. We read it with `ast` and import no
@@ -11,7 +11,6 @@ module. `--input=FILE` takes any other text. We keep only a to z and the space, 
 import argparse
 import ast
 import hashlib
-import json
 import re
 import string
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))  # so that the script finds data/, too
 from data.user_mistake import Mistake, refuse  # noqa: E402
 
-BLANK = "_"  # the mask token of every vocabulary, so it is never a character of the text
+BLANK = "_"  # the mask token, so it is never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK
 MIN_CHARACTERS = 1000  # train.bin and val.bin must each have at least this many
 SOURCES = {  # folders to read; all of torch would take too long for what it adds
@@ -81,7 +80,7 @@ def is_validation(paragraph):
 
 
 def prepare(out_dir, input_file=None):
-    """Write train.bin, val.bin and meta.json into `out_dir`: -> {file: its size in bytes}.
+    """Write val.bin and train.bin into `out_dir`: -> {file: its size in bytes}.
 
     If the text is not UTF-8 or too short, this raises a Mistake before it writes anything. It also
     raises one if the folder cannot be written.
@@ -96,7 +95,7 @@ def prepare(out_dir, input_file=None):
             ) from None
     else:
         text = "\n\n".join(documentation())
-    splits = {"train": {}, "val": {}}  # {paragraph: None}, without duplicates, in order
+    splits = {"val": {}, "train": {}}  # {paragraph: None}, without duplicates, in order
     for piece in cut(text):
         paragraph = normalise(piece)
         if paragraph and (input_file or is_prose(piece)):
@@ -110,8 +109,6 @@ def prepare(out_dir, input_file=None):
             f" {MIN_CHARACTERS} are needed; give a longer text",
         )
         files[f"{split}.bin"] = bytes(map(VOCABULARY.index, content))
-    # We write meta.json last, so where it exists the other two files are complete.
-    files["meta.json"] = json.dumps({"vocabulary": VOCABULARY}).encode()
 
     out_dir = Path(out_dir)
     try:

@@ -141,7 +141,7 @@ def sample_completions(logits, masked, mask, uniforms, sampling):
 
 
 class FusedLogProbs(torch.autograd.Function):
-    """This does what `grpo.logprobs.compute_logprobs` does, and returns the same four tensors."""
+    """Do what `grpo.logprobs.compute_logprobs` does, and return the same four tensors."""
 
     @staticmethod
     def forward(ctx, *inputs):

@@ -1,102 +1,80 @@
 """Measure in a table whether a run is really better than the base model.
 
 The base model is the generator before GRPO. A higher reward alone proves nothing, because the run
-optimised it. The default reward is the judge, so then the column `judge` proves nothing either. The
-other columns prove more. But a lower temperature alone raises most of them, too. So a run has to
-beat what the base model can do without GRPO. We show the base model's *argmax*, its draws at lower
-temperatures, and its *best of 16*, where the judge chooses one of 16 draws for each word. One row
-is a cheat. It fills each hidden word with the most frequent word of its length.
-grpo/README.md#the-table says what each row and column is.
+optimised it, and the default reward is the judge. The columns of the table prove more. But a lower
+temperature alone improves most of them, so a run has to beat what the base model can do without
+GRPO: its *argmax*, with a latent its draws with the *letters at 0*, where only the latent is
+random, and its *best of 16*, where the judge chooses one of 16 draws for each word. Two rows are
+cheats, which fill in words of the right length without a look at the context. No single column
+gives both of them away. grpo/README.md#the-table says what each row and column is.
 
 Shapes: N held-out inputs, n fills of each, T characters, V vocabulary.
 """
 
-from dataclasses import dataclass, replace
-from itertools import compress
+import functools
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
-from data.dataset import decode
+from data.dataset import MASK_ID, decode
 from data.lexicon import hidden_spans, highlight, is_valid, lexicon
 from data.masking import parse_masking
 from data.per_word import mean_over_blanks, sum_over_words
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first
 from grpo.evaluation.ngram import ngram, ngram_bits
-from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank, most_frequent_words
+from grpo.evaluation.rivals import (
+    best_by_word,
+    fill_blank_by_blank,
+    fill_blindly,
+    target,
+    temper,
+)
+from grpo.latent_policy import Latent
 from grpo.logprobs import expectation, log_softmax
 from grpo.reward import log_odds
 
 EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
 SAMPLES = 16  # how many fills of each input we draw for the table
-PEEK = 64  # inputs that `peek` looks at during a run
-TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # we draw from the base model at each of these
+TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the base model's draws
+# With a latent they are pairs, the prior's temperature and the letters'. Rows of their own have the
+# pairs (1, 1), "before, sampled", and (1, 0), "before, letters at 0".
+PAIRS = ((1, 0.5), (0.5, 1), (0.5, 0.5), (0.5, 0), (0.25, 1), (0.25, 0.5), (0.25, 0))
 
-ROWS = {  # {the row's name in evaluation.json: its title}
-    "original": "original text",
-    "before_sample": "before, sampled",
-    "before_argmax": "before, argmax",
-    "before_best_of_16": "before, best of 16",
-    "after_sample": "after, sampled",
-    "after_argmax": "after, argmax",
-    "reference_sequential_random": "one by one, drawn",
-    "reference_sequential_confident": "one by one, surest",
-    "most_frequent": "cheat: common words",
-    "before_at_temperatures": "before, temperature {temperature}",
+COLUMNS = {  # {the name in evaluation.json: (the title in the table, decimal places)}
+    "valid_words": ("valid", 3),
+    "exact_words": ("exact", 3),
+    "distinct_words": ("distinct", 3),
+    "different_valid_words": ("in 16", 2),
+    "ngram_bits": ("bits", 2),
+    "nats": ("nats", 3),
+    "pass@16": ("pass@16", 3),
 }
-COLUMNS = {
-    "judge": "judge",
-    "valid_words": "valid",
-    "exact_words": "exact",
-    "distinct_words": "distinct",
-    "ngram_bits": "bits",
-    "entropy": "entropy",
-    "pass@16": "pass@16",
-    "different_valid_words": "words in 16",
-    "forward_passes": "passes",
-}
-# A run prints these rows and columns when it ends, because they fit into 80 characters.
-SHORT_ROWS = [
-    "original",
-    "before_sample",
-    "before_argmax",
-    "before_best_of_16",
-    "after_sample",
-    "after_argmax",
-    "reference_sequential_random",
-    "reference_sequential_confident",
-    "most_frequent",
-]
-SHORT_COLUMNS = [
-    "valid_words",
-    "exact_words",
-    "distinct_words",
-    "ngram_bits",
-    "different_valid_words",
-    "forward_passes",
-]
 
 
-@dataclass
+@dataclass(eq=False)  # `first_look` remembers objects that are hashable
 class HeldOut:
-    """This holds held-out inputs, and the text and lexicon by which we measure their fills."""
+    """Hold inputs that no run trains on, and the text and lexicon by which we measure fills."""
 
     batch: Batch  # N inputs, with the random numbers for 16 fills of each
-    vocabulary: str
     text: str  # the whole training split
     lexicon: set
 
 
 def hold_out(config, train, val, device, seed=EVALUATION_SEED):
-    """Draw held-out inputs with the run's own masking. They depend on settings and `seed` alone."""
+    """Draw held-out inputs with the run's own masking: -> `HeldOut`.
+
+    The inputs depend on settings and on `seed` alone, so runs with different seeds are measured on
+    the same inputs. But each has random numbers of its own for the blanks, so that the spread of
+    their figures includes the luck of the draws.
+    """
     N, T = config.eval_inputs, config.block_size
     masking = parse_masking(config.masking)
     texts = val.batch(N, T, masking, config.mask_ratio, config.hidden_words, (seed, 0))
-    batch = make_batch(*texts, train.mask_id, SAMPLES, (seed,)).map(lambda x: x.to(device))
-    text = train.decode(train.tokens)
-    return HeldOut(batch, train.vocabulary, text, lexicon(text))
+    batch = make_batch(*texts, MASK_ID, SAMPLES, (seed, config.seed))
+    (text,) = decode(torch.from_numpy(train.tokens))
+    return HeldOut(batch.map(lambda x: x.to(device)), text, lexicon(text))
 
 
 def opinions(judge, rewards, fills, batch):
@@ -118,146 +96,172 @@ def opinions(judge, rewards, fills, batch):
 
 @torch.compiler.set_stance("force_eager")
 def try_rewards(judge, rewards, held_out):
-    """Score a few texts, so that a faulty reward fails before the run begins."""
+    """Score two texts, so that a faulty reward fails before the run begins."""
     few = held_out.batch[:2]
     fills = few.tokens[:, None].repeat(1, 3, 1)  # (2,3,T)
     opinions(judge, rewards, fills, few)
 
 
-def measure(fills, inputs):
-    """Compute the figures of fills (N,n,T) of the inputs in a `HeldOut`: -> {name: number}.
+def measure(fills, held_out):
+    """Compute the figures of fills (N,n,T): -> {name: number}.
 
     valid_words            the share of filled words that are in the lexicon
     exact_words            the share of filled words that equal the hidden word
-    distinct_words         the number of different valid words in the first fills of all inputs,
-                           divided by the number of different hidden words
+    distinct_words         the number of different valid words in one fill of all inputs, divided by
+                           the number of different hidden words: the mean over the n fills
     ngram_bits             how surprising a character near a blank is to a 5-gram model
     different_valid_words  if n > 1: the mean number of different valid fills of a hidden word
     pass@n                 if n > 1: the share of inputs that have a fill with all blanks right
     """
     n = fills.shape[1]
-    batch = inputs.batch
+    batch = held_out.batch
     mask = batch.mask.cpu().numpy()  # (N,T)
-    texts = decode(fills, inputs.vocabulary)
-    rows = np.array(texts).reshape(-1, n)  # (N,n)
-    counts = np.zeros(4)
-    hidden, first = set(), set()
-    for original, blanks, row in zip(decode(batch.tokens, inputs.vocabulary), mask, rows):
-        for start, end in hidden_spans(original, blanks):
-            words = [text[start:end] for text in row]
-            valid = [is_valid(text, start, end, inputs.lexicon) for text in row]
-            different = {*compress(words, valid)}
-            counts += 1, sum(valid), words.count(original[start:end]), len(different)
-            hidden.add(original[start:end])
-            if valid[0]:
-                first.add(words[0])
-    total, n_valid, n_exact, n_different = counts.tolist()
-    total = max(total, 1)  # avoids 0 / 0 if no whole word is hidden
-    right = fills == batch.tokens[:, None]  # (N,n,T) also True where there is no blank
-    probability = ngram(inputs.text, len(inputs.vocabulary) - 1)
+    texts = decode(fills)
+    hidden = []  # the hidden words
+    valid = []  # of each valid word: which hidden word it fills, in which fill, and the word
+    exact = 0
+    for i, original in enumerate(decode(batch.tokens)):
+        for start, end in hidden_spans(original, mask[i]):
+            for j, text in enumerate(texts[i * n : (i + 1) * n]):
+                exact += text[start:end] == original[start:end]
+                if is_valid(text, start, end, held_out.lexicon):
+                    valid.append((len(hidden), j, text[start:end]))
+            hidden.append(original[start:end])
+    total = max(len(hidden), 1)  # avoids 0 / 0 if no whole word is hidden
+    distinct = {(j, word) for _, j, word in valid}
+    probability = ngram(held_out.text, MASK_ID)
     figures = {
-        "valid_words": n_valid / (total * n),
-        "exact_words": n_exact / (total * n),
-        "distinct_words": len(first) / max(len(hidden), 1),
+        "valid_words": len(valid) / (total * n),
+        "exact_words": exact / (total * n),
+        "distinct_words": len(distinct) / (max(len({*hidden}), 1) * n),
         "ngram_bits": ngram_bits(probability, mask, texts),
     }
     if n > 1:
-        figures[f"pass@{n}"] = right.all(dim=-1).any(dim=1).float().mean().item()
-        figures["different_valid_words"] = n_different / total
+        right = (fills == batch.tokens[:, None]).all(dim=-1)  # (N,n) visible text is always right
+        figures[f"pass@{n}"] = right.any(dim=1).float().mean().item()
+        figures["different_valid_words"] = len({(k, word) for k, _, word in valid}) / total
     return figures
 
 
-def entropy(q, mask):
-    """Compute the mean entropy of the blanks, in nats: mask (N,T) -> a number."""
-    log_p = log_softmax(q.marginal().logits[mask], q.sampling.temperature)  # (blanks,V)
+def entropy(q):
+    """Compute the mean entropy of the blanks of a policy, in nats."""
+    log_p = log_softmax(q.marginal().logits[q.batch.mask], q.sampling.temperature)  # (blanks,V)
     return -expectation(log_p.exp(), log_p).mean().item()
 
 
-def completion_lines(fills, said, inputs):
+def nats(q):
+    """Compute −log q of the hidden text, per hidden letter, without truncation."""
+    return -(q.log_prob(q.batch.tokens[:, None]).sum() / q.batch.mask.sum()).item()
+
+
+def completion_lines(fills, said, held_out):
     """Make one dict for each fill: fills (N,n,T), said {name: (N,n)} -> a list of dicts.
 
     `said` is what the judge and the rewards said of the fills: one number per fill under each name.
     A dict holds the input of a fill, its text, and these numbers.
     """
-    masked = inputs.batch.masked[:, None].expand(fills.shape)  # (N,n,T)
-    columns = {"input": decode(masked, inputs.vocabulary)}
-    columns["completion"] = decode(fills, inputs.vocabulary)
-    for name, values in said.items():
-        columns[name] = [round(value, 6) for value in values.flatten().tolist()]
-    return [dict(zip(columns, line)) for line in zip(*columns.values())]
+    masked = held_out.batch.masked[:, None].expand(fills.shape)  # (N,n,T)
+    inputs, texts = (decode(tokens) for tokens in (masked, fills))
+    numbers = [[round(x, 6) for x in values.flatten().tolist()] for values in said.values()]
+    names = ("input", "completion", *said)
+    return [dict(zip(names, line)) for line in zip(inputs, texts, *numbers)]
 
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")  # compiling for these shapes takes longer than it saves
-def table(policy, before, judge, rewards, held_out, config, after_row=lambda: None):
-    """Compute all rows of the table: -> result, lines.
+def evaluate(policy, before, judge, rewards, held_out, config, everything=False):
+    """Compute the table: -> result, lines.
 
-    `result` is the dict for evaluation.json. `lines` is the list of dicts for completions.jsonl.
-    `policy` maps a batch to a distribution over its fills, and so does `before`, the base model. We
-    call `after_row` after each row. It may end the program.
+    `result` is {a row's title: {a column's name: number}}, for evaluation.json. `lines` is the list
+    of dicts for completions.jsonl. `policy` maps a batch to a distribution over its fills, and so
+    does `before`, the base model. With `everything`, a base model with a latent gets the row of the
+    target, too, which doubles the time.
     """
     batch = held_out.batch
-    mask = batch.mask
     result = {}
-    bar = tqdm(total=len(ROWS), desc="table", leave=False, disable=not is_first() or None)
+    bar = tqdm(desc="table", unit=" rows", leave=False, disable=not is_first() or None)
 
-    def add(name, fills, forward_passes):
-        scores, said = opinions(judge, rewards, fills, batch)  # (N,n,T), {name: (N,n)}
-        result[name] = measure(fills, held_out) | {"forward_passes": forward_passes}
-        result[name] |= {part: values.mean().item() for part, values in said.items()}
+    def add(title, fills, **more):
+        result[title] = measure(fills, held_out) | more
         bar.update()
-        after_row()
+
+    def draw(title, q, spell=1):
+        fills = q.sample(batch.uniforms).completions  # (N,16,T)
+        add(title, fills)
+        if spell > 0:  # at temperature 0 hardly any text is possible
+            result[title]["nats"] = nats(q)
+        return fills
+
+    def ask(title, fills):
+        scores, said = opinions(judge, rewards, fills, batch)  # (N,n,T), {name: (N,n)}
+        result[title] |= {name: values.mean().item() for name, values in said.items()}
         return scores, said
 
-    add("original", batch.tokens[:, None], 0)
+    def add_policy(name, q):
+        fills = draw(f"{name}, sampled", q)
+        result[f"{name}, sampled"]["entropy"] = entropy(q)
+        add(f"{name}, argmax", q.at(1.0).best_guess()[:, None])
+        if isinstance(q, Latent):
+            draw(f"{name}, letters at 0", temper(q, 1, 0), 0)
+        return fills, *ask(f"{name}, sampled", fills)
+
+    add("the text", batch.tokens[:, None])
+    ask("the text", batch.tokens[:, None])
     base = before(batch)
-    for name, q in (("before", base), ("after", policy(batch))):
-        completions = q.sample(batch.uniforms).completions  # (N,16,T)
-        scores, said = add(f"{name}_sample", completions, 1)
-        result[f"{name}_sample"]["entropy"] = entropy(q, mask)
-        add(f"{name}_argmax", q.at(1.0).best_guess()[:, None], 1)
-        if name == "before":
-            add("before_best_of_16", best_by_word(base.at(1.0), completions, scores), 1)
-    lines = completion_lines(completions, said, held_out)  # the fills that `policy` drew
-    passes = mask.sum(dim=1).float().mean().item()
-    for name in ("random", "confident"):
-        blank_by_blank = fill_blank_by_blank(before, batch, config.seed, name == "confident")
-        add(f"reference_sequential_{name}", blank_by_blank, passes)
-    cheat = most_frequent_words(batch, held_out.text, held_out.vocabulary)
-    add("most_frequent", cheat, 0)
-    result["before_at_temperatures"] = rows = []
-    for temperature in TEMPERATURES:
-        drawn = base.at(temperature).sample(batch.uniforms)
-        rows.append({"temperature": temperature} | measure(drawn.completions, held_out))
+    fills, scores, _ = add_policy("before", base)
+    add("before, best of 16", best_by_word(base.at(1.0), fills, scores))
+    if isinstance(base, Latent):
+        for choose, spell in PAIRS:
+            title = f"before, temperatures {choose:g} and {spell:g}"
+            draw(title, temper(base, choose, spell), spell)
+    else:
+        for temperature in TEMPERATURES:
+            draw(f"before, temperature {temperature}", base.at(temperature))
+    blanks = batch.mask.sum(dim=1).float().mean().item()
+    for title, surest in {"one by one, drawn": False, "one by one, surest": True}.items():
+        fills = fill_blank_by_blank(before, batch, config.seed, surest)
+        add(title, fills, forward_passes=blanks)
+    common, random, blind = fill_blindly(batch, held_out.text)
+    add("cheat: common words", common)
+    add("cheat: random words", random, nats=blind)
+    if everything and isinstance(base, Latent):
+        add("the target", target(base, judge, config.kl_beta))
+        for name in ("different_valid_words", "pass@16"):  # draws from 64 repeat
+            del result["the target"][name]
+    fills, _, said = add_policy("after", policy(batch))
     bar.close()
-    names = ("before_sample", "after_sample", "reference_sequential_confident")
-    low, reached, high = (result[name]["valid_words"] for name in names)
-    result["gap_closed"] = (reached - low) / (high - low) if high > low else None
-    return result, lines
+    return result, completion_lines(fills, said, held_out)
 
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
-def peek(policy, before, held_out, step):
-    """Return lines that show how the base model and the policy fill three held-out texts.
+def look(policy, held_out):
+    """Draw the fills of the row *sampled*: -> the share of valid words, and each first fill."""
+    fills = policy(held_out.batch).sample(held_out.batch.uniforms).completions  # (N,16,T)
+    valid = measure(fills, held_out)["valid_words"]
+    return valid, decode(fills[:, 0])
 
-    The first line has each model's share of valid words, measured on PEEK texts. Of these texts we
-    show three that have many long hidden words, because the blanks of a long word are the likeliest
-    to clash.
+
+first_look = functools.lru_cache(maxsize=1)(look)  # for the base model, which never changes
+
+
+def peek(policy, before, held_out, step):
+    """Show how the base model, at step 0, and later the policy fill three held-out texts.
+
+    The first line has each model's share of valid words in all held-out texts, as in the table. The
+    three texts have many long hidden words, because the blanks of a long word are the likeliest to
+    clash.
     """
-    few = replace(held_out, batch=held_out.batch[:PEEK])
-    batch = few.batch
-    length = sum_over_words(batch.mask[:, None].float(), batch.words)[:, 0]  # (B,T) word lengths
+    batch = held_out.batch
+    length = sum_over_words(batch.mask[:, None].float(), batch.words)[:, 0]  # (N,T) word lengths
     shown = length.sum(dim=1).argsort(descending=True, stable=True)[:3].tolist()
-    texts = {"text": decode(batch.tokens, few.vocabulary)}
-    valid = []
-    for name, model in {"before": before, "now": policy}.items():
-        if name == "now" and step == 0:  # the policy is still the base model
-            continue
-        fills = model(batch).sample(batch.uniforms).completions  # (N,16,T)
-        valid.append(f"{name} {measure(fills, few)['valid_words']:.3f}")
-        texts[name] = decode(fills[:, 0], few.vocabulary)
-    lines = [f"step {step}: valid words on held-out text {', '.join(valid)}"]
+    share, fills = first_look(before, held_out)
+    lines = [f"step {step}: valid words on held-out text before {share:.3f}"]
+    texts = {"text": decode(batch.tokens), "before": fills}
+    if step > 0:  # otherwise the policy is still the base model
+        share, fills = look(policy, held_out)
+        lines[0] += f", now {share:.3f}"
+        texts = {"now": fills}
     for i in shown:
         blanks = batch.mask[i].tolist()
         lines += [f"  {name:7s}{highlight(each[i], blanks)}" for name, each in texts.items()]
@@ -270,24 +274,23 @@ def aligned(rows):
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def format_table(result, rows=tuple(ROWS), columns=tuple(COLUMNS)):
-    """Format the dict of evaluation.json as a table with these rows and columns: -> str.
+def format_table(result):
+    """Format the dict of evaluation.json as a table: -> str.
 
-    Each part of the run's reward except `judge` adds a column, named "reward_NAME" in the dict.
+    Each part of the run's reward except `judge` adds a column, named "reward_NAME" in the dict. The
+    base model at other temperatures is left out, and so is what no column of COLUMNS shows.
     """
-    columns = [*columns, *(name for name in result["original"] if name.startswith("reward_"))]
-    cells = [["filled by", *(COLUMNS.get(name, name.removeprefix("reward_")) for name in columns)]]
-    for name in rows:
-        row = result[name]
-        for each in row if isinstance(row, list) else [row]:
-            numbers = [f"{each[column]:.3f}" if column in each else "" for column in columns]
-            cells.append([ROWS[name].format(**each), *numbers])
+    names = dict.fromkeys(name for row in result.values() for name in row)
+    parts = {name: (name.removeprefix("reward_"), 3) for name in names if "reward_" in name}
+    columns = COLUMNS | ({"judge": ("judge", 3)} if parts else {}) | parts
+    cells = [["filled by", *(title for title, _ in columns.values())]]
+    for title, row in result.items():
+        if "temperature" not in title:
+            shown = columns.items()
+            numbers = [f"{row[name]:.{n}f}" if name in row else "" for name, (_, n) in shown]
+            cells.append([title, *numbers])
     lines = aligned(cells)
-    gap = result["gap_closed"]
-    if gap is not None:
-        lines.append(
-            f"gap closed: {gap:.2f}   (0: as before, 1: as many valid words as surest first)"
-        )
-    if result["after_sample"]["judge"] > result["original"]["judge"]:
+    text = result.get("the text")  # it is not among the rows of several runs
+    if text and result["after, sampled"]["judge"] > text["judge"]:
         lines.append("the judge prefers these fills to the original text: it is being fooled")
     return "\n".join([*lines, "what the columns are: grpo/README.md#the-table"])

@@ -1,15 +1,27 @@
-"""Fill the blanks in three other ways, to compare them with one-step filling.
+"""Fill the blanks in other ways than one-step drawing, to compare a policy with them.
 
-Shapes: N inputs, M inputs that still have blanks, n fills of each, T characters, V vocabulary.
+Two rivals fill one blank after the other. Two choose among many draws, by the judge. Two are
+cheats, which never look at the context. And a policy with a latent can be drawn from at other
+temperatures.
+
+Shapes: N inputs, M inputs that still have blanks, n fills of each, m draws to choose from,
+T characters, V vocabulary. L letters of one hidden word, W words of this length.
 """
 
 from collections import Counter
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
-from data.per_word import number_words, sum_over_words
+from data.dataset import encode
+from data.per_word import begins_word, number_words, sum_over_words
+from grpo.batch import draw_uniforms
+from grpo.latent_policy import Latent
+from grpo.reward import log_odds
 from grpo.sampling import integer_weights
+
+NEARLY_0 = 1e-3  # a temperature at which practically only the best has a chance
 
 
 @torch.no_grad()
@@ -56,19 +68,68 @@ def best_by_word(q, fills, scores):
     return fills.take_along_dim(best, dim=1)  # (N,1,T)
 
 
-def most_frequent_words(batch, text, vocabulary):
-    """Fill every hidden word with the word of its length that `text` has most often: -> (N,1,T).
+def target(q, judge, beta, m=64):
+    """Approximate what the reward and the KL ask for, with words that q can draw: -> (N,n,T).
 
-    This never looks at the visible letters. Even so, if whole words are hidden, almost every word
-    that it fills in is valid. That is why the table calls it a cheat.
+    The best policy is q · exp(score / β), where q is the base model. For each word we choose one of
+    m draws of q with weights exp(score / β), n times. The judge scores a word beside the other
+    words of its draw, but we choose each word by itself. The batch's random numbers for latents
+    choose, so the draws get others.
     """
-    best = {}
-    for word, _ in Counter(text.split()).most_common():
-        best.setdefault(len(word), [vocabulary.index(c) for c in word])
-    filled = batch.masked.clone()  # (N,T)
-    for row, words in enumerate(batch.words):
-        for number in range(1, int(words.max()) + 1):
-            at = (words == number).nonzero().squeeze(1)
-            letters = best.get(len(at), [1] * len(at))  # all "a" if no word has this length
-            filled[row, at] = torch.tensor(letters, device=filled.device)
-    return filled[:, None]
+    batch = q.batch
+    N, _, T = batch.uniforms.shape[:3]
+    uniforms = draw_uniforms((N, m, T, 2), (*batch.seed, 4)).to(batch.mask.device)  # (N,m,T,2)
+    draws = q.sample(uniforms).completions  # (N,m,T)
+    scores = log_odds(judge, draws, batch.words)  # (N,m,T)
+    weights = (scores / max(beta, NEARLY_0)).softmax(dim=1)  # (N,m,T)
+    up_to = weights.cumsum(dim=1).mT.contiguous()  # (N,T,m)
+    choosing = batch.uniforms[..., 1].mT.contiguous()  # (N,T,n)
+    chosen = torch.searchsorted(up_to, choosing, right=True).clamp(max=m - 1).mT  # (N,n,T)
+    once = chosen.float() * begins_word(batch.words)[:, None]  # (N,n,T) what first blanks chose
+    chosen = sum_over_words(once, batch.words).long()  # (N,n,T) the same for the whole word
+    return draws.take_along_dim(chosen, dim=1)
+
+
+def temper(q, choose, spell):
+    """Return the `Latent` q with its prior at the temperature `choose`, its letters at `spell`."""
+    letters = q.letters / max(spell, NEARLY_0)  # (N,T,K,V)
+    return Latent(q.prior / choose, letters, q.batch, q.sampling)
+
+
+def fill_blindly(batch, text):
+    """Fill each hidden word with a word of its length: -> common (N,1,T), random (N,n,T), nats.
+
+    `common` has the word that `text` has most often. `random` has words drawn as often as `text`
+    has them. If it has none of this length, both write only "a". They never look at the visible
+    letters. Even so, if whole words are hidden, almost every word that they fill in is valid. That
+    is why the table calls them cheats.
+
+    `nats` is −log of the probability of the hidden words, per letter. A word that `text` has c
+    times gets the probability (c + 1) / (C + W + 1), where C is the sum of the counts of all words
+    of its length. So each word counts once more than `text` has it, and whatever is no word of
+    `text` counts once. Where not whole words are hidden, most runs of blanks are no words of
+    `text`, and the figure is too good.
+    """
+    by_length = {}  # {L: [words (W,L), counts (W,)]}, most frequent first
+    for word, count in Counter(text.split()).most_common():
+        by_length.setdefault(len(word), []).append((encode(word), count))
+    for length, pairs in by_length.items():
+        words, counts = zip(*pairs)
+        by_length[length] = torch.stack(words), torch.tensor(counts)
+
+    on_cpu = batch.map(torch.Tensor.cpu)
+    uniforms = F.pad(on_cpu.uniforms[..., 1], (0, 0, 1, 0))  # (N,1+n,T) the 0 in front for `common`
+    fills = on_cpu.masked[:, None].repeat(1, uniforms.shape[1], 1)  # (N,1+n,T)
+    nats = 0.0
+    for row, numbers in enumerate(on_cpu.words):
+        for number in range(1, int(numbers.max()) + 1):
+            at = (numbers == number).nonzero().squeeze(1)  # (L,)
+            letters_a = encode("a" * len(at))[None]
+            words, counts = by_length.get(len(at), (letters_a, torch.tensor([1])))
+            up_to = counts.cumsum(dim=0).double()  # (W,)
+            drawn = uniforms[row, :, at[0]] * up_to[-1]  # (1+n,)
+            fills[row, :, at] = words[torch.searchsorted(up_to, drawn, right=True)]  # (1+n,L)
+            c = counts[(words == on_cpu.tokens[row, at]).all(dim=1)].sum()
+            nats -= torch.log((c + 1) / (up_to[-1] + len(words) + 1)).item()
+    fills = fills.to(batch.mask.device)
+    return fills[:, :1], fills[:, 1:], nats / batch.mask.sum().item()

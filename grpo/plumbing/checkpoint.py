@@ -1,33 +1,30 @@
 """Write files of weights atomically, and read them strictly.
 
-Every file holds one dict. A model's dict has the keys `kind`, `architecture`, `vocabulary` and
-`weights`. A training checkpoint is a generator's dict with one more key, `training`. So you can
-name a checkpoint wherever a generator is asked for.
+Every file holds one dict. A model's dict has the keys `kind`, `architecture` and `weights`. A
+checkpoint of a run is a generator's dict with one more key, `training`, so you can name it wherever
+a generator is asked for.
 """
 
 import os
-import zipfile
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from data.user_mistake import Mistake, refuse
 from grpo.distributed import is_first, n_processes
-from model.transformer import Generator, Judge, TransformerConfig
+from model.transformer import TransformerConfig
 
 ROOT = Path(__file__).parents[2]  # where the code, data/ and the shipped models are
 LATEST = "checkpoint.pt"
-PREVIOUS = "checkpoint_prev.pt"
-MODEL_KEYS = ("kind", "architecture", "vocabulary", "weights")
-TRAINING_KEYS = ("optimizer", "reference", "iteration", "config", "processes", "rng")
-KINDS = {"generator": Generator, "judge": Judge}
 
 
 def find(path):
-    """Look for a file or folder in the working directory, then beside the code: -> Path."""
+    """Look for a file in the working directory, and then, if it ships, beside the code: -> Path."""
     here = Path(path)
-    return here if here.exists() else ROOT / here
+    ships = here.parts[:1] in (("model",), ("data",), ("config",))
+    return ROOT / here if ships and not here.exists() else here
 
 
 def write(path, content):
@@ -50,112 +47,99 @@ def write(path, content):
     os.replace(temporary, path)
 
 
-def read(path, keys=MODEL_KEYS):
-    """Read a dict of tensors and plain data that `write` wrote, with its tensors on the CPU.
+def read(path):
+    """Read a dict that `write` wrote, with its tensors on the CPU. No code of the file is run.
 
-    This never runs code from a file. Raises a Mistake if the file is missing, is damaged, or does
-    not hold a dict with these keys.
+    Raises a Mistake if the file is missing, is damaged, or holds something else.
     """
-    path = Path(path)
-    fix = "make it again, or name another"
-    if path.name == LATEST and path.with_name(PREVIOUS).exists():
-        fix = f"rename {PREVIOUS}, the checkpoint saved before it, to {LATEST}"
-    refuse(not path.is_file(), f"checkpoint {path} is missing; {fix}")
+    refuse(not Path(path).is_file(), f"checkpoint {path} is missing; make it, or name another")
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch.load would not notice a flipped bit
         content = torch.load(path, map_location="cpu", weights_only=True)
-        whole = not damaged and isinstance(content, dict) and {*keys} <= {*content}
+        whole = {"kind", "architecture", "weights"} <= {*content}
     except Exception:  # reading a file that is no checkpoint may raise any error
         whole = False
-    refuse(not whole, f"checkpoint {path} is damaged, or no checkpoint; {fix}")
+    refuse(not whole, f"checkpoint {path} is damaged, or no checkpoint; name another")
     return content
 
 
-def model_file(model, vocabulary, dtype=torch.float32):
+def model_file(model, dtype=torch.float32):
     """Make the dict that a model's file holds, with the weights as `dtype` on the CPU."""
-    weights = {name: w.detach().to("cpu", dtype) for name, w in model.state_dict().items()}
     return {
         "kind": type(model).__name__.lower(),
         "architecture": asdict(model.trunk.config),
-        "vocabulary": vocabulary,
-        "weights": weights,
+        "weights": {name: w.detach().to("cpu", dtype) for name, w in model.state_dict().items()},
     }
 
 
-def build(content, kind, vocabulary, path):
-    """Build a model from the `content` of its checkpoint, in float32 and evaluation mode.
-
-    Raises a Mistake if the checkpoint has another `kind` or `vocabulary` than the caller gives, or
-    if its weights do not fit the model.
-    """
-    if content.get("kind") != kind:
-        raise Mistake(
-            f"checkpoint {path} holds a {content.get('kind')}, but a {kind} is needed; "
-            f"name a file that holds a {kind}"
-        )
-    if content["vocabulary"] != vocabulary:
-        raise Mistake(
-            f"checkpoint {path} has the vocabulary {content['vocabulary']!r}, "
-            f"but {vocabulary!r} is needed; name a dataset and models with the same vocabulary"
-        )
+def load_weights(model, weights, path):
+    """Copy `weights` into the model. A Mistake says what does not fit, with both shapes."""
     try:
-        model = KINDS[kind](TransformerConfig(**content["architecture"]))
-        model.load_state_dict(content["weights"])
-    except (RuntimeError, TypeError) as error:  # `error` says what does not fit
+        model.load_state_dict(weights)
+    except RuntimeError as error:
         line = " ".join(str(error).split())
-        raise Mistake(
-            f"checkpoint {path} does not fit the model ({line}); make the file again"
-        ) from None
+        raise Mistake(f"checkpoint {path} does not fit ({line}); name another") from None
+
+
+def load_model(path, kind):
+    """Load a `Generator` or a `Judge`, as `kind` says, in float32 and evaluation mode."""
+    content = read(find(path))
+    wanted = kind.__name__.lower()
+    refuse(
+        content["kind"] != wanted,
+        f"checkpoint {path} holds a {content['kind']}, but a {wanted} is needed; name another file",
+    )
+    model = kind(TransformerConfig(**content["architecture"]))
+    load_weights(model, content["weights"], path)
     return model.eval()
 
 
-def load_model(path, kind, vocabulary):
-    """Load a model from its file with `find`, `read` and `build`."""
-    return build(read(find(path)), kind, vocabulary, path)
+def training_state(path):
+    """Read what a run needs to go on, from its checkpoint. Raises a Mistake for another file."""
+    content = read(path)
+    refuse(
+        "training" not in content,
+        f"checkpoint {path} was not written by train_grpo.py; name the out_dir of a run",
+    )
+    return content["training"]
 
 
-def save_training(config, generator, reference, adamw, iteration, vocabulary):
-    """Write out_dir/checkpoint.pt, and keep the checkpoint before it as checkpoint_prev.pt.
+def save_checkpoint(config, policy, reference, optimizer, iteration):
+    """Write out_dir/checkpoint.pt after `iteration` steps. Weights that are not finite are refused.
 
-    `iteration` is the number of finished steps. The inputs and draws of a step depend only on the
-    seed and the step's number, so nothing else has to be saved for them.
+    The inputs and draws of a step depend only on the seed and the step's number, so nothing else
+    has to be saved for them. `config` holds the settings as the user gave them, and
+    `policy.settled` says what `auto` meant.
     """
-    content = model_file(generator, vocabulary)
+    content = model_file(policy.network)
+    for name, weight in content["weights"].items():
+        if not weight.isfinite().all():
+            raise FloatingPointError(f"not saved: {name} is not finite; lower learning_rate")
     content["training"] = {
-        "optimizer": adamw.state_dict(),
-        "reference": reference.state_dict(),
+        "optimizer": optimizer.wrapped.state_dict(),
+        "reference": reference.network.state_dict(),
         "iteration": iteration,
         "config": asdict(config),
+        "settled": policy.settled,
         "processes": n_processes(),
         "rng": torch.get_rng_state(),  # a user's own reward may draw random numbers
     }
-    latest = Path(config.out_dir) / LATEST
-    if latest.exists():
-        write(latest.with_name(PREVIOUS), latest.read_bytes())
-    write(latest, content)
+    write(Path(config.out_dir) / LATEST, content)
 
 
-def training_state(content, path):
-    """Return the part `training` of a checkpoint. Raises a Mistake if `content` has none."""
-    state = content.get("training", {})
-    refuse(
-        not {*TRAINING_KEYS} <= {*state},
-        f"checkpoint {path} was not written by train_grpo.py; name the out_dir of a run",
-    )
-    return state
+def load_checkpoint(config, policy, reference, optimizer):
+    """Restore what `save_checkpoint` wrote: -> the number of steps that were made.
 
-
-def restore_training(state, adamw, path):
-    """Restore AdamW's moments and the state of PyTorch's random generator.
-
-    Raises a Mistake, which names both shapes, if a moment has another shape than its weight.
+    It prints what `auto` means now, if that is not what it meant.
     """
-    adamw.load_state_dict(adamw.state_dict() | {"state": state["optimizer"]["state"]})
-    for weight, moments in adamw.state.items():
-        for name, x in moments.items():
-            if name != "step" and x.shape != weight.shape:
-                shapes = f"the shape {tuple(x.shape)}, but its weight {tuple(weight.shape)}"
-                line = f"checkpoint {path}: AdamW's {name} has {shapes}"
-                raise Mistake(f"{line}; begin a new run in another out_dir")
+    path = Path(config.out_dir) / LATEST
+    state = training_state(path)
+    load_weights(policy.network, read(path)["weights"], path)
+    load_weights(reference.network, state["reference"], path)
+    wrapped = optimizer.wrapped
+    wrapped.load_state_dict(wrapped.state_dict() | {"state": state["optimizer"]["state"]})
     torch.set_rng_state(state["rng"])
+    for name, now in policy.settled.items():
+        then = state["settled"][name]
+        if now != then and is_first():
+            tqdm.write(f"{name} is {now} now, and was {then}: the run does not go on bit for bit")
+    return state["iteration"]

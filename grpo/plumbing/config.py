@@ -1,27 +1,38 @@
-"""One flat dataclass has all settings of a run, and its defaults are the default experiment.
+"""All settings of a run, in one flat dataclass whose defaults are the default experiment.
 
-`load_config` reads the settings from config files and flags. `check` refuses settings that
-contradict each other, and settings that name a missing file.
+    python train_grpo.py config/latent.py --group_size=8         # left to right, the last one wins
+
+`load_config` reads config files and flags. A config file is Python, and we execute it. Each name
+that it assigns has to be a setting, unless the name begins with _. Its assignments become flags,
+so that argparse converts and refuses both.
 """
 
+import argparse
+import contextlib
+import inspect
+import io
 import math
+import os
 import re
-from dataclasses import asdict, dataclass, replace
+import runpy
+import signal
+import sys
+import traceback
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from data.masking import parse_masking
-from data.user_mistake import refuse
+from data.user_mistake import Mistake, refuse
 from grpo.distributed import is_first, n_processes
-from grpo.plumbing.checkpoint import LATEST, find, read, training_state
-from grpo.plumbing.command_line import convert, read_arguments
+from grpo.plumbing.checkpoint import LATEST, find, training_state
 
 
 @dataclass
 class Config:
     # What is read and written.
     out_dir: str = "out"  # folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json
-    dataset: str = "text"  # folder under data/ with train.bin, val.bin, meta.json
+    dataset: str = "text"  # folder under data/ with train.bin and val.bin
     generator_checkpoint: str = "model/pretrained/generator.pt"  # the policy to start from
     judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model
     # judge, valid_words, JUDGE.pt, FILE.py:FUNCTION, or a weighted sum: judge:1.0,my.py:f:0.5
@@ -73,16 +84,20 @@ class Config:
     kl_beta: float = 0.65  # weight of KL(policy || reference)
     kl_estimator: Literal["exact", "k1", "k2", "k3"] = "exact"  # k1, k2, k3: estimates from draws
     entropy_coef: float = 0.0  # weight of the entropy bonus
-    # Only the most uncertain blanks learn from rewards. This is their share of all blanks.
+    # Only the most uncertain blanks learn from rewards. This is their share of all blanks. With a
+    # latent these are first letters, because the entropy there includes that of z.
     top_entropy_quantile: float = 1.0
     loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are weighted
     baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
     # Advantages are divided by a standard deviation of rewards. group: that of their own group.
     # batch: that of all blanks of the step. none: they are not divided.
     scale_rewards: Literal["group", "batch", "none"] = "none"
-    # run: each hidden word (a run of blanks) earns its own reward. input: each earns the sum of the
-    # rewards of all words in its input.
-    credit: Literal["input", "run"] = "run"
+    # Which KL divergence between the policy and its goal is minimised. forward ignores baseline and
+    # scale_rewards, and goes with kl_beta=0, because its weights hold the reference already.
+    direction: Literal["reverse", "forward"] = "reverse"
+    # word: each hidden word earns its own reward. input: each earns the sum of the rewards of all
+    # words in its input.
+    credit: Literal["word", "input"] = "word"
     # What we maximise for each letter. All but PPO's `clip` need importance_sampling_level=token.
     objective: Literal["clip", "cispo", "sapo", "gmpo", "dppo"] = "clip"
     sapo_tau: float = 1.0  # sapo: how sharply the ratio is bounded; larger is sharper
@@ -91,7 +106,9 @@ class Config:
     importance_sampling_level: Literal["token", "sequence", "none"] = "token"
     clip_eps: float = 0.2  # the ratio is clipped below at 1 - clip_eps
     clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high
-    clip_delta: float = 0.0  # largest ratio where the advantage is negative; 0: no bound
+    # The largest ratio, at least 1 + clip_eps_high, so that it matters only where the advantage is
+    # negative; 0: no bound.
+    clip_delta: float = 0.0
     num_iterations: int = 2  # uses of each rollout; must be 1 if importance_sampling_level=none
     minibatch_size: int = 0  # inputs per update, shuffled; 0: all inputs of the step
 
@@ -108,7 +125,7 @@ class Config:
 
     # The machine.
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda if there is a GPU
-    reference_device: str = "auto"  # where the reference lives; auto: on `device`
+    reference_device: str = ""  # where the reference lives; empty: on `device`
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 if it is fast here
     compile: Literal["auto", "true", "false"] = "auto"  # torch.compile; auto: on a GPU, if it works
     gradient_checkpointing: bool = False  # less memory, more time, the same gradients
@@ -116,8 +133,129 @@ class Config:
     seed: int = 1  # seed of the inputs and the draws
 
 
+LARGEST = 2**31 - 1
+TINY = 1e-9  # stands for "more than 0", and 1 - TINY for "less than 1"
+# The least and the largest value of a setting. Where a setting is not listed, a whole number is at
+# least 1, and any other number at least 0.
+RANGES = {
+    "group_size": (2, LARGEST),
+    "block_size": (5, LARGEST),  # the evaluation's 5-gram model needs 5 characters
+    "top_k": (0, LARGEST),
+    "minibatch_size": (0, LARGEST),
+    "warmup_iters": (0, LARGEST),
+    "lr_decay_iters": (0, LARGEST),
+    "seed": (0, LARGEST),
+    "temperature": (1e-3, 100),
+    "repetition_penalty": (1, 100),
+    "sapo_tau": (1e-3, 100),
+    "sapo_tau_negative": (1e-3, 100),
+    "mask_ratio": (0, 1),
+    "min_p": (0, 1),
+    "xtc_probability": (0, 1),
+    "clip_eps": (0, 1),
+    "ema_alpha": (TINY, 1),
+    "top_p": (TINY, 1),
+    "xtc_threshold": (TINY, 1),
+    "top_entropy_quantile": (TINY, 1),
+    "beta1": (0, 1 - TINY),
+    "beta2": (0, 1 - TINY),
+    # settings of model/pretrain.py
+    "generator_steps": (0, LARGEST),
+    "judge_steps": (0, LARGEST),
+    "judge_layers": (0, LARGEST),
+    "n_embd": (32, LARGEST),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse without abbreviated flags, and what it cannot read is a Mistake."""
+
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message):
+        raise Mistake(f"{message}; --help lists what is allowed")
+
+
+def number(kind, low, high):
+    """Make the function with which argparse reads an int or a float from `low` to `high`."""
+
+    def read_number(text):
+        with contextlib.suppress(ValueError):
+            if low <= kind(text) <= high:
+                return kind(text)
+        what = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what} from {low} to {high}")
+
+    return read_number
+
+
+def boolean(text):
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+    return text.lower() == "true"
+
+
+def how_to_read(field):
+    """Turn a field of a dataclass of settings into options for argparse."""
+    if field.type is bool:
+        return {"type": boolean, "nargs": "?", "const": True}  # --replay alone means true
+    if field.type is str:
+        return {"type": os.path.expanduser}  # the shell does not expand --out_dir=~/runs
+    if field.type in (int, float):
+        low, high = RANGES.get(field.name, (int(field.type is int), LARGEST))
+        return {"type": number(field.type, low, high)}
+    return {"type": str.lower, "choices": get_args(field.type)}  # a Literal
+
+
+def read_arguments(settings, arguments, usage=""):
+    """Read config files and flags, left to right: -> {name: value} of the settings that they set.
+
+    `settings` is a dataclass. With -h or --help this prints its source and ends the program.
+    """
+    parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    for field in fields(settings):
+        parser.add_argument(f"--{field.name}", **how_to_read(field))
+    flags = []
+    for argument in arguments:
+        if argument in ("-h", "--help"):
+            print(usage, *map(inspect.getsource, settings.__mro__[:-1]), sep="\n\n")
+            sys.exit()
+        flags += [argument] if argument.startswith("-") else read_config_file(argument)
+    return vars(parser.parse_args(flags))
+
+
+def read_config_file(path):
+    """Turn what a config file assigns into flags: -> ["--group_size=8", ...]."""
+    flags = []
+    for name, value in run_file(path, "config file").items():
+        if not name.startswith("_"):
+            refuse(
+                not isinstance(value, (bool, int, float, str)),
+                f"config file {path}: {name} is {value!r:.50}, but a setting is a number, text, or"
+                " true or false; begin a name of your own with _",
+            )
+            flags.append(f"--{name}={value}")
+    return flags
+
+
+def run_file(path, what):
+    """Execute a user's Python file: -> {name: value}. If it fails, this raises a Mistake."""
+    found = find(path)
+    refuse(
+        not found.is_file(),
+        f"{what} {path} does not exist; name another file, or write a setting as --key=value",
+    )
+    sys.path.append(str(found.parent))  # so that the user's file can import files beside it
+    try:
+        return runpy.run_path(found)
+    except (Exception, SystemExit) as error:  # any error in that file is the user's mistake
+        name = type(error).__name__
+        raise Mistake(f"{what} {path} does not run ({name}: {error}); fix it") from error
+
+
 def load_config(arguments=()):
-    """Read config files and --key=value flags, applied left to right: -> `Config`.
+    """Read config files and flags: -> `Config`.
 
     A resumed run takes its settings from its checkpoint, except for those in `arguments`. For such
     a run we print which settings changed. Raises a Mistake if anything is wrong with the settings.
@@ -128,32 +266,38 @@ def load_config(arguments=()):
     if config.init_from == "resume":
         config = resume(config.out_dir, given)
     check(config)
-    steps = config.lr_decay_iters or config.max_iters
-    return replace(config, warmup_iters=min(config.warmup_iters, steps))
+    return config
+
+
+def saved_settings(state, given, path):
+    """Take the settings from the training state in the checkpoint `path`: -> `Config`.
+
+    A checkpoint may not choose a file that we execute. So if the run's reward names a FILE.py,
+    `given` has to name a reward, or this raises a Mistake.
+    """
+    flags = [f"--{name}={value}" for name, value in state["config"].items()]
+    config = Config(**read_arguments(Config, flags))
+    refuse(
+        ".py:" in config.reward and "reward" not in given,
+        f"{path}: this run's reward executes a file, so the command has to name it; if you trust"
+        f" the file, add --reward={config.reward}",
+    )
+    return config
 
 
 def resume(out, given):
-    """Load the settings of the run in `out`, and apply `given` {name: value}: -> `Config`.
-
-    Raises a Mistake if the run has no steps left. Also raises a Mistake if the run's reward names a
-    FILE.py and `given` has no reward, because a checkpoint may not choose a file that we execute.
-    """
+    """Load the settings of the run in `out`, and apply `given` {name: value}: -> `Config`."""
     path = Path(out) / LATEST
-    state = training_state(read(path), path)
-    old = from_saved(state["config"], str(path))
+    state = training_state(path)
     here = {"init_from": "resume", "out_dir": out}  # go on in the folder that we read from
+    old = replace(saved_settings(state, given, path), **here)
     new = replace(old, **given | here)
-    refuse(
-        ".py:" in old.reward and "reward" not in given,
-        "resume: this run's reward executes a file, so the command must name the reward;"
-        f" if you trust the file, add --reward={old.reward}",
-    )
     refuse(
         state["iteration"] >= new.max_iters,
         f"resume: {out} is at step {state['iteration']} already, and max_iters allows no more; set"
         f" a larger max_iters, or print the table: python -m grpo.evaluation {out}",
     )
-    before = asdict(replace(old, **here))
+    before = asdict(old)
     changes = [f"{k} {before[k]} -> {x}" for k, x in asdict(new).items() if x != before[k]]
     if state["processes"] != n_processes():
         changes.append(f"processes {state['processes']} -> {n_processes()}")
@@ -163,27 +307,21 @@ def resume(out, given):
     return new
 
 
-def from_saved(saved, path):
-    """Check the settings {name: value} that the checkpoint `path` holds: -> `Config`."""
-    return Config(**{name: convert(Config, name, value, path) for name, value in saved.items()})
-
-
 def check(config):
-    """Raise a Mistake if settings contradict each other, or name a file that we cannot use."""
+    """Raise a Mistake if settings contradict each other."""
     refuse(not config.out_dir, "out_dir is empty; write for example --out_dir=out")
-    several = config.minibatch_size and n_processes() > 1
     refuse(
-        several,
+        config.minibatch_size and n_processes() > 1,
         "minibatch_size above 0 allows only one process; set minibatch_size=0, or omit torchrun",
     )
-    updates = config.minibatch_size or config.num_iterations > 1
+    level = config.importance_sampling_level
     refuse(
-        config.importance_sampling_level == "none" and updates,
+        level == "none" and (config.minibatch_size or config.num_iterations > 1),
         "with importance_sampling_level=none a rollout can be used for only one update; set"
         " num_iterations=1 and minibatch_size=0",
     )
     refuse(
-        config.objective != "clip" and config.importance_sampling_level != "token",
+        config.objective != "clip" and level != "token",
         f"objective={config.objective} needs the ratio of each letter; set"
         " importance_sampling_level=token, or objective=clip",
     )
@@ -192,13 +330,37 @@ def check(config):
         f"objective={config.objective} has no clip_delta; set clip_delta=0, or objective=clip",
     )
     refuse(
+        0 < config.clip_delta < 1 + config.clip_eps_high,
+        f"clip_delta={config.clip_delta} also bounds ratios whose advantage is positive; set 0,"
+        f" or at least 1 + clip_eps_high = {1 + config.clip_eps_high:g}",
+    )
+    refuse(
+        config.direction == "forward" and (config.credit == "input" or config.kl_beta),
+        "direction=forward needs one reward for each word and no further KL; set credit=word and"
+        " kl_beta=0, or direction=reverse",
+    )
+    refuse(
         config.objective == "gmpo" and config.top_entropy_quantile < 1,
         "objective=gmpo needs all letters of a word, so top_entropy_quantile must not be below 1;"
         " set top_entropy_quantile=1, or objective=clip",
     )
     parse_masking(config.masking)
-    moved = config.out_dir if config.init_from != "resume" else ""
-    check_files(named_files(config), moved)
+    parse_reward(config.reward)
+    for name in ("generator_checkpoint", "reference_checkpoint", "judge_checkpoint"):
+        path = getattr(config, name)
+        refuse(
+            Path(config.out_dir).resolve() in Path(path).resolve().parents,
+            f"{name}: {path} lies in out_dir, which a new run moves aside; name another out_dir",
+        )
+
+
+def dataset_folder(name):
+    """Look for a dataset's folder, first as data/`name`, then as `name` itself: -> Path."""
+    for folder in (Path("data") / name, Path(name)):
+        file = find(folder / "train.bin")
+        if file.exists():
+            return file.parent
+    return find(Path("data") / name)
 
 
 PART = re.compile(
@@ -222,45 +384,21 @@ def parse_reward(text):
     return weights
 
 
-def find_dataset(name):
-    """Look for a dataset's folder, first as data/`name`, then as `name` itself: -> Path."""
-    for folder in (Path("data") / name, Path(name)):
-        file = find(folder / "meta.json")
-        if file.exists():
-            return file.parent
-    return find(Path("data") / name)
+@contextlib.contextmanager
+def exit_on_mistake(program):
+    """Turn a user's mistake into one line on stderr and exit code 2.
 
-
-def named_files(config):
-    """List the files and folders that settings name: -> [(setting, path)]."""
-    named = [("dataset", find_dataset(config.dataset))]
-    for name in (
-        "generator_checkpoint",
-        "reference_checkpoint",
-        "judge_checkpoint",
-        "prompts_file",
-    ):
-        named.append((name, getattr(config, name)))
-    for part in parse_reward(config.reward):
-        path, _, name = part.rpartition(":")  # a part is my.py:f, judge.pt, or a name like judge
-        if "." in part:
-            named.append(("reward", path or name))
-    return named
-
-
-def check_files(named, moved=""):
-    """Raise a Mistake if a file is missing, or if it lies in the folder `moved`.
-
-    `named` gives pairs (setting, path). `moved` is the out_dir of a new run. If an earlier run is
-    in this folder, the new run renames the folder, and its files are no longer at their paths. A
-    dataset may be missing here, because `load_data` checks that later.
+    If the mistake is an error in a file of the user's own, its traceback comes before that line.
     """
-    for name, path in named:
-        found = find(path)
-        missing = path and name != "dataset" and not found.exists()
-        refuse(missing, f"{name}: there is no file {path}; make it, or name another")
-        refuse(
-            path and moved and Path(moved).resolve() in found.resolve().parents,
-            f"{name}: {path} lies in out_dir, and a new run renames that folder if it holds an"
-            " earlier run; name another out_dir",
-        )
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a notebook's streams are of other types
+            stream.reconfigure(errors="replace")  # the terminal may not be UTF-8
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Mistake as error:
+        if error.__cause__:
+            traceback.print_exception(error.__cause__)
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,54 +1,30 @@
 """Read the files that settings name: the text, the models, and the functions of a reward."""
 
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from typing import NamedTuple
 
-from data.dataset import Dataset, Prompts, decode
+from data.dataset import Dataset, Prompts
 from data.text.prepare import prepare
-from data.user_mistake import Mistake, refuse
-from grpo.distributed import is_first, largest_of_processes
-from grpo.plumbing.checkpoint import LATEST, ROOT, build, find, load_model
-from grpo.plumbing.command_line import run_file
-from grpo.plumbing.config import Config, find_dataset, parse_reward
-from grpo.policy import make_judge
-from grpo.reward import Rewards, judge_reward, own_reward, valid_words
+from data.user_mistake import refuse
+from grpo.distributed import is_first, pick_device, wait_for_all
+from grpo.evaluation.evaluate import EVALUATION_SEED, HeldOut, hold_out
+from grpo.plumbing.checkpoint import ROOT, find, load_model
+from grpo.plumbing.config import Config, dataset_folder, parse_reward, run_file
+from grpo.policy import Policy, make_judge
+from grpo.reward import Rewards, judge_reward, own_reward, valid_share
+from model.transformer import Generator, Judge
 
 
-def load_data(dataset, block_size, prompts_file=""):
-    """Load both splits of a dataset: -> train, val. A prompts_file replaces the inputs of train.
+def load_models(config):
+    """Load the generator, another copy of it, the reference and the judge, on the CPU.
 
-    If the default text is missing, the first process makes it. Raises a Mistake for data that is
-    missing, damaged or too short.
+    Raises a Mistake if one was made for texts shorter than block_size, or if the generator and the
+    reference differ in n_latent.
     """
-    folder = find_dataset(dataset)
-    missing = dataset == Config.dataset and not (folder / "meta.json").exists()
-    if missing and is_first():
-        folder = ROOT / "data" / dataset
-        print(f"making {folder} from the documentation of numpy and torch", flush=True)
-        prepare(folder)
-    largest_of_processes(0)  # a barrier: no process reads before the first has written
-    train = Dataset(folder, "train", block_size)
-    val = Dataset(folder, "val", block_size)
-    if prompts_file:
-        train = Prompts(folder, "train", find(prompts_file), block_size)
-    return train, val
-
-
-def load_models(config, vocabulary, saved=None):
-    """Load the generator, the reference (the base model) and the judge, all on the CPU.
-
-    `saved` is the content of the checkpoint that a resumed run goes on from. Raises a Mistake for a
-    file that is missing, damaged, of the wrong kind, or made for another vocabulary. It also raises
-    one if a model was made for texts shorter than block_size, or if the generator and the reference
-    differ in n_latent.
-    """
-    base = config.reference_checkpoint or config.generator_checkpoint
-    reference = load_model(base, "generator", vocabulary).requires_grad_(False)
-    judge = load_model(config.judge_checkpoint, "judge", vocabulary).requires_grad_(False)
-    if saved:
-        generator = build(saved, "generator", vocabulary, LATEST)
-    else:
-        generator = load_model(config.generator_checkpoint, "generator", vocabulary)
+    generator, base = (load_model(config.generator_checkpoint, Generator) for _ in range(2))
+    reference = load_model(config.reference_checkpoint or config.generator_checkpoint, Generator)
+    judge = load_model(config.judge_checkpoint, Judge)
     refuse(
         reference.n_latent != generator.n_latent,
         f"the generator has n_latent={generator.n_latent}, but the reference has"
@@ -56,7 +32,7 @@ def load_models(config, vocabulary, saved=None):
         " with the same n_latent",
     )
     check_length(config.block_size, generator, reference, judge)
-    return generator, reference, judge
+    return generator, base, reference, judge
 
 
 def check_length(block_size, *models):
@@ -70,36 +46,75 @@ def check_length(block_size, *models):
         )
 
 
+def load_text(config):
+    """Load both splits of the dataset: -> train, val. A prompts_file replaces the inputs of train.
+
+    If the default text is missing, the first process makes it.
+    """
+    folder = dataset_folder(config.dataset)
+    missing = config.dataset == Config.dataset and not (folder / "train.bin").exists()
+    if missing and is_first():
+        folder = ROOT / "data" / config.dataset
+        print(f"making {folder} from the documentation of numpy and torch", flush=True)
+        prepare(folder)
+    wait_for_all()  # no process reads before the first one has written
+    folder = dataset_folder(config.dataset)
+    train = Dataset(folder, "train", config.block_size)
+    val = Dataset(folder, "val", config.block_size)
+    if config.prompts_file:
+        train = Prompts(folder, find(config.prompts_file), config.block_size)
+    return train, val
+
+
 def load_function(path, name):
     """Load a user's own function. Raises a Mistake if the file fails or has no such function."""
-    values = run_file(path, "reward file")
-    if not callable(values.get(name)):
-        line = f"reward file {path} has no function {name}; write"
-        line += f" def {name}(completions, masked, mask, decode) there"
-        raise Mistake(line)
-    return values[name]
+    function = run_file(path, "reward file").get(name)
+    refuse(
+        not callable(function),
+        f"reward file {path} has no function {name}; write"
+        f" def {name}(completions, masked, mask, decode) there",
+    )
+    return function
 
 
-def load_rewards(config, judge, vocabulary, lexicon, device):
-    """Make the `Rewards` that the setting `reward` describes. `judge` maps tokens to logits."""
+def make_rewards(config, judge, lexicon, device):
+    """Make the `Rewards` that the setting `reward` describes. `judge` maps tokens to log-odds."""
     parts = {}
     for name, weight in parse_reward(config.reward).items():
-        path, _, short = name.rpartition(":")  # `short` is the name in the metrics: f for my.py:f
+        path, _, function = name.rpartition(":")  # my.py:f has the short name f in the metrics
         if name == "judge":
-            function = partial(judge_reward, judge, config.judge_score)
+            part = partial(judge_reward, judge, config.judge_score)
         elif name == "valid_words":
-            function = partial(valid_words, lexicon, cut=not config.prompts_file)
+            part = partial(valid_share, lexicon, cut=not config.prompts_file)
         elif name.endswith(".pt"):
-            short = Path(name).stem
-            other = load_model(name, "judge", vocabulary).requires_grad_(False)
-            other = make_judge(other, config, device)
-            function = partial(judge_reward, other, config.judge_score)
+            other = make_judge(load_model(name, Judge), config, device)
+            part = partial(judge_reward, other, config.judge_score)
         else:
-            function = partial(own_reward, short, load_function(path, short))
-        hides_the_judge = short == "judge" and name != "judge"
-        refuse(
-            short in parts or hides_the_judge,
-            f"reward={config.reward}: the name {short} is taken; rename the function or the file",
-        )
-        parts[short] = (function, weight)
-    return Rewards(parts, partial(decode, vocabulary=vocabulary))
+            name = function
+            part = partial(own_reward, name, load_function(path, name))
+        refuse(name in parts, f"reward={config.reward}: the name {name} is taken; rename one")
+        parts[name] = (part, weight)
+    return Rewards(parts)
+
+
+class LoadedRun(NamedTuple):
+    config: Config
+    policy: Policy
+    before: Policy  # the policy as it was before GRPO
+    judge: Callable
+    rewards: Rewards
+    train: Dataset
+    held_out: HeldOut
+
+
+def load_run(config, generator_file, eval_seed=EVALUATION_SEED):
+    """Load a run that is not to be trained, with the weights of `generator_file`."""
+    device = pick_device(config.device)
+    _, base, _, judge = load_models(config)
+    train, val = load_text(config)
+    policy = Policy(load_model(generator_file, Generator), config, device)
+    judge = make_judge(judge, config, device)
+    held_out = hold_out(config, train, val, device, eval_seed)
+    rewards = make_rewards(config, judge, held_out.lexicon, device)
+    before = Policy(base, config, device)
+    return LoadedRun(config, policy, before, judge, rewards, train, held_out)

@@ -1,187 +1,193 @@
-"""Log a run to metrics.jsonl, a progress bar and wandb.
+"""Keep a run's folder: its files, the progress bar, wandb, and a line if the run ends early."""
 
-It also times the run and watches for signals.
-"""
-
-import contextlib
 import json
 import os
 import shlex
 import signal
 import sys
-import time
-import traceback
-from collections import Counter
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from data.user_mistake import Mistake
 from grpo.distributed import is_first, largest_of_processes, n_processes
-from grpo.evaluation import evaluate
-from grpo.plumbing.checkpoint import LATEST, PREVIOUS, ROOT, write
-from grpo.plumbing.command_line import print_cause
+from grpo.evaluation.evaluate import format_table
+from grpo.plumbing.checkpoint import LATEST, ROOT, training_state, write
 
 try:
     import fcntl
 except ImportError:  # Windows has no fcntl, so we do not lock there
     fcntl = None
 
+# The progress bar fits into 80 columns, with everything that it shows.
+BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+WANDB = {"silent": True, "init_timeout": 30}  # seconds
+SHOWN = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl"}
 
-class Clock:
-    """This measures the time of a step, and of the calls that `timed` wraps, in milliseconds.
 
-    On CUDA the clock records events, and only `read` waits for the device.
+class Log:
+    """Write a run's files, move its bar, and tell whether the user wants it to stop.
+
+    Only the first process writes and prints. Use it as `with Log(config, start) as log`.
     """
 
-    def __init__(self, device):
-        self.cuda = device.type == "cuda"
-        self.start()
-
-    def start(self):
-        self.spans = []  # (name, begin, end)
-        self.begin = self.now()
-
-    def now(self):
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def timed(self, name, call):
-        """Wrap `call` so that the time of each call is added to {name}_ms, which `read` returns."""
-
-        def timed_call(*arguments, **options):
-            begin = self.now()
-            result = call(*arguments, **options)
-            self.spans.append((f"{name}_ms", begin, self.now()))
-            return result
-
-        return timed_call
-
-    def read(self):
-        """Return {"policy_ms": ..., "step_ms": ..., "rest_ms": ...}.
-
-        step_ms is the time since `start`, and rest_ms is the part of it that no timed call took.
-        """
-        end = self.now()
-        if self.cuda:
-            torch.cuda.synchronize()
-
-        def milliseconds(begin, end):
-            return begin.elapsed_time(end) if self.cuda else 1000 * (end - begin)
-
-        took = Counter()
-        for name, begin, stop in self.spans:
-            took[name] += milliseconds(begin, stop)
-        whole = milliseconds(self.begin, end)
-        return {**took, "rest_ms": whole - sum(took.values()), "step_ms": whole}
-
-
-class Signals:
-    """This lets a program finish its step and save after Ctrl-C, SIGTERM or a closed terminal.
-
-    A second signal ends the program at once, except under torchrun, which may itself send a signal
-    twice.
-    """
+    def __init__(self, config, start):
+        """Open the folder after `start` steps. Raises a Mistake if another run is using it."""
+        self.config = config
+        self.first = is_first()
+        self.file = claim(Path(config.out_dir), start) if self.first else open(os.devnull, "a")
+        content = json.dumps(asdict(config), indent=1)
+        write(Path(config.out_dir) / "config.json", content.encode())
+        self.wandb = start_wandb(config) if config.wandb_log and self.first else None
+        self.bar = tqdm(
+            desc="GRPO",
+            total=config.max_iters,
+            initial=start,
+            disable=not self.first,
+            bar_format=BAR,
+        )
+        self.received = 0  # the signal that arrived
+        self.handlers = {}
 
     def __enter__(self):
-        self.received = 0
-        self.before = {}
-        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup tells us to ignore SIGHUP
-                self.before.setdefault(number, signal.signal(number, self.receive))
+        """From here on, Ctrl-C and SIGTERM only tell `stop_requested`."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.handlers[number] = signal.signal(number, self.receive)
         return self
 
     def receive(self, number, _):
-        if self.received and n_processes() == 1:
-            os._exit(128 + number)
-        self.received = number
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            if is_first():
-                os.write(2, b"\nfinishing what is at hand; again: stop now\n")
+        """Remember the signal. A second one ends the program, as it would without us.
 
-    def requested(self):
-        """Return the signal that arrived, or 0.
-
-        All processes get the same answer, because if only one ended, the others would wait for it.
+        Under torchrun, which may send a signal twice, a second one changes nothing.
         """
-        stop = largest_of_processes(self.received)
-        self.received = stop or self.received  # keep a signal that came in the meantime
-        return stop
+        self.received = number
+        if n_processes() == 1:
+            for each in self.handlers:
+                signal.signal(each, signal.SIG_DFL)
+            os.write(2, b"\nfinishing this step; once more stops at once\n")
 
-    def __exit__(self, *_):
-        for number, handler in self.before.items():
+    def stop_requested(self):
+        """Return the signal that arrived, or 0. All processes get the same answer."""
+        return largest_of_processes(self.received)
+
+    def end_training(self):
+        """Close the bar. From here on, Ctrl-C and SIGTERM end the program as usual."""
+        self.bar.close()
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
+    def say(self, text):
+        if self.first:
+            tqdm.write(text)
 
-def read_metrics(path):
+    def write(self, step, metrics):
+        """Write a step's line of metrics.jsonl, and show its numbers in the bar and in wandb."""
+        self.file.write(json.dumps({"iteration": step, **metrics}, allow_nan=False) + "\n")
+        self.file.flush()
+        shown = {name: f"{metrics[metric]:.3f}" for name, metric in SHOWN.items()}
+        self.bar.set_postfix(shown, refresh=False)
+        self.bar.update()
+        if self.wandb:
+            self.wandb.log(metrics, step=step)
+        if step == 0 and metrics["frac_reward_zero_std"] == 1:
+            self.say("warning: all fills of an input earned the same, so there is nothing to learn")
+
+    def table(self, result, completions):
+        """Save and print the table. Then print the run's curves, and commands to try next."""
+        out = Path(self.config.out_dir)
+        save_table(out, result, completions)
+        if self.wandb:
+            self.wandb.summary.update(result)
+        quoted = shlex.quote(self.config.out_dir)
+        python = "python" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} python"
+        self.say(format_table(result))
+        self.say(curves(read_lines(out / "metrics.jsonl")))
+        self.say(f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:")
+        text = "this function returns a ____ of strings"
+        self.say(f'  {python} -m grpo.tools.fill "{text}" --run={quoted}')
+        if self.config.replay:
+            self.say(f"  {python} -m grpo.tools.replay {quoted}    # watch it learn")
+
+    def __exit__(self, kind, error, _):
+        """Close everything. If the run ends early, say what is saved and how to go on."""
+        self.end_training()
+        self.file.close()
+        if self.wandb:
+            self.wandb.finish(exit_code=int(kind is not None))
+        if kind and self.first:
+            print(f"the run ends early: {how_to_go_on(self.config)}", file=sys.stderr)
+
+
+def how_to_go_on(config):
+    """Say how many steps of a run are saved, and with which command it goes on."""
+    path = Path(config.out_dir) / LATEST
+    saved = training_state(path)["iteration"] if path.exists() else 0
+    again = f"--out_dir={shlex.quote(config.out_dir)}"
+    # We run a user's FILE.py only if the command line names it, so this command names it.
+    if ".py:" in config.reward:
+        again += f" --reward={shlex.quote(config.reward)}"
+    line = f"{saved} of {config.max_iters} steps are saved"
+    if 0 < saved < config.max_iters:
+        line += f"; to go on: python train_grpo.py --init_from=resume {again}"
+    if saved == config.max_iters:
+        line += f"; for the table: python -m grpo.evaluation {shlex.quote(config.out_dir)} --again"
+    return line
+
+
+def start_wandb(config):
+    """Begin to log to Weights & Biases: -> its run. In trouble, print one warning: -> None."""
+    try:
+        import wandb
+
+        run = wandb.init(
+            project=config.wandb_project,
+            name=config.wandb_run_name or None,
+            dir=config.out_dir,
+            config=asdict(config),
+            settings=WANDB,
+            resume="auto",  # if a run in this folder was killed, wandb continues its log
+        )
+        tqdm.write(f"wandb: {run.url or run.dir}")
+        return run
+    except Exception as error:  # the network, the login or wandb's own process may fail
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        tqdm.write(f"wandb_log=true is given up, the run goes on without: {line}")
+
+
+def read_lines(path):
     """Read a .jsonl file: -> a list of dicts. Leaves out the last line if a kill cut it short."""
     lines = Path(path).read_text().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy", "frac_reward_zero_std", "grad_norm")
-EIGHTHS = "▁▂▃▄▅▆▇█"
-WIDTH = 40  # characters of a curve
-
-
-def curves(metrics, apart=()):
-    """Draw the CURVES of each run as text: the first value, a row of bars, and the last value.
-
-    `metrics` is {run: the lines of its metrics.jsonl}. A curve has the same scale in all runs. Only
-    the curves that `apart` names have a scale of their own in each run.
-    """
-    lines = []
-    width = max(map(len, metrics))
-    for name in CURVES:
-        series = {run: [line[name] for line in rows] for run, rows in metrics.items()}
-        for run, values in series.items():
-            every = values if name in apart else np.concatenate([*series.values()])
-            parts = np.array_split(values, min(WIDTH, len(values)))
-            heights = [(part.mean() - min(every)) / (np.ptp(every) or 1) for part in parts]
-            drawn = "".join(EIGHTHS[round(7 * height)] for height in heights)
-            lines.append(f"{name:20s}  {run:{width}}{values[0]:8.3f} {drawn} {values[-1]:.3f}")
-    return "\n".join(lines)
-
-
-def save_table(out_dir, result, completions):
-    """Write evaluation.json and completions.jsonl."""
-    lines = "".join(json.dumps(line) + "\n" for line in completions)
-    write(Path(out_dir) / "completions.jsonl", lines.encode())
-    write(Path(out_dir) / "evaluation.json", json.dumps(result, indent=1).encode())
-
-
 def cut_back(path, start):
     """Remove the lines of step `start` and of later steps from the .jsonl file `path`."""
-    kept = sum(line["iteration"] < start for line in read_metrics(path))
+    kept = sum(line["iteration"] < start for line in read_lines(path))
     os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
 
 
-def claim(folder, start, name="metrics.jsonl"):
-    """Open the file `name` in a run's folder for appending, and keep other runs out: -> the file.
+def claim(folder, start):
+    """Open metrics.jsonl in a run's folder for appending, and keep other runs out: -> the file.
 
-    The file is locked while it is open. If `start` is 0, the run is new. If the folder then holds
-    an earlier run, we rename the folder and make a new one. If `start` is larger, the run is
-    resumed, and we remove the file's lines of step `start` and of later steps. Raises a Mistake if
-    another run is using the folder, or if we cannot write there.
+    The file is locked while it is open. A new run, with a `start` of 0, renames a folder that holds
+    an earlier run, and makes a new one. A resumed run keeps the lines of its first
+    `start` steps. Raises a Mistake if another run is using the folder, or if we cannot write there.
     """
-    path = folder / name
+    path = folder / "metrics.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(path, "a")
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        kept = path.stat().st_size or any((folder / name).exists() for name in (LATEST, PREVIOUS))
-        if kept and not start:
+        if not start and (path.stat().st_size or (folder / LATEST).exists()):
             file.close()
             aside = folder.rename(f"{folder}-until-{datetime.now():%Y%m%d-%H%M%S-%f}")
-            tqdm.write(f"{folder} held a run: it is in {aside} now")
+            tqdm.write(f"{folder} held a run, which is in {aside} now")
+            if (aside / LATEST).exists():
+                tqdm.write(f"  (to go on with it: --init_from=resume --out_dir={aside})")
             return claim(folder, start)
     except OSError as error:
         raise Mistake(
@@ -192,139 +198,26 @@ def claim(folder, start, name="metrics.jsonl"):
     return file
 
 
-WANDB = {"silent": True, "init_timeout": 30, "finish_timeout": 30}  # timeouts in seconds
+def save_table(out_dir, result, completions):
+    """Write evaluation.json and completions.jsonl."""
+    lines = "".join(json.dumps(line) + "\n" for line in completions)
+    write(Path(out_dir) / "completions.jsonl", lines.encode())
+    write(Path(out_dir) / "evaluation.json", json.dumps(result, indent=1).encode())
 
 
-def start_wandb(config):
-    import wandb
-
-    run = wandb.init(
-        project=config.wandb_project,
-        name=config.wandb_run_name or None,
-        dir=config.out_dir,
-        config=asdict(config),
-        settings=WANDB,
-        resume="auto",  # if a run in this folder was killed, wandb continues its log
-    )
-    tqdm.write(f"wandb: {run.url or run.dir}")
-    return run
+CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy", "frac_reward_zero_std", "grad_norm")
+EIGHTHS = "▁▂▃▄▅▆▇█"
+WIDTH = 40  # characters of a curve
 
 
-# The progress bar fits into 80 columns, with everything that it shows.
-BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-SHOWN = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl"}
-
-
-class Log:
-    """Write a run's files, move the progress bar, and say how to go on if the run ends early."""
-
-    def __init__(self, config, start, clock):
-        """Open the files. If another run uses out_dir, raise a Mistake before writing anything."""
-        self.config = config
-        self.clock = clock
-        self.start = self.step = self.saved = start
-        self.again = shlex.quote(config.out_dir)  # part of the commands that `__exit__` prints
-        # We run a user's FILE.py only if the command line names it, so these commands name it.
-        if ".py:" in config.reward:
-            self.again += f" --reward={shlex.quote(config.reward)}"
-        self.signals = Signals()
-        out = Path(config.out_dir)
-        self.first = is_first()  # only the first process writes and prints
-        self.records = config.replay and self.first
-        self.file = claim(out, start) if self.first else open(os.devnull, "a")
-        write(out / "config.json", json.dumps(asdict(config), indent=1).encode())
-        total = config.max_iters
-        self.bar = tqdm(
-            desc="GRPO", total=total, initial=start, disable=not self.first, bar_format=BAR
-        )
-        wanted = config.wandb_log and self.first
-        self.wandb = self.unless_it_fails(start_wandb, config) if wanted else None
-
-    def __enter__(self):
-        self.signals.__enter__()
-        self.began = time.monotonic()
-        return self
-
-    def begin_step(self, step):
-        self.step = step
-        self.clock.start()
-
-    def exit_on_signal(self):
-        stop = self.signals.requested()
-        if stop:
-            sys.exit(128 + stop)
-
-    def unless_it_fails(self, call, *arguments):
-        """Call wandb. If it fails, the run prints one warning and goes on without wandb."""
-        try:
-            return call(*arguments)
-        except Exception as error:  # the network, the login or wandb's own process may fail
-            self.wandb = None
-            line = f"{type(error).__name__}: {error}".splitlines()[0]
-            self.say(f"wandb_log=true is given up, the run goes on without: {line}")
-
-    def to_wandb(self, send):
-        """Call `send` with wandb's run, if this run logs to wandb."""
-        if self.wandb:
-            self.unless_it_fails(send, self.wandb)
-
-    def say(self, text):
-        if self.first:
-            tqdm.write(text)
-
-    def metrics(self, step, numbers):
-        """Write a step's line of metrics.jsonl, and show its numbers in the bar and in wandb."""
-        self.file.write(json.dumps({"iteration": step, **numbers}, allow_nan=False) + "\n")
-        self.file.flush()
-        shown = {name: f"{numbers[metric]:.3f}" for name, metric in SHOWN.items()}
-        self.bar.set_postfix(shown, refresh=False)
-        self.to_wandb(lambda run: run.log(numbers, step=step))
-
-    def table(self, result, completions):
-        """Save and print the table. Then print the run's curves, and commands to try next."""
-        out = self.config.out_dir
-        save_table(out, result, completions)
-        say = self.say
-        say(evaluate.format_table(result, evaluate.SHORT_ROWS, evaluate.SHORT_COLUMNS))
-        say(curves({"": read_metrics(Path(out) / "metrics.jsonl")}))
-        table = time.monotonic() - self.trained
-        say(f"the steps took {self.trained - self.began:.0f} s, the table {table:.0f} s")
-        say(f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:")
-        python = "python" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} python"
-        quoted = shlex.quote(out)
-        text = "this function returns a ____ of strings"
-        say(f'  {python} -m grpo.tools.fill "{text}" --run={quoted}')
-        if self.records:
-            say(f"  {python} -m grpo.tools.replay {quoted}    # watch it learn")
-        say(f"  {python} -m grpo.evaluation {quoted}    # all of the table")
-        self.to_wandb(lambda run: run.summary.update(result))
-
-    def __exit__(self, kind, error, _):
-        """If the run ends early, print one last line: why, what is saved, and how to go on."""
-        self.signals.__exit__()
-        self.close(failed=kind is not None)
-        if not error:
-            return
-        what = f"{error}" if kind in (Mistake, FloatingPointError) else f"{kind.__name__}: {error}"
-        if self.signals.received:
-            what = f"stopped by {signal.Signals(self.signals.received).name}"
-        go_on = "nothing was saved yet"
-        if self.saved:
-            go_on = f"{self.saved} of {self.config.max_iters} steps are saved;"
-            if self.saved < self.config.max_iters:
-                go_on += f" to go on: --init_from=resume --out_dir={self.again},"
-            go_on += f" for the table: python -m grpo.evaluation {self.again} --again"
-        if isinstance(error, Mistake):
-            print_cause(error)
-        elif not isinstance(error, (FloatingPointError, OSError, SystemExit)):
-            traceback.print_exception(error)
-        if self.first:
-            print(f"train_grpo.py: step {self.step}: {what}; {go_on}", file=sys.stderr)
-        if not isinstance(error, SystemExit):
-            sys.exit(2 if isinstance(error, Mistake) else 1)
-
-    def close(self, failed):
-        self.bar.close()
-        with contextlib.suppress(OSError):  # on a full disk, closing the file can fail, too
-            self.file.close()
-        self.to_wandb(lambda run: run.finish(exit_code=int(failed)))
+def curves(lines):
+    """Draw CURVES as text: the first value, a row of bars, and the last value."""
+    drawn = []
+    for name in CURVES:
+        values = [line[name] for line in lines]
+        span = max(np.ptp(values), 1e-6)  # equal values may differ by rounding
+        parts = np.array_split(values, min(WIDTH, len(values)))
+        heights = [(part.mean() - min(values)) / span for part in parts]
+        bars = "".join(EIGHTHS[round(7 * height)] for height in heights)
+        drawn.append(f"{name:20s}{values[0]:8.3f} {bars} {values[-1]:.3f}")
+    return "\n".join(drawn)

@@ -2,10 +2,7 @@
 
     python -m grpo.tools.bench                        # takes minutes on 2 CPU cores
 
-The variants, such as eager and compiled, take turns in one process. A first round warms up and does
-not count. Seven more follow. For each variant we print its median time in milliseconds. We also
-divide its time in each round by the first variant's time in that round, and print the median of
-these ratios.
+It prints medians in milliseconds, and each median divided by the first one of its group.
 
 step        measures `grpo_step` in the default experiment, but with 16 inputs and one update for
             each rollout. It also measures the judge alone on the same completions. Both run eager
@@ -19,58 +16,46 @@ Shapes: B inputs, T characters, G completions of each input, V characters of voc
 
 from functools import partial
 
-import numpy as np
 import torch
+from torch.utils.benchmark import Timer
 
 from grpo.batch import draw_batch
 from grpo.cuda import kernel
 from grpo.distributed import pick_device
 from grpo.logprobs import compute_logprobs
-from grpo.optimizer import Optimizer
-from grpo.plumbing import load
+from grpo.optimizer import Optimizer, make_adamw
 from grpo.plumbing.config import Config
-from grpo.plumbing.log import Clock
-from grpo.policy import Policy, can_compile, make_judge, pick_dtype
+from grpo.plumbing.load import load_run
+from grpo.policy import can_compile
 from grpo.reward import judge_logits
 from grpo.sampling import Sampling, sample_completions
 from train_grpo import grpo_step
 
-ROUNDS = 7
-STEP = {"batch_size": 16, "num_iterations": 1, "learning_rate": 0}  # at rate 0 all rounds are alike
+SECONDS = 5  # for which each variant is timed, after one call that warms up and compiles
+STEP = {"batch_size": 16, "num_iterations": 1, "learning_rate": 0}  # at rate 0 all calls are alike
 B, T, V = 64, 64, 28  # the sizes in `operations`
 
 
-def race(title, variants, device):
-    """Time the `variants`, {name: call}, in several rounds, and print a line for each of them."""
-    clock = Clock(device)
-    times = {name: [] for name in variants}
-    for _ in range(1 + ROUNDS):
-        for name, call in variants.items():
-            clock.start()
-            call()
-            times[name].append(clock.read()["step_ms"])
+def compare(title, variants):
+    """Time the `variants`, {name: call}, and print a line for each of them."""
     print(title)
-    first, *_ = times.values()
-    for name, ms in times.items():
-        ratio = np.median(np.divide(ms, first)[1:])  # the first round warms up and compiles
-        print(f"  {name:22s}{np.median(ms[1:]):10.2f} ms{ratio:8.2f}")
+    first = None
+    for name, call in variants.items():
+        call()
+        timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+        median = timer.blocked_autorange(min_run_time=SECONDS).median
+        first = first or median
+        print(f"  {name:22s}{1000 * median:10.2f} ms{median / first:8.2f}")
 
 
 def prepare(config, device):
     """Make two functions to time: a step, and the judge alone on the same completions."""
-    config.dtype = pick_dtype(config.dtype, device)
-    data, _ = load.load_data(config.dataset, config.block_size)
-    config.kernel = kernel.choose(config, device, len(data.vocabulary))
-    generator, reference, judge = load.load_models(config, data.vocabulary)
-    optimizer = Optimizer(generator.to(device), config)
-    policy = Policy(generator, config, device)
-    reference = Policy(reference, config, device)
-    judge = make_judge(judge, config, device)
-    rewards = load.load_rewards(config, judge, data.vocabulary, set(), device)
-    batch = draw_batch(data, config, 0, device)
-    step = partial(grpo_step, policy, reference, rewards, optimizer, batch, config)
+    run = load_run(config, config.generator_checkpoint)
+    optimizer = Optimizer(make_adamw(run.policy.network, config), config.grad_clip)
+    batch = draw_batch(run.train, config, 0, device)
+    step = partial(grpo_step, run.policy, run.before, run.rewards, optimizer, batch, config)
     rollout, _ = step()
-    return step, partial(judge_logits, judge, rollout.fills.completions)
+    return step, partial(judge_logits, run.judge, rollout.fills.completions)
 
 
 def step(G, device):
@@ -78,7 +63,7 @@ def step(G, device):
     for mode in ["eager", "compiled"] if can_compile() else ["eager"]:
         config = Config(group_size=G, compile=str(mode == "compiled").lower(), **STEP)
         variants[f"step, {mode}"], variants[f"judge alone, {mode}"] = prepare(config, device)
-    race(f"step, G = {G}", variants, device)
+    compare(f"step, G = {G}", variants)
 
 
 def gradient(compute, logits, *others):
@@ -102,9 +87,9 @@ def operations(G, device):
     if kernel.choose(Config(dtype="float32"), device, V) == "cuda":
         variants["fused"] = (kernel.sample_completions, kernel.logprobs)
     sample = {name: partial(f, *draw_from) for name, (f, _) in variants.items()}
-    race(f"sample_completions, G = {G}", sample, device)
+    compare(f"sample_completions, G = {G}", sample)
     scored = {name: partial(gradient, f, *score) for name, (_, f) in variants.items()}
-    race(f"logprobs and its gradient, G = {G}", scored, device)
+    compare(f"logprobs and its gradient, G = {G}", scored)
 
 
 def main():

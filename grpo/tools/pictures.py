@@ -1,15 +1,15 @@
-"""Draw the pictures of the READMEs, from the default run and the run of config/latent.py.
+"""Draw the pictures of the README, one of them from the default run.
 
-    python -m grpo.tools.pictures out out-latent
+    python -m grpo.tools.pictures out
 
 This needs matplotlib and Pillow.
 """
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib import get_data_path, rcParams
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
@@ -59,34 +59,33 @@ def tables():
     return figure
 
 
-def frontier(folders):
-    """Plot the share of valid words against the number of different valid words in 16 fills.
-
-    `folders` is {title: a run's folder}. For each run a line joins the points of the base model at
-    several temperatures, and a star is the policy after GRPO.
-    """
-    figure = new_figure(8, 4.5)
-    axes = figure.subplots()
-    for (title, folder), colour in zip(folders.items(), ("#1f66b8", "#c96a00")):
-        table = json.loads((Path(folder) / "evaluation.json").read_text())
-        rows = table["before_at_temperatures"]
-        x = [row["different_valid_words"] for row in rows]
-        y = [row["valid_words"] for row in rows]
-        axes.plot(x, y, marker="o", color=colour)
-        for row, at in zip(rows, zip(x, y)):
-            label = f"{row['temperature']}"
-            axes.annotate(label, at, xytext=(6, 5), textcoords="offset points", fontsize=8)
-        axes.annotate(title, (x[-1], y[-1]), xytext=(8, -16), textcoords="offset points")
-        after = table["after_sample"]
-        at = (after["different_valid_words"], after["valid_words"])
-        axes.scatter(*at, marker="*", s=400, color=colour, zorder=3)
-        axes.annotate("after GRPO", at, xytext=(12, -4), textcoords="offset points")
-    axes.annotate("better", (5.7, 0.66), (5.0, 0.6), arrowprops={"arrowstyle": "->", "color": GREY})
-    axes.set_xlim(1, 7)
-    axes.set_ylim(0.25, 1)
-    axes.set_xlabel("different words in 16 fills of a hidden word")
-    axes.set_ylabel("fills that are words")
+def pushes():
+    """Draw how hard each of the four words pushes each logit in the step by hand, and their sum."""
+    rewards = torch.tensor([*toy.WORDS.values()])  # (4,)
+    advantages = (rewards - rewards.mean()) * 4 / 3  # minus the mean of the others
+    figure = new_figure(9, 3.6)
+    for axes, (place, likes, other) in zip(figure.subplots(1, 2), [(1, "e", "a"), (3, "p", "f")]):
+        total = 0
+        for row, (word, A) in enumerate(zip(toy.WORDS, advantages.tolist())):
+            push = A * (0.5 if word[place] == likes else -0.5)
+            total += push
+            arrow(axes, 4 - row, push, "#1f66b8" if A > 0 else "#c96a00", f"{word}  {A:+.1f}")
+        arrow(axes, -0.3, total, GREY, "sum", width=5)
+        axes.axvline(0, color=GREY, linewidth=0.8)
+        axes.axhline(0.4, color=GREY, linewidth=0.5)
+        axes.set_title(f"the logit of {likes}, against {other}", fontsize=11)
+        axes.set_xlim(-3.6, 2.4)
+        axes.set_ylim(-1, 4.7)
+        axes.set_yticks([])
+        axes.set_xlabel(f"← {other}        push        {likes} →")
     return figure
+
+
+def arrow(axes, y, length, colour, label, width=2.5):
+    style = {"arrowstyle": "-|>", "color": colour, "linewidth": width, "mutation_scale": 18}
+    axes.annotate("", (length, y), (0, y), arrowprops=style)
+    axes.text(-3.5, y, label, va="center", family="monospace", color=colour)
+    axes.text(2.35, y, f"{length:+.2f}", va="center", ha="right", color=colour)
 
 
 GROUND, INK, BLUE = (21, 24, 27), (236, 239, 241), (31, 102, 184)
@@ -128,12 +127,10 @@ def learning(folder):
 
 
 if __name__ == "__main__":
-    product, latent = sys.argv[1:]
     here = Path(".github")
     tables().savefig(here / "tables.png")
-    titles = {"each blank by itself": product, "choose, then spell": latent}
-    frontier(titles).savefig(here / "frontier.png")
-    first, *frames = learning(product)
+    pushes().savefig(here / "pushes.png")
+    first, *frames = learning(sys.argv[1])
     each = [1500] + [120] * (len(frames) - 1) + [3000]  # milliseconds of each frame
     how = {"save_all": True, "append_images": frames, "duration": each, "loop": 0}
     first.save(here / "learning.webp", **how, **LOSSLESS)

@@ -22,13 +22,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.dataset import decode
+from data.dataset import VOCABULARY, decode
 from data.user_mistake import refuse
+from grpo.distributed import is_first
 from grpo.logprobs import log_softmax
 from grpo.loss import log_ratio, policy_objective
 from grpo.plumbing.checkpoint import write
-from grpo.plumbing.command_line import Parser, exit_on_mistake
-from grpo.plumbing.log import cut_back, read_metrics
+from grpo.plumbing.config import Parser, exit_on_mistake
+from grpo.plumbing.log import cut_back, read_lines
 
 PAGE = Path(__file__).with_suffix(".html")
 CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy")
@@ -45,7 +46,7 @@ def unpack(text, width):
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
-def view(policy, batch, vocabulary):
+def view(policy, batch):
     """Return the policy's best guess, and each character's probability, at all blanks of a batch.
 
     The probabilities (n,V) are rounded to bytes, with 255 for 1, and returned as base64 text.
@@ -56,14 +57,15 @@ def view(policy, batch, vocabulary):
     p = log_softmax(of_blanks, q.sampling.temperature).exp()
     packed = (255 * p).round().byte().cpu().numpy().tobytes()
     return {
-        "guess": decode(guess, vocabulary)[0],
+        "guess": decode(guess)[0],
         "probabilities": base64.b64encode(packed).decode(),
     }
 
 
 def append(config, line):
-    with open(Path(config.out_dir) / FILE, "a") as file:
-        file.write(json.dumps(line) + "\n")
+    if is_first():  # only the first process writes
+        with open(Path(config.out_dir) / FILE, "a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def begin(before, held_out, config, start):
@@ -71,18 +73,19 @@ def begin(before, held_out, config, start):
 
     A resumed run with the same held-out inputs keeps the header of its file.
     """
-    vocabulary = held_out.vocabulary
     few = held_out.batch[:INPUTS]
     header = {
         "iteration": -1,
         "format": FORMAT,
-        "vocabulary": vocabulary,
-        "texts": decode(few.tokens, vocabulary),
-        "masked": decode(few.masked, vocabulary),
-        **view(before, few, vocabulary),
+        "vocabulary": VOCABULARY,
+        "texts": decode(few.tokens),
+        "masked": decode(few.masked),
+        **view(before, few),
     }
     path = Path(config.out_dir) / FILE
-    old = read_metrics(path) if start and path.exists() else []
+    old = read_lines(path) if start and path.exists() else []
+    if not is_first():  # only the first process writes
+        return
     if old and old[0]["masked"] == header["masked"]:
         cut_back(path, start)
     else:  # a new run, or a resumed one with other held-out inputs
@@ -117,9 +120,9 @@ def record(policy, held_out, config, step, rollout):
     shown = slice(max(1, DRAWS // int(mask.sum())))
     line = {
         "iteration": step,
-        **view(policy, held_out.batch[:INPUTS], held_out.vocabulary),
-        "masked": decode(text, held_out.vocabulary)[0],
-        "fills": decode(group.fills.completions[0, shown, mask], held_out.vocabulary),
+        **view(policy, held_out.batch[:INPUTS]),
+        "masked": decode(text)[0],
+        "fills": decode(group.fills.completions[0, shown, mask]),
     }
     for name, values in of_draws.items():
         line[name] = values[0, shown, mask].double().round(decimals=4).tolist()  # (G,n)
@@ -129,12 +132,12 @@ def record(policy, held_out, config, step, rollout):
 def load(folder):
     """Read the lines of replay.jsonl and metrics.jsonl. Raises a Mistake if there is no replay."""
     path = Path(folder) / FILE
-    lines = read_metrics(path) if path.exists() else []
+    lines = read_lines(path) if path.exists() else []
     fix = "name the out_dir of a run that was made with --replay=true, the default"
     refuse(len(lines) < 2, f"{path} is missing or holds no step; {fix}")
     found = lines[0].get("format")
     refuse(found != FORMAT, f"{path} has format {found}, not {FORMAT}; make the run again")
-    return lines, read_metrics(path.with_name("metrics.jsonl"))
+    return lines, read_lines(path.with_name("metrics.jsonl"))
 
 
 def page(folder):

@@ -12,7 +12,7 @@ Shapes: T characters, V vocabulary, G completions, K values of a latent, B = 1 i
 """
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -20,8 +20,7 @@ from data.dataset import decode
 from data.user_mistake import refuse
 from grpo.batch import make_batch
 from grpo.optimizer import Optimizer
-from grpo.plumbing.command_line import exit_on_mistake, read_arguments
-from grpo.plumbing.config import Config, check
+from grpo.plumbing.config import Config, check, exit_on_mistake, read_arguments
 from grpo.policy import Policy
 from grpo.reference import update_reference
 from grpo.reward import Rewards
@@ -41,28 +40,26 @@ LINE = "{:>4}" + "{:>6}" * 4 + "{:>8}{:>7}{:>8}{:>8}{:>7}{:>8}{:>6}"
 
 
 @dataclass
-class Settings(Config):
-    """The toy takes these settings, and those of train_grpo.py that are about the method."""
+class ToyConfig(Config):
+    """The settings of a run that are about the method, and one more. The others do nothing here."""
 
-    n_latent: int = 1  # how many values the latent can take; 1: no latent
-    group_size: int = 4  # completions, G
-    num_iterations: int = 1  # times that each rollout is used
-    kl_beta: float = 0.4  # weight of KL(policy || reference)
-    learning_rate: float = 4.0  # step size of plain gradient descent, always the same
-    grad_clip: float = 0.0  # largest norm of the gradient; 0: no limit
-    max_iters: int = 100  # steps
+    n_latent: int = 1  # how many values the latent can take, up to 4; 1: no latent
 
 
-Settings.__annotations__ |= Config.__annotations__  # so that read_arguments finds all settings
-OTHERS = """dataset generator_checkpoint judge_checkpoint reward judge_score reference_checkpoint
-init_from save_interval eval_interval eval_inputs replay wandb_log wandb_project wandb_run_name
-batch_size gradient_accumulation_steps block_size prompts_file masking mask_ratio hidden_words
-repetition_penalty min_lr warmup_iters lr_decay_iters weight_decay beta1 beta2 device
-reference_device dtype compile gradient_checkpointing kernel"""
+# These stand before the flags of the user, as those of a config file would. There is no AdamW here,
+# so learning_rate is the step size of plain gradient descent.
+DEFAULTS = [
+    "--group_size=4",
+    "--num_iterations=1",
+    "--kl_beta=0.4",
+    "--learning_rate=4",
+    "--grad_clip=0",
+    "--max_iters=100",
+]
 
 
 class Table(torch.nn.Module):
-    """This is a generator without a network, whose logits are the same for every input."""
+    """A generator without a network, whose logits are the same for every input."""
 
     def __init__(self, n_latent=1):
         super().__init__()
@@ -87,11 +84,12 @@ def reward(completions, batch, decode):
 def draw_batch(step, config):
     """Make a batch of one input, h_l_, and draw the random numbers of a step: -> `Batch`."""
     seed = (config.seed, step)
-    batch = make_batch(COMPLETIONS[:1], MASK, VOCABULARY.index("_"), config.group_size, seed)
+    words = MASK.long()  # the two blanks are not adjacent, but they belong to one word
+    blank = VOCABULARY.index("_")
+    batch = make_batch(COMPLETIONS[:1], MASK, words, blank, config.group_size, seed)
     if step == 0:
         batch.uniforms[:, :, MASK[0], 0] = IN_TURN[torch.arange(config.group_size) % 4]
-    # The two blanks are not adjacent, but they belong to one word.
-    return replace(batch, words=MASK.long())
+    return batch
 
 
 def look(q, q_ref, **figures):
@@ -109,18 +107,28 @@ def look(q, q_ref, **figures):
     return {name: x.item() for name, x in {**seen, **figures}.items()}
 
 
-def train(**settings):
+def settings_of(arguments):
+    """Read config files and flags, which stand after DEFAULTS: -> `ToyConfig`."""
+    usage = __doc__.splitlines()[2].strip()
+    config = ToyConfig(**read_arguments(ToyConfig, [*DEFAULTS, *arguments], usage))
+    many = config.n_latent > len(WORDS)
+    refuse(many, f"n_latent={config.n_latent} is more than the {len(WORDS)} words; lower it")
+    check(config)
+    return config
+
+
+def train(arguments=()):
     """Train a `Table`: -> a list of {name: number}, one before the first step, one after each step.
 
     `reward`, `kl`, `entropy` and the probabilities of the four words are exact. The other numbers
     describe the step that was just made: its `loss`, the largest `ratio` of a letter in any update,
     the share of letters that were `clipped`, and `grad`, the norm of the gradient.
     """
-    config = Settings(**settings)
+    config = settings_of(arguments)
     table, base = Table(config.n_latent), Table(config.n_latent)
     policy, reference = (Policy(x, config, torch.device("cpu")) for x in (table, base))
-    optimizer = Optimizer(table, config)
-    optimizer.adamw = torch.optim.SGD(table.parameters(), lr=config.learning_rate)
+    descent = torch.optim.SGD(table.parameters(), lr=config.learning_rate)
+    optimizer = Optimizer(descent, config.grad_clip)
     rewards = Rewards({"words": (reward, 1)}, lambda tokens: decode(tokens, VOCABULARY))
 
     def watched(batch):
@@ -146,18 +154,9 @@ def train(**settings):
 
 
 def main(arguments):
-    with exit_on_mistake("grpo.tools.toy"):
-        given = read_arguments(Settings, arguments, __doc__.splitlines()[2].strip())
-        for name in OTHERS.split():
-            refuse(name in given, f"the toy does not use {name}; leave {name} out")
-        refuse(
-            given.get("n_latent", 1) > len(WORDS),
-            f"n_latent={given.get('n_latent')} is not allowed; n_latent takes a whole number from 1"
-            f" to {len(WORDS)}",
-        )
-        check(Settings(**given))
     torch.set_num_threads(1)  # a second thread would only wait
-    rows = train(**given)
+    with exit_on_mistake("grpo.tools.toy"):
+        rows = train(arguments)
     print(LINE.format("step", *rows[-1]))
     for step, row in enumerate(rows):
         if step in SHOWN or row is rows[-1]:

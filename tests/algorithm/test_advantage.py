@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from grpo.advantage import group_advantages, keep_uncertain
+from grpo.advantage import forward_advantages, group_advantages, keep_uncertain
+from grpo.logprobs import Scores
 from grpo.plumbing.config import Config
 
 B, G, T = 3, 4, 5
@@ -69,3 +70,30 @@ def test_only_the_most_uncertain_blanks_learn(share, learns):
     advantages = torch.full((2, G, 4), 3.0) * mask[:, None]
     have = keep_uncertain(advantages, entropy, mask, share)
     assert torch.equal(have, 3.0 * torch.tensor(learns)[:, None].expand(2, G, 4))
+
+
+def test_forward_advantages_weigh_each_fill_by_how_likely_the_goal_writes_it():
+    """A group has each of three words of two letters as often as q draws it, 3, 2 and 1 times.
+
+    So the weights of a word's copies add up to q_ref(y) · exp(r(y)), normalised over the words.
+    """
+    q, q_ref, r = [3 / 6, 2 / 6, 1 / 6], [0.2, 0.2, 0.6], [1.0, -2.0, 0.5]
+    goal = [p * math.exp(x) for p, x in zip(q_ref, r)]
+    drawn = [0, 0, 0, 1, 1, 2]  # (G,)
+    words = torch.tensor([[0, 1, 1, 0]])  # (1,T)
+
+    def letters(values, spread):
+        """Give the letters of each drawn word these values: -> (1,G,T)."""
+        rows = [[0, spread * values[y], (1 - spread) * values[y], 9.0] for y in drawn]
+        return torch.tensor([rows], dtype=torch.float64)
+
+    logp, ref_logp = (letters([math.log(p) for p in each], 0.3) for each in (q, q_ref))
+    logp[..., 3] = ref_logp[..., 3] = 0  # visible text
+    reward = letters(r, 0.5) * 2  # the same at both letters
+    A = forward_advantages(reward, Scores(logp, ref_logp, None, None), words)
+    weights = (A + 1) / len(drawn)
+    for y, copies in enumerate([slice(0, 3), slice(3, 5), slice(5, 6)]):
+        share = goal[y] / sum(goal)
+        assert weights[0, copies, 1].sum().item() == pytest.approx(share)
+        assert weights[0, copies, 2].sum().item() == pytest.approx(share)
+    assert (A[..., [0, 3]] == 0).all()

@@ -7,11 +7,13 @@ from dataclasses import is_dataclass, replace
 
 import pytest
 import torch
+from conftest import make_batch
 
 from data import per_word
-from data.dataset import Dataset
-from grpo.batch import Batch, Rollout, draw_batch, make_batch, micro_batches, minibatches
+from data.dataset import MASK_ID, Dataset
+from grpo.batch import Batch, draw_batch, micro_batches, minibatches
 from grpo.logprobs import Scores
+from grpo.metrics import Rollout
 from grpo.plumbing.config import Config
 from grpo.sampling import Fills
 
@@ -114,7 +116,7 @@ def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
         for i, name in enumerate(("letters", "latents")):
             assert not torch.equal(once.uniforms[..., i], other.uniforms[..., i]), name
     assert not torch.equal(once.uniforms[..., 0], once.uniforms[..., 1])
-    assert once.masked[once.mask].eq(data.mask_id).all()
+    assert once.masked[once.mask].eq(MASK_ID).all()
     assert torch.equal(once.masked[~once.mask], once.tokens[~once.mask])
 
 

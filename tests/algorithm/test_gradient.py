@@ -10,9 +10,9 @@ latent z. `leaves` are the logits that we differentiate by. A `Product` has lett
 
 import pytest
 import torch
+from conftest import make_batch
 
 from grpo.advantage import group_advantages
-from grpo.batch import make_batch
 from grpo.latent_policy import Latent
 from grpo.loss import grpo_loss, loss_weights
 from grpo.plumbing.config import Config
@@ -228,7 +228,7 @@ def test_reward_of_each_blank_moves_that_blank():
         assert_opposite(have[:, t], want[:, t])
 
 
-@pytest.mark.parametrize("credit", ["run", "input"])
+@pytest.mark.parametrize("credit", ["word", "input"])
 @pytest.mark.parametrize("loss_type", ["sum", "grpo"])
 def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
     """With either credit the policy q ends at the text's distribution p.

@@ -13,9 +13,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import make_batch
 
 from data.per_word import number_words
-from grpo.batch import make_batch
 from grpo.latent_policy import Latent
 from grpo.loss import grpo_loss
 from grpo.plumbing.config import Config

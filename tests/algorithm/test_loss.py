@@ -49,7 +49,7 @@ def make_advantages(words, credit):
     """Draw an advantage for each word, or for each completion: -> (B,G,T)."""
     g = torch.Generator().manual_seed(2)
     each = torch.randn(len(words), G, 1 + T, generator=g, dtype=torch.float64)  # of word 0, 1, ...
-    which = words if credit == "run" else 0 * words
+    which = words if credit == "word" else 0 * words
     return each.gather(-1, which[:, None].expand(-1, G, -1))
 
 
@@ -157,7 +157,7 @@ def assert_equals_the_loops(now, old, advantages, words, config):
 
 @EVERY_OBJECTIVE
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("credit", ["run", "input"])
+@pytest.mark.parametrize("credit", ["word", "input"])
 def test_loss_and_gradient_equal_the_loops(objective, loss_type, credit):
     """Ratios differ from 1, and advantages have both signs. The second micro-batch is smaller."""
     config = settings(loss_type=loss_type, credit=credit, **objective)
@@ -172,7 +172,7 @@ def test_each_kl_estimator_equals_the_loops(estimator, loss_type):
     config = settings(kl_estimator=estimator, loss_type=loss_type)
     now, old = make_scores(MASK, leaf=True, seed=3), make_scores(MASK, seed=4)
     words = number_words(MASK)
-    assert_equals_the_loops(now, old, make_advantages(words, "run"), words, config)
+    assert_equals_the_loops(now, old, make_advantages(words, "word"), words, config)
 
 
 @EVERY_OBJECTIVE
@@ -199,7 +199,7 @@ def test_the_first_update_of_every_objective_has_the_gradient_of_reinforce(objec
     """
     config = settings(kl_beta=0, entropy_coef=0, loss_type="dapo", **objective)
     now, words = make_scores(MASK, leaf=True), number_words(MASK)
-    A = make_advantages(words, "run") * MASK[:, None]
+    A = make_advantages(words, "word") * MASK[:, None]
     weights = MASK / MASK.sum()
     loss, _ = grpo_loss(now, now.map(torch.detach), A, words, weights, config)
     (slope,) = torch.autograd.grad(loss, now.logp)
@@ -212,4 +212,4 @@ def test_a_name_without_a_branch_is_an_error_that_names_it(setting):
     config = settings(**{setting: "mine"})
     with pytest.raises(NotImplementedError, match=f"{setting}=mine"):
         weights = loss_weights(MASK, MASK.sum(), config)
-        grpo_loss(now, now, make_advantages(words, "run"), words, weights, config)
+        grpo_loss(now, now, make_advantages(words, "word"), words, weights, config)

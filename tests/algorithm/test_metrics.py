@@ -5,13 +5,11 @@ import statistics
 
 import pytest
 import torch
-from conftest import BLANK, encode
-from test_reward import decode
+from conftest import BLANK, encode, make_batch
 
-from grpo.batch import Rollout, make_batch
 from grpo.logprobs import Scores
 from grpo.loss import Terms
-from grpo.metrics import StepMetrics, text_metrics
+from grpo.metrics import Rollout, StepMetrics, text_metrics
 from grpo.sampling import Fills
 
 B, G, T = 4, 3, 5
@@ -82,4 +80,4 @@ def test_the_logged_words_are_of_each_inputs_own_completions():
     fills = encode("so cat xx so", "so xxx xx so", "so xxx on so", "so xxx on so").view(2, 2, -1)
     batch = make_batch(encode(*["so cat on so"] * 2), mask, BLANK, 2, (0,))
     rollout = Rollout(batch, Fills(fills, None), None, None, None)
-    assert text_metrics(rollout, decode, {"cat", "on"}, cut=True)["valid_words"] == 3 / 4
+    assert text_metrics(rollout, {"cat", "on"}, cut=True)["valid_words"] == 3 / 4

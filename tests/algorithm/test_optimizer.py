@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import run
 
-from grpo.optimizer import Optimizer, learning_rate
+from grpo.optimizer import Optimizer, learning_rate, make_adamw
 from grpo.plumbing.config import Config
 
 SCHEDULE = {"learning_rate": 8e-3, "min_lr": 2e-3, "warmup_iters": 3, "max_iters": 11}
@@ -21,6 +21,9 @@ def test_the_rate_warms_up_and_falls_to_min_lr_on_a_cosine():
     assert [learning_rate(step, sooner) for step in range(14)] == have
     cold = Config(**SCHEDULE | {"warmup_iters": 0})
     assert learning_rate(0, cold) == 8e-3, "the first rate of a run without warm-up"
+    short = Config(**SCHEDULE | {"warmup_iters": 5, "max_iters": 2})
+    have = [learning_rate(step, short) for step in range(2)]
+    assert have == pytest.approx([8e-3 / 3, 2 * 8e-3 / 3]), "a shorter run only warms up"
 
 
 @pytest.mark.parametrize("start", [0, 5])
@@ -39,7 +42,8 @@ def make(**settings):
     """Make a model of a matrix and a vector, and its optimizer."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2).double()
-    return model, Optimizer(model, Config(**settings))
+    config = Config(**settings)
+    return model, Optimizer(make_adamw(model, config), config.grad_clip)
 
 
 def weights_of(model):
@@ -94,5 +98,5 @@ def test_what_is_not_finite_changes_neither_weights_nor_moments(where, bad):
     norm = optimizer.step(loss)
     assert norm.isfinite() == (where == "loss")
     assert torch.equal(weights_of(model), before)
-    assert not optimizer.adamw.state, "AdamW's moments"
+    assert not optimizer.wrapped.state, "AdamW's moments"
     assert all(p.grad is None for p in model.parameters()), "what the next update begins with"

@@ -5,19 +5,16 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import BLANK, encode
+from conftest import BLANK, encode, make_batch
 
-from data import dataset
+from data.dataset import decode
 from data.per_word import mean_over_blanks
-from data.text.prepare import VOCABULARY
 from data.user_mistake import Mistake
-from grpo.batch import make_batch
 from grpo.plumbing.config import parse_reward
-from grpo.reward import Rewards, judge_logits, judge_reward, log_odds, own_reward, valid_words
+from grpo.reward import Rewards, judge_logits, judge_reward, log_odds, own_reward, valid_share
 from grpo.sampling import Fills
 
 PAD = -1
-decode = partial(dataset.decode, vocabulary=VOCABULARY)
 
 
 def some_judge(tokens):
@@ -34,11 +31,11 @@ def batch_of(mask):
 
 
 def validity(lexicon, masked, *texts, **options):
-    """Ask `valid_words` about B·G texts: masked (B,T) -> (B,G) as lists."""
+    """Ask `valid_share` about B·G texts: masked (B,T) -> (B,G) as lists."""
     tokens = torch.stack([pad(encode(text)[0], masked.shape[1]) for text in texts])
     completions = tokens.view(len(masked), -1, masked.shape[1])  # (B,G,T)
     batch = make_batch(masked, masked == BLANK, BLANK, 1, (0,))
-    return valid_words(lexicon, completions, batch, decode, **options).tolist()
+    return valid_share(lexicon, completions, batch, decode, **options).tolist()
 
 
 def pad(tokens, T):
@@ -127,12 +124,12 @@ def of_whole(completions, batch, decode):
     return completions.sum(dim=-1).float()  # (B,G)
 
 
-@pytest.mark.parametrize("credit", ["run", "input"])
+@pytest.mark.parametrize("credit", ["word", "input"])
 def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
     """A reward of each letter is averaged over its word, whose length then makes no difference.
 
-    With credit=run a blank gets the mean of its own word, with credit=input the sum of the means of
-    all words. A reward of the whole completion is added to each blank as it is.
+    With credit=word a blank gets the mean of its own word, with credit=input the sum of the means
+    of all words. A reward of the whole completion is added to each blank as it is.
     """
     parts = {"judge": (partial(judge_reward, some_judge, "log_odds"), 2.0)}
     parts |= {"letters": (of_letters, 1.0), "whole": (of_whole, -0.5)}
@@ -149,7 +146,7 @@ def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
                 squared = sum(squares[b, j, t].item() for t in word) / len(word)
                 of_words.append(2 * judged + squared)
             for word, own in zip(found, of_words):
-                earned = own if credit == "run" else sum(of_words)
+                earned = own if credit == "word" else sum(of_words)
                 want = earned - 0.5 * sums[b, j].item()
                 for t in word:
                     assert have[b, j, t].item() == pytest.approx(want), f"reward of {(b, j, t)}"
@@ -196,7 +193,7 @@ def test_what_is_no_reward_is_named(function, message):
 @pytest.mark.parametrize(
     "text, weights",
     [
-        ("judge", {"judge": 1.0}),
+        ("judge,judge.pt", {"judge": 1.0, "judge.pt": 1.0}),  # a file may be called judge.pt
         ("judge:1e-2, my.py:f:-.5", {"judge": 0.01, "my.py:f": -0.5}),
         (
             "a/b.pt:2.5e+1,my.py:f,valid_words:3.",

@@ -7,9 +7,8 @@ import math
 
 import pytest
 import torch
-from conftest import BLANK, encode
+from conftest import BLANK, encode, make_batch
 
-from grpo.batch import make_batch
 from grpo.logprobs import compute_logprobs, log_softmax, restrict
 from grpo.plumbing.config import Config
 from grpo.policy import Policy

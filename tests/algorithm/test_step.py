@@ -9,11 +9,10 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import PLAIN
+from conftest import PLAIN, make_batch
 
-from grpo.batch import make_batch
 from grpo.logprobs import Scores, log_softmax
-from grpo.optimizer import Optimizer
+from grpo.optimizer import Optimizer, make_adamw
 from grpo.plumbing.config import Config
 from grpo.policy import Policy
 from grpo.product_policy import Product
@@ -26,7 +25,7 @@ LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
 VARIANTS = (  # every published variant that has a setting, some of them combined
     *({"loss_type": name} for name in LOSS_TYPES),
     *({"objective": name, "num_iterations": 2} for name in ("cispo", "sapo", "gmpo", "dppo")),
-    {"scale_rewards": "batch", "credit": "run"},
+    {"scale_rewards": "batch", "credit": "word"},
     {
         "baseline": "leave_one_out",
         "scale_rewards": "none",
@@ -37,7 +36,7 @@ VARIANTS = (  # every published variant that has a setting, some of them combine
         "num_iterations": 2,
         "importance_sampling_level": "sequence",
         "kl_estimator": "k3",
-        "credit": "run",
+        "credit": "word",
         "batch_size": 2,
     },
     {"minibatch_size": 2, "top_entropy_quantile": 0.5, "clip_delta": 3.0, "kl_estimator": "k2"},
@@ -68,9 +67,7 @@ def weights_of(model):
 
 def descend(model, config, rate):
     """Make an optimizer of plain gradient descent with this learning rate."""
-    optimizer = Optimizer(model, config)
-    optimizer.adamw = torch.optim.SGD(model.parameters(), lr=rate)
-    return optimizer
+    return Optimizer(torch.optim.SGD(model.parameters(), lr=rate), config.grad_clip)
 
 
 def step(settings, tokens, mask, judge=some_judge, n_latent=1):
@@ -173,7 +170,7 @@ def test_equal_rewards_leave_the_kl_alone(loss_type):
     torch.testing.assert_close(before - after, want, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("credit", ["input", "run"])
+@pytest.mark.parametrize("credit", ["input", "word"])
 @pytest.mark.parametrize("size", [1, 3])
 @BOTH
 def test_pieces_that_fit_in_memory_add_up_to_the_step(credit, size, n_latent):
@@ -307,7 +304,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(distribution):
 
     rewards = Rewards({"judge": (partial(judge_reward, some_judge, "log_odds"), 1.0)}, decode=None)
     before = weights_of(generator)
-    optimizer = Optimizer(generator, config)
+    optimizer = Optimizer(make_adamw(generator, config), config.grad_clip)
     policies = policy(generator), policy(reference)
     _, metrics = grpo_step(*policies, rewards, optimizer, batch, config)
     assert metrics["grad_norm"].isfinite() and metrics["grad_norm"] > 0

@@ -19,10 +19,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import make_batch
 
 from data.user_mistake import Mistake
 from grpo import logprobs, sampling
-from grpo.batch import make_batch
 from grpo.cuda import kernel
 from grpo.product_policy import Product
 from grpo.sampling import Sampling

@@ -1,18 +1,20 @@
-"""Check the three rivals of one-step filling, which fill the blanks in other ways.
+"""Check the rivals of one-step drawing, which fill the blanks in other ways.
 
 Shapes: N inputs, T characters, V vocabulary.
 """
 
+import math
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BLANK, encode
+from conftest import BLANK, encode, make_batch
 
+from data.dataset import decode
 from data.text.prepare import VOCABULARY
-from grpo.batch import make_batch
-from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank, most_frequent_words
+from grpo.batch import draw_uniforms
+from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank, fill_blindly, target
 from grpo.latent_policy import Latent
 from grpo.product_policy import Product
 from grpo.sampling import Sampling
@@ -124,8 +126,82 @@ def test_best_of_n_takes_each_word_from_the_fill_that_is_likeliest_in_the_text()
     assert best.tolist() == [encode("the cat a on").tolist()]
 
 
-def test_the_cheat_writes_the_most_frequent_word_of_each_length():
-    text = "a dog and a cat and an owl saw an ox and an ant"
-    batch = batch_of(encode("the ___ _ on __ b", "___ __ __ so zz z"))
-    want = encode("the and a on an b", "and an an so zz z")
-    assert torch.equal(most_frequent_words(batch, text, VOCABULARY), want[:, None])
+TEXT = "a dog and a cat and an owl saw an ox and an ant"
+
+
+def test_the_cheats_write_words_of_each_length():
+    """One writes the most frequent word, and the other draws words by their frequency.
+
+    The number of a word's first blank chooses from all words of its length in the text, sorted by
+    their frequency. Where no word has this length, both write only "a".
+    """
+    masked = encode("the ___ _ on __ b", "___ ____ so zz zz").repeat(30, 1)
+    batch = make_batch(masked, masked == BLANK, BLANK, 2, (0,))
+    common, random, _ = fill_blindly(batch, TEXT)
+    want = encode("the and a on an b", "and aaaa so zz zz")
+    assert torch.equal(common[:, 0], want.repeat(30, 1))
+    three = ["and", "and", "and", "dog", "cat", "owl", "saw", "ant"]
+    two = ["an", "an", "an", "ox"]
+    latents = batch.uniforms[..., 1].tolist()
+    want = []
+    for i in range(60):
+        for u in latents[i]:
+            if i % 2 == 0:
+                want.append(f"the {three[int(8 * u[4])]} a on {two[int(4 * u[13])]} b")
+            else:
+                want.append(f"{three[int(8 * u[0])]} aaaa so zz zz")
+    assert decode(random) == want and len({*want}) > 12
+
+
+def test_the_random_words_have_a_count_more_than_in_the_text():
+    """`an` is 3 of 4 words of its length, which are 2 different ones, and `xyz` is not there.
+
+    No word has four letters. So we act as if there were one, `aaaa`.
+    """
+    tokens = encode("an xyz o cats")
+    batch = make_batch(tokens, encode("__ ___ o ____") == BLANK, BLANK, 2, (0,))
+    p = [(3 + 1) / (4 + 2 + 1), 1 / (8 + 6 + 1), 1 / (1 + 1 + 1)]
+    *_, nats = fill_blindly(batch, TEXT)
+    assert nats == pytest.approx(-sum(map(math.log, p)) / 9)
+
+
+def test_the_target_is_the_best_policy_of_a_word():
+    """That policy is q · exp(score / β). The judge gives `a` 0 nats, `b` 1, and `c` 2."""
+    masked = torch.full((600, 1), BLANK)
+    batch = make_batch(masked, masked == BLANK, BLANK, 16, (0,))
+    logits = F.pad(P.log(), (1, 24), value=float("-inf"))  # (V,)
+    q = Product(logits.expand(600, 1, 28), batch, Sampling())
+    shares = target(q, lambda rows: rows.float() - 1, 0.8).flatten().bincount(minlength=4)
+    best = P * (torch.tensor([0.0, 1, 2]) / 0.8).exp()
+    assert (shares[1:] / shares.sum()).tolist() == pytest.approx(best / best.sum(), abs=0.02)
+
+
+def test_without_a_kl_the_target_is_the_draw_with_the_best_score():
+    masked = torch.full((20, 1), BLANK)
+    batch = make_batch(masked, masked == BLANK, BLANK, 2, (0,))
+    batch.uniforms[:] = 0  # nothing without a weight may be chosen, even by a 0
+    q = Product(F.pad(P.log(), (1, 24), value=-1e9).expand(20, 1, 28), batch, Sampling())
+    assert (target(q, lambda rows: -rows.float(), 0.0) == 1).all()
+
+
+def test_each_word_of_the_target_comes_whole_from_a_draw_of_its_own():
+    """The judge sees a word beside the other words of its draw, and its score ends at 8 nats."""
+    batch = make_batch(encode("the cat a on"), encode("___ ___ _ on") == BLANK, BLANK, 16, (3, 1))
+    logits = torch.randn(1, 12, 28, generator=torch.Generator().manual_seed(0))
+    q = Product(logits.index_fill(-1, torch.tensor(BLANK), -1e9), batch, Sampling())
+
+    def judge(rows):
+        return rows.float() - 9 + rows[:, :1] / 2  # (N,T) also looks at the first letter
+
+    draws = q.sample(draw_uniforms((1, 64, 12, 2), (3, 1, 4))).completions[0]  # (64,T)
+    want = []
+    for j in range(16):
+        fill = batch.masked[0].clone()
+        for at in (slice(0, 3), slice(4, 7), slice(8, 9)):
+            scores = [judge(draw[None])[0, at].mean().clamp(-8, 8).item() for draw in draws]
+            weights = [math.exp(score / 2) for score in scores]
+            u = batch.uniforms[0, j, at.start, 1].item() * sum(weights)
+            chosen = next(k for k in range(64) if u < sum(weights[: k + 1]))
+            fill[at] = draws[chosen, at]
+        want.append(fill.tolist())
+    assert target(q, judge, 2.0)[0].tolist() == want

@@ -2,12 +2,13 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from conftest import run, same
 
 import train_grpo
+from data.user_mistake import Mistake
+from grpo.plumbing.checkpoint import read, write
 
 REWARD = """
 import torch
@@ -22,8 +23,9 @@ VARIANTS = [
     {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo"},
     {"reference_mode": "ema", "minibatch_size": 2, "num_iterations": 2},
     {"reference_mode": "periodic", "reference_update_freq": 2, "xtc_probability": 0.5},
-    {"reward": "judge,{folder}/r.py:late:0.5", "credit": "run", "top_entropy_quantile": 0.5},
+    {"reward": "judge,{folder}/r.py:late:0.5", "credit": "word", "top_entropy_quantile": 0.5},
     {"generator_checkpoint": "{world}/latent.pt", "reference_mode": "ema", "num_iterations": 2},
+    {"dtype": "bfloat16", "gradient_checkpointing": True, "repetition_penalty": 1.2},
 ]
 
 
@@ -60,56 +62,47 @@ def test_n_steps_and_n_more_are_2n(flags, folder, world, changes):
 
 
 def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, folder, capsys):
+    """A copied run goes on in its own folder. The optimizer gets its settings again, too."""
     run(flags, kl_beta=0.3, max_iters=2)
-    resume(f"--out_dir={folder}/out", "--max_iters=4", "--top_p=0.9")
-    settings = json.loads((folder / "out" / "config.json").read_text())
-    assert (settings["kl_beta"], settings["top_p"], settings["max_iters"]) == (0.3, 0.9, 4)
-    said = capsys.readouterr().out
-    changes = "top_p 0.95 -> 0.9, max_iters 2 -> 4"
-    assert f"{folder}/out goes on from step 2 with {changes}\n" in said
-
-
-def test_a_copied_run_goes_on_in_its_own_folder(flags, folder):
-    run(flags, max_iters=2)
     shutil.copytree(folder / "out", folder / "copy")
     before = {path: path.read_bytes() for path in (folder / "out").iterdir()}
-    resume(f"--out_dir={folder}/copy", "--max_iters=3")
+    resume(f"--out_dir={folder}/copy", "--max_iters=4", "--top_p=0.9", "--weight_decay=0.3")
     assert {path: path.read_bytes() for path in (folder / "out").iterdir()} == before
-    assert len((folder / "copy" / "metrics.jsonl").read_text().splitlines()) == 3
+    settings = json.loads((folder / "copy" / "config.json").read_text())
+    assert (settings["kl_beta"], settings["top_p"], settings["max_iters"]) == (0.3, 0.9, 4)
+    changes = "top_p 0.95 -> 0.9, max_iters 2 -> 4, weight_decay 0.0 -> 0.3"
+    assert f"{folder}/copy goes on from step 2 with {changes}\n" in capsys.readouterr().out
+    groups = read(folder / "copy" / "checkpoint.pt")["training"]["optimizer"]["param_groups"]
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
 
 
-def test_a_run_that_is_done_says_what_to_do(flags, folder, capsys):
-    run(flags)
-    with pytest.raises(SystemExit) as end:
-        resume(f"--out_dir={folder}/out")
-    assert end.value.code == 2
-    line = "out is at step 4 already, and max_iters allows no more; set a larger max_iters, or"
-    assert line in capsys.readouterr().err
+def test_auto_is_kept_and_a_resumed_run_says_if_it_means_something_else(flags, folder, capsys):
+    content, _ = run(flags, dtype="auto", device="auto", max_iters=2)
+    training = content["training"]
+    assert training["config"]["dtype"] == training["config"]["device"] == "auto"
+    resume(f"--out_dir={folder}/out", "--max_iters=3")
+    assert "and was" not in capsys.readouterr().out
+    now = training["settled"]["dtype"]
+    training["settled"]["dtype"] = "float16"
+    write(folder / "out" / "checkpoint.pt", content)
+    resume(f"--out_dir={folder}/out", "--max_iters=4")
+    assert f"dtype is {now} now, and was float16" in capsys.readouterr().out
 
 
-def test_a_reward_of_the_users_own_must_be_given_again(flags, folder, capsys):
+def test_a_run_that_is_done_or_runs_a_file_says_what_to_do(flags, folder):
     reward = f"judge,{folder}/r.py:late"
-    run(flags, reward=reward, max_iters=2)
-    with pytest.raises(SystemExit) as end:
-        resume(f"--out_dir={folder}/out", "--max_iters=3")
-    assert end.value.code == 2
-    assert f"if you trust the file, add --reward={reward}\n" in capsys.readouterr().err
-    resume(f"--out_dir={folder}/out", "--max_iters=3", f"--reward={reward}")
+    run(flags, reward=reward)
+    with pytest.raises(Mistake, match=f"if you trust the file, add --reward={reward}$"):
+        resume(f"--out_dir={folder}/out", "--max_iters=5")
+    with pytest.raises(Mistake, match="is at step 4 already, .* set a larger max_iters, or"):
+        resume(f"--out_dir={folder}/out", f"--reward={reward}")
 
 
 def test_the_same_command_gives_the_same_run_and_another_seed_another(flags, folder):
     one, metrics = run(flags, out_dir=folder / "a")
     again, metrics_again = run(flags, out_dir=folder / "b")
-    other, other_metrics = run(flags, out_dir=folder / "c", seed=2)
+    _, other_metrics = run(flags, out_dir=folder / "c", seed=2)
     assert metrics == metrics_again != other_metrics
     assert same(one["weights"], again["weights"])
-    tables = [(Path(folder) / name / "evaluation.json").read_text() for name in "ab"]
+    tables = [(folder / name / "evaluation.json").read_text() for name in "ab"]
     assert tables[0] == tables[1]
-
-
-def test_the_optimizers_settings_may_be_given_again(flags):
-    run(flags, max_iters=2)
-    again, _ = run(flags, max_iters=3, init_from="resume", weight_decay=0.3, beta2=0.8)
-    decayed, others = again["training"]["optimizer"]["param_groups"]
-    assert (decayed["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
-    assert decayed["betas"] == others["betas"] == (0.9, 0.8)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import command_line
 
 from grpo.advantage import group_advantages
 from grpo.tools import toy
@@ -16,7 +17,6 @@ from grpo.tools import toy
 BROWSER = shutil.which("chromium")
 OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
 --disable-background-networking --disable-component-update --virtual-time-budget=20000 --dump-dom"""
-TITLES = ["expected reward", "KL", "entropy", "loss"]
 OBJECTIVES = ["clip", "cispo", "sapo", "gmpo", "dppo"]
 # Each objective has a case with each policy. Three other settings take both of their values, but
 # not in all combinations.
@@ -41,8 +41,7 @@ const { cases, draws } = FILE, found = cases.map(one => {
   return draws.map(uniforms => {
     const next = grpoStep(table, reference, draw(table, uniforms), { ...PLAIN, ...one });
     table = next.table;
-    const { words, ...figures } = look(table, reference, PLAIN.rewards);
-    return { ...words, ...figures, loss: next.loss };
+    return { ...look(table, reference, PLAIN.rewards), loss: next.loss };
   });
 });
 const place = document.createElement("pre");
@@ -51,19 +50,24 @@ document.body.append(place);
 </script></body>"""
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """Open the page: -> its HTML, and the figures of each step of each case."""
-    folder = tmp_path_factory.mktemp("page")
-    uniforms = [toy.draw_batch(step, toy.Settings()).uniforms[0] for step in range(100)]
-    draws = [of_step[:, toy.MASK[0]].tolist() for of_step in uniforms]
-    script = SCRIPT.replace("FILE", json.dumps({"cases": CASES, "draws": draws}))
+def browse(folder, script):
+    """Open the page, run `script` at its end, and return the HTML as it is 20 seconds later."""
     text = Path(toy.__file__).with_suffix(".html").read_text()
     (folder / "page.html").write_text(text.replace("</body>", script))
     command = [BROWSER, *OPTIONS.split(), f"--user-data-dir={folder}/browser"]
     address = f"file://{folder}/page.html"
     shown = subprocess.run([*command, address], capture_output=True, text=True, timeout=60).stdout
     assert re.findall('role="alert">(.*?)<', shown) == [""]
+    return shown
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """Open the page: -> its HTML, and the figures of each step of each case."""
+    uniforms = [toy.draw_batch(step, toy.settings_of([])).uniforms[0] for step in range(100)]
+    draws = [of_step[:, toy.MASK[0]].tolist() for of_step in uniforms]
+    script = SCRIPT.replace("FILE", json.dumps({"cases": CASES, "draws": draws}))
+    shown = browse(tmp_path_factory.mktemp("page"), script)
     return shown, json.loads(re.search("<pre>(.*)</pre>", shown)[1])
 
 
@@ -71,26 +75,22 @@ def page(tmp_path_factory):
 def test_the_page_opens_on_the_step_by_hand(page):
     """At first it shows the numbers of one step, which we compute with the toy in Python."""
     rewards = torch.tensor([*toy.WORDS.values()], dtype=torch.float64)  # (G,) each word in turn
-    A = group_advantages(rewards.view(1, 4, 1), toy.MASK[:, :1], toy.Settings()).flatten()
+    A = group_advantages(rewards.view(1, 4, 1), toy.MASK[:, :1], toy.settings_of([])).flatten()
     want = {"heads-chance": 0.5, "tails-chance": 0.5, "pull-0": 0, "pull-1": 0}
     for name, n_latent in (("product", 1), ("latent", 2)):
-        before, after = toy.train(n_latent=n_latent, max_iters=1)
-        seen = before | {"loss": after["loss"]}
-        want |= {f"{name}-{title}": seen[x] for x, title in zip(seen, [*toy.WORDS, *TITLES])}
+        before, after = toy.train([f"--n_latent={n_latent}", "--max_iters=1"])
+        want |= {f"{name}-{x}": y for x, y in before.items()} | {f"{name}-loss": after["loss"]}
+        want |= {f"{name}-after-{x}": after[x] for x in before}
         for i, (r, a) in enumerate(zip(rewards, A)):
             want |= {f"{name}-reward-{i}": r, f"{name}-baseline-{i}": r - a}
             want |= {f"{name}-advantage-{i}": a}
 
     given = toy.Table(2).logits.detach().softmax(dim=-1)[0]  # (T,K,V)
-    before, after = toy.train(max_iters=1)
+    before, after = toy.train(["--max_iters=1"])
     for t, letter in enumerate("ep"):
-        odds = []
-        for when, row in (("now", before), ("after", after)):
-            q = sum(row[word] for word in toy.WORDS if letter in word)
-            want |= {f"{when}-{letter}": q} | {
-                f"{when}-{x}": row[x] for x in (*toy.WORDS, "reward")
-            }
-            odds.append(log(q / (1 - q)))
+        q = [sum(row[word] for word in toy.WORDS if letter in word) for row in (before, after)]
+        odds = [log(x / (1 - x)) for x in q]
+        want |= {f"q-{t}": q[0], f"q-after-{t}": q[1]}
         pushes = [a * ((letter in word) - 0.5) for word, a in zip(toy.WORDS, A)]
         want |= {f"push-{i}-{t}": push for i, push in enumerate(pushes)}
         want |= {f"sum-{t}": sum(pushes) / 8, f"move-{t}": (odds[1] - odds[0]) / 2}
@@ -106,7 +106,7 @@ def test_the_page_opens_on_the_step_by_hand(page):
     "n", range(len(CASES)), ids=lambda n: "-".join(map(str, CASES[n].values()))
 )
 def test_a_hundred_steps_of_the_page_are_those_of_the_toy(page, n):
-    rows = toy.train(**CASES[n])[1:]
+    rows = toy.train(command_line(CASES[n]))[1:]
     for step, (have, want) in enumerate(zip(page[1][n], rows, strict=True), 1):
         assert have == pytest.approx({x: want[x] for x in have}, rel=0, abs=1e-4), step
 
@@ -116,3 +116,15 @@ def test_the_page_offers_what_was_compared(page):
     offered = re.findall(r'<option(?: value="(\w+)")?>([^<]*)', page[0])
     compared = ("objective", "baseline", "scale_rewards")
     assert {value or text for value, text in offered} == {x[y] for x in CASES for y in compared}
+
+
+@pytest.mark.skipif(not BROWSER, reason="needs chromium")
+def test_what_one_can_try_runs_for_a_hundred_steps_and_draws_curves(page, tmp_path):
+    """At step 0 there are no curves. Later each of the three has a point for each step."""
+    press = """<script>document.querySelector("[data-try]").click()</script></body>"""
+    shown = browse(tmp_path, press)
+    for html, step in ((page[0], 0), (shown, 100)):
+        assert re.search('<output id="at".*?>(.*?)<', html)[1] == f"step {step}"
+        lines = re.findall(r'<polyline class="\w+" points="([-\d., e]+)"', html)
+        assert [len(line.split()) for line in lines] == [step + 1] * 6 * bool(step)
+        assert ('id="far" hidden' in html) == (step == 0)
