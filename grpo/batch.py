@@ -88,15 +88,13 @@ def minibatches(batch, epoch, config):
     """List the rows that each update of an epoch takes.
 
     By default there is one update, and it takes all rows. Otherwise we shuffle the rows and give
-    each update `minibatch_size` of them. One random generator makes the shuffles of all epochs in
-    turn. To get the shuffle of `epoch`, we first repeat those of the earlier epochs.
+    each update `minibatch_size` of them. Each epoch has a shuffle of its own.
     """
     B = len(batch.mask)
     if not config.minibatch_size:
         return [torch.arange(B, device=batch.mask.device)]
-    rng = np.random.default_rng((*batch.seed, SHUFFLE))
-    permutations = [rng.permutation(B) for _ in range(epoch + 1)]
-    rows = torch.from_numpy(permutations[epoch]).to(batch.mask.device)  # (B,)
+    shuffled = np.random.default_rng((*batch.seed, SHUFFLE, epoch)).permutation(B)  # (B,)
+    rows = torch.from_numpy(shuffled).to(batch.mask.device)  # (B,)
     return rows.split(config.minibatch_size)
 
 
