@@ -18,6 +18,8 @@ from data.masking import parse_masking
 from data.per_word import mean_over_blanks, mean_over_words, number_words
 from grpo.batch import INPUTS, make_batch
 
+PRETRAINING = 2**31 + 1  # begins the seeds here, so that no run draws the same random numbers
+
 
 def masked_batch(dataset, args, masking, seed, reveal=False):
     """Draw inputs and what to hide of each: -> `Batch`.

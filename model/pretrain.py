@@ -24,7 +24,7 @@ from grpo.plumbing.checkpoint import load_model, model_file, write
 from grpo.plumbing.config import Config, exit_on_mistake, read_arguments
 from grpo.plumbing.load import check_length, load_text
 from grpo.policy import Policy, make_judge
-from model.losses import generator_loss, judge_loss
+from model.losses import PRETRAINING, generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
 
@@ -149,14 +149,14 @@ def pretrain(args):
     score = make_judge(judge, config, device)
 
     def loss_of_generator(step):
-        return generator_loss(policy, train, args, (args.seed, 0, step))
+        return generator_loss(policy, train, args, (PRETRAINING, args.seed, 0, step))
 
     def loss_of_judge(step):
         # A new judge first sees draws at a high temperature, which are easy to tell from text.
         # With good draws alone it could take long to learn a difference.
         hot = 0 if args.start_judge else max(0, 1 - 2 * step / args.judge_steps)
         source = sources[step % len(sources)]  # alternate
-        return judge_loss(score, source, train, args, 1 + hot, (args.seed, 1, step))
+        return judge_loss(score, source, train, args, 1 + hot, (PRETRAINING, args.seed, 1, step))
 
     peak = 2e-3 if args.start else 8e-3
     fit("generator", generator, loss_of_generator, args.generator_steps, peak)
