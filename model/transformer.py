@@ -140,7 +140,7 @@ class Generator(nn.Module):
         """
         features = self.trunk(tokens, **options)  # (B,T,C)
         if self.n_latent == 1:
-            return (F.pad(self.head(features), (0, 1), value=float("-inf")),)
+            return (F.pad(self.head(features), (0, 1), value=IMPOSSIBLE),)
         mask = tokens == self.trunk.config.vocab_size - 1  # (B,T)
         of_word = mean_over_words(features.float().mT, number_words(mask)).mT  # (B,T,C)
         prior = self.prior(of_word[mask]).float()  # (M,K)
