@@ -1,7 +1,7 @@
 # GMPO (2507.20673) gives a word one ratio, the geometric mean of its letters' ratios. So one letter
 # with an extreme ratio counts for less. GMPO clips the log of each letter's ratio before it takes
 # the mean, with wider bounds than PPO. The paper takes the mean over a whole completion. We take it
-# over a word, because with credit=run each word has an advantage of its own. Like the authors'
+# over a word, because with credit=word each word has an advantage of its own. Like the authors'
 # script, this config makes eight updates per rollout and has no KL.
 #     python train_grpo.py config/grpo_config.py config/gmpo.py
 

@@ -225,7 +225,8 @@ def evaluate(policy, before, judge, rewards, held_out, config, everything=False)
     add("cheat: common words", common)
     add("cheat: random words", random, nats=blind)
     if everything and isinstance(base, Latent):
-        add("the target", target(base, judge, config.kl_beta))
+        beta = 1 if config.direction == "forward" else config.kl_beta
+        add("the target", target(base, judge, beta))
         for name in ("different_valid_words", "pass@16"):  # draws from 64 repeat
             del result["the target"][name]
     fills, _, said = add_policy("after", policy(batch))

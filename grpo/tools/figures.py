@@ -21,7 +21,7 @@ from train_grpo import main as train
 FILE = Path(".github/figures.json")
 COLUMNS = COLUMNS | {"entropy": ("entropy", 2), "mean_kl": ("KL", 2)}
 # We keep the whole table of these runs. Of every other run we keep only the row of its policy.
-WHOLE = ("none", "config/latent.py")
+WHOLE = ("none", "config/latent.py", "config/latent.py config/forward.py")
 AFTER = "after, sampled"
 FOUR = "--num_iterations=4"  # objectives differ only from the second update on
 ROWS = [  # what each row adds to config/grpo_config.py
