@@ -73,13 +73,15 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     #    the other G - 1 completions. With top_entropy_quantile=0.2 only the most uncertain fifth of
     #    the blanks keeps its advantages, and the others get 0. By default all keep them.
     advantages = group_advantages(reward, batch.mask, config)  # (B,G,T)
-    if config.direction == "forward":  # fit the draws that reward and reference ask for
+    if config.direction == "forward":
+        # Instead, weigh each fill by how likely the goal, q_ref · exp(reward), would write it.
         advantages = forward_advantages(reward, old, batch.words)
     advantages = keep_uncertain(advantages, old.entropy, batch.mask, config.top_entropy_quantile)
 
     # 4. Update. A letter has the ratio ρ = exp(now.logp - old.logp) and the advantage A. By
     #    default the loss is the mean of -min(ρ·A, clip(ρ, 0.8, 1.2)·A) + kl_beta · KL over all
-    #    letters drawn. `weights` make a sum a mean, also over several micro-batches.
+    #    letters drawn. `weights` count G, too, so that the sum over micro-batches is this mean.
+    #    `batch.words` matters only to objectives that average ρ over a word.
     metrics = StepMetrics(parts, advantages, batch.mask)
     for epoch in range(config.num_iterations):
         for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
@@ -108,7 +110,7 @@ def main(arguments=()):
     A user's mistake raises a `Mistake` before any file is written. During training the first Ctrl-C
     or SIGTERM lets the step finish, saves it and ends the program. A second one ends it at once.
     """
-    # Config files and flags. A resumed run takes its settings from its checkpoint, and then flags.
+    # Config files and flags. A resumed run reads the settings of its checkpoint first, then flags.
     config = load_config(arguments)
     device = pick_device(config.device)
     join_processes(device)  # under torchrun each process has a GPU of its own
@@ -127,7 +129,7 @@ def main(arguments=()):
     rewards = make_rewards(config, judge, held_out.lexicon, device)
     try_rewards(judge, rewards, held_out)  # a faulty reward fails now and not in the first step
     optimizer = Optimizer(make_adamw(generator, config), config.grad_clip)
-    torch.manual_seed(config.seed)  # nothing here reads it, but your own reward may
+    torch.manual_seed(config.seed)  # for a reward of your own; all else depends on (seed, step)
 
     start = 0
     if config.init_from == "resume":  # restores weights, reference, moments and random generator
