@@ -1,6 +1,6 @@
 """Teach a model to fill blanks with GRPO (2402.03300): the default experiment, in one file.
 
-    python -m grpo.one_file
+    python -m grpo.one_file    # in the project's folder, once train_grpo.py has made data/text
 
 The generator, a small transformer, fills all blanks of `the ___ sat on a ____ mat` in one step. No
 blank sees what the others get, so the letters of a word often clash. The judge, a second one, has
@@ -107,7 +107,7 @@ def train(generator, reference, judge, text):
             log_q_old, log_q_ref = log_probs(generator, masked), log_probs(reference, masked)
         completions = sample(log_q_old, masked, uniforms)  # (B,G,T)
         reward = judge_words(judge, completions, words)  # (B,G,T)
-        # Some words are easy, and all their fills score well. So subtract the mean of the others.
+        # Some words are easy. So subtract the mean of the other fills, which this one cannot change.
         advantages = reward - (reward.sum(dim=1, keepdim=True) - reward) / (G - 1)  # (B,G,T)
         total = 0
         for _ in range(UPDATES):  # judging is slow, so each fill serves two updates
