@@ -107,7 +107,7 @@ def train(generator, reference, judge, text):
             log_q_old, log_q_ref = log_probs(generator, masked), log_probs(reference, masked)
         completions = sample(log_q_old, masked, uniforms)  # (B,G,T)
         reward = judge_words(judge, completions, words)  # (B,G,T)
-        # Some words are easy. So subtract the mean of the other fills, which this one cannot change.
+        # Some words are easy. So subtract the mean of the other fills, which this one cannot alter.
         advantages = reward - (reward.sum(dim=1, keepdim=True) - reward) / (G - 1)  # (B,G,T)
         total = 0
         for _ in range(UPDATES):  # judging is slow, so each fill serves two updates
