@@ -11,4 +11,4 @@ judge_checkpoint = "model/pretrained/judge_latent.pt"
 # word varies from draw to draw.
 kl_beta = 1.0
 max_iters = 60  # this policy keeps improving after 30 steps
-batch_size = 64  # with 32 the fills end up a little less varied
+batch_size = 64
