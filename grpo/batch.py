@@ -17,7 +17,7 @@ from data.masking import parse_masking
 from grpo.distributed import n_processes, share
 
 # What a stream of random numbers is for, which is the last number of its seed.
-INPUTS, LETTERS, SHUFFLE, LATENTS = range(4)
+INPUTS, LETTERS, SHUFFLE, LATENTS, TARGET = range(5)
 
 
 class Rows:

@@ -26,7 +26,8 @@ class Policy:
     """
 
     def __init__(self, network, config, device):
-        dtype, compiled = pick_dtype(config.dtype, device), pick_compile(config.compile, device)
+        dtype = pick_dtype(config.dtype, device)
+        compiled = pick_compile(config.compile, device)
         fused = choose(replace(config, dtype=dtype), device, len(VOCABULARY), network.n_latent)
         # What `auto` means on this device. A checkpoint keeps it beside the settings.
         self.settled = {"device": device.type, "dtype": dtype, "compile": compiled, "kernel": fused}

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from data.dataset import encode
 from data.per_word import begins_word, number_words, sum_over_words
-from grpo.batch import draw_uniforms
+from grpo.batch import TARGET, draw_uniforms
 from grpo.latent_policy import Latent
 from grpo.reward import log_odds
 from grpo.sampling import integer_weights
@@ -78,10 +78,10 @@ def target(q, judge, beta, m=64):
     """
     batch = q.batch
     N, _, T = batch.uniforms.shape[:3]
-    uniforms = draw_uniforms((N, m, T, 2), (*batch.seed, 4)).to(batch.mask.device)  # (N,m,T,2)
+    uniforms = draw_uniforms((N, m, T, 2), (*batch.seed, TARGET)).to(batch.mask.device)  # (N,m,T,2)
     draws = q.sample(uniforms).completions  # (N,m,T)
     scores = log_odds(judge, draws, batch.words)  # (N,m,T)
-    weights = (scores / max(beta, NEARLY_0)).softmax(dim=1)  # (N,m,T)
+    weights = (scores / max(beta, NEARLY_0)).softmax(dim=1)  # (N,m,T), the best score if β is 0
     up_to = weights.cumsum(dim=1).mT.contiguous()  # (N,T,m)
     choosing = batch.uniforms[..., 1].mT.contiguous()  # (N,T,n)
     chosen = torch.searchsorted(up_to, choosing, right=True).clamp(max=m - 1).mT  # (N,n,T)
@@ -124,7 +124,7 @@ def fill_blindly(batch, text):
     for row, numbers in enumerate(on_cpu.words):
         for number in range(1, int(numbers.max()) + 1):
             at = (numbers == number).nonzero().squeeze(1)  # (L,)
-            letters_a = encode("a" * len(at))[None]
+            letters_a = encode("a" * len(at))[None]  # (1,L)
             words, counts = by_length.get(len(at), (letters_a, torch.tensor([1])))
             up_to = counts.cumsum(dim=0).double()  # (W,)
             drawn = uniforms[row, :, at[0]] * up_to[-1]  # (1+n,)

@@ -53,7 +53,7 @@ class Log:
         self.handlers = {}
 
     def __enter__(self):
-        """From here on, Ctrl-C and SIGTERM only tell `stop_requested`."""
+        """Let Ctrl-C and SIGTERM only tell `stop_requested` from here on."""
         for number in (signal.SIGINT, signal.SIGTERM):
             self.handlers[number] = signal.signal(number, self.receive)
         return self
@@ -74,7 +74,7 @@ class Log:
         return largest_of_processes(self.received)
 
     def end_training(self):
-        """Close the bar. From here on, Ctrl-C and SIGTERM end the program as usual."""
+        """Close the bar, and let Ctrl-C and SIGTERM end the program as usual again."""
         self.bar.close()
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
