@@ -9,7 +9,6 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
 from data.user_mistake import Mistake
@@ -96,7 +95,7 @@ class Log:
             self.say("warning: all fills of an input earned the same, so there is nothing to learn")
 
     def table(self, result, completions):
-        """Save and print the table. Then print the run's curves, and commands to try next."""
+        """Save and print the table, and print commands to try next."""
         out = Path(self.config.out_dir)
         save_table(out, result, completions)
         if self.wandb:
@@ -104,7 +103,6 @@ class Log:
         quoted = shlex.quote(self.config.out_dir)
         python = "python" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} python"
         self.say(format_table(result))
-        self.say(curves(read_lines(out / "metrics.jsonl")))
         self.say(f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:")
         text = "this function returns a ____ of strings"
         self.say(f'  {python} -m grpo.tools.fill "{text}" --run={quoted}')
@@ -203,21 +201,3 @@ def save_table(out_dir, result, completions):
     lines = "".join(json.dumps(line) + "\n" for line in completions)
     write(Path(out_dir) / "completions.jsonl", lines.encode())
     write(Path(out_dir) / "evaluation.json", json.dumps(result, indent=1).encode())
-
-
-CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy", "frac_reward_zero_std", "grad_norm")
-EIGHTHS = "▁▂▃▄▅▆▇█"
-WIDTH = 40  # characters of a curve
-
-
-def curves(lines):
-    """Draw CURVES as text: the first value, a row of bars, and the last value."""
-    drawn = []
-    for name in CURVES:
-        values = [line[name] for line in lines]
-        span = max(np.ptp(values), 1e-6)  # equal values may differ by rounding
-        parts = np.array_split(values, min(WIDTH, len(values)))
-        heights = [(part.mean() - min(values)) / span for part in parts]
-        bars = "".join(EIGHTHS[round(7 * height)] for height in heights)
-        drawn.append(f"{name:20s}{values[0]:8.3f} {bars} {values[-1]:.3f}")
-    return "\n".join(drawn)

@@ -1,7 +1,7 @@
 """Make the runs behind the READMEs' tables, and keep their figures in .github/figures.json.
 
     python -m grpo.tools.figures run                 # takes hours, skips the runs that it has
-    python -m grpo.tools.figures run --only=latent   # only rows whose name has "latent"
+    python -m grpo.tools.figures run --kl_beta=0     # makes the runs of this row only
     python -m grpo.tools.figures table               # prints the rows in Markdown
     python -m grpo.tools.figures keep NAME SEED OUT  # adds a run that you made yourself
 
@@ -23,6 +23,7 @@ COLUMNS = COLUMNS | {"entropy": ("entropy", 2), "mean_kl": ("KL", 2)}
 # We keep the whole table of these runs. Of every other run we keep only the row of its policy.
 WHOLE = ("none", "config/latent.py", "config/latent.py config/forward.py")
 AFTER = "after, sampled"
+SEEDS = ("1", "2", "3")
 FOUR = "--num_iterations=4"  # objectives differ only from the second update on
 ROWS = [  # what each row adds to config/grpo_config.py
     *WHOLE,
@@ -63,18 +64,17 @@ def keep(name, seed, out):
     FILE.write_text(json.dumps(figures, indent=0))
 
 
-def run_all(only, seeds, folder):
-    """Make the runs of the row `only`, or of all rows that have it in their name."""
-    rows = [row for row in ROWS if row == only] or [row for row in ROWS if only in row]
-    for seed in seeds.split(","):
+def run_all(rows):
+    """Make the runs of these rows, each with every seed, but for those that are stored."""
+    for seed in SEEDS:
         for row in rows:
             if seed in stored().get(row, {}):
                 continue
-            out = Path(folder) / f"{ROWS.index(row)}-{seed}"
+            out = f"out-figures/{ROWS.index(row)}-{seed}"
             flags = [] if row == "none" else row.split()
             train(["config/grpo_config.py", *flags, f"--seed={seed}", f"--out_dir={out}"])
             if row in WHOLE:
-                evaluation([str(out), "--again"])  # adds the target
+                evaluation([out, "--again"])  # adds the target
             keep(row, seed, out)
 
 
@@ -111,15 +111,14 @@ def print_tables():
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["run", "table", "keep"])
-    parser.add_argument("run", nargs="*", help="for keep: a name, a seed, and the run's out_dir")
-    parser.add_argument("--only", default="", help="a row, or what rows have in their names")
-    parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--folder", default="out-figures", help="where the runs are kept")
+    parser.add_argument(
+        "names", nargs=argparse.REMAINDER, help="a row; or a name, a seed, a folder"
+    )
     args = parser.parse_args(arguments)
     if args.what == "run":
-        run_all(args.only, args.seeds, args.folder)
+        run_all([" ".join(args.names)] if args.names else ROWS)
     elif args.what == "keep":
-        keep(*args.run)
+        keep(*args.names)
     else:
         print_tables()
 

@@ -34,7 +34,6 @@ from grpo.plumbing.log import cut_back, read_lines
 PAGE = Path(__file__).with_suffix(".html")
 CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy")
 FILE = "replay.jsonl"
-FORMAT = 3
 INPUTS = 8  # each line shows this many held-out inputs
 DRAWS = 200  # a line records about this many drawn letters
 
@@ -76,7 +75,6 @@ def begin(before, held_out, config, start):
     few = held_out.batch[:INPUTS]
     header = {
         "iteration": -1,
-        "format": FORMAT,
         "vocabulary": VOCABULARY,
         "texts": decode(few.tokens),
         "masked": decode(few.masked),
@@ -135,8 +133,6 @@ def load(folder):
     lines = read_lines(path) if path.exists() else []
     fix = "name the out_dir of a run that was made with --replay=true, the default"
     refuse(len(lines) < 2, f"{path} is missing or holds no step; {fix}")
-    found = lines[0].get("format")
-    refuse(found != FORMAT, f"{path} has format {found}, not {FORMAT}; make the run again")
     return lines, read_lines(path.with_name("metrics.jsonl"))
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ import torch
 from conftest import run
 
 from data.dataset import decode
-from grpo.tools import replay
+from grpo.tools import pictures, replay
 from grpo.tools.replay import unpack
 
 BROWSER = shutil.which("chromium")
 OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
 --disable-background-networking --disable-component-update --virtual-time-budget=20000 --dump-dom"""
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def lines_of(folder, out="out"):
@@ -97,78 +99,47 @@ def browse(folder, address="", script=""):
     return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
 
 
-def hidden_words(header):
-    """List each hidden word as (first blank, last blank + 1). Blanks are counted over all texts."""
-    texts = " ".join(header["masked"])
-    places = [(found.start(), len(found[0])) for found in re.finditer("_+", texts)]
-    firsts = [texts[:start].count("_") for start, _ in places]
-    return [(first, first + length) for first, (_, length) in zip(firsts, places)]
-
-
 @pytest.mark.skipif(not BROWSER, reason="needs chromium")
-def test_the_page_plays_when_asked_and_shows_what_the_run_recorded(flags, world, tmp_path):
-    """The page waits for the button, then plays to the end. Of the words of four letters it shows
-    the one that changed most.
+def test_the_page_plays_when_asked_and_explains_a_letter(flags, tmp_path):
+    """The page waits for the button, then plays to the end.
 
-    The test then opens the page at step 6 and word 2, and presses two keys to go on to step 7 and
-    word 3. The page must show no error but the one that the test plants. The model has a latent, so
-    its best guess need not hold each blank's likeliest letter.
+    The test then opens the page at step 6, presses a key to go on to step 7, and clicks on a letter
+    of the best fill. The page must show no error but the one that the test plants.
     """
-    start = world / "latent.pt"
-    changes = {"masking": "random", "mask_ratio": 0.6, "credit": "word", "num_iterations": 2}
-    run(flags, max_iters=8, generator_checkpoint=start, **changes)
-    header, *lines = lines_of(tmp_path)
-    line, vocabulary = lines[6], header["vocabulary"]
-    base, now, end = [probabilities(each, header) for each in (header, line, lines[-1])]
-    words = hidden_words(header)
-
+    run(flags, max_iters=8, masking="random", mask_ratio=0.6)
+    line = lines_of(tmp_path)[7]
     assert "step 0 of 8" in browse(tmp_path)
     played = browse(tmp_path, script='document.getElementById("play").click()')
     assert "step 8 of 8" in played
-    four = [word for word in words if word[1] - word[0] == 4]
-    most = max(four, key=lambda word: np.abs(end - base)[slice(*word)].sum())
-    pressed = re.findall('class="word text" aria-pressed="(.*?)"', played)
-    assert pressed == [str(word == most).lower() for word in words]
-
-    clicked, letter = 2, 1  # the third best fill, and its second letter
-    keys = f"""for (const key of ["ArrowRight", "ArrowDown"])
-    document.dispatchEvent(new KeyboardEvent("keydown", {{key, bubbles: true}}));
-    document.querySelectorAll("#group tr")[{clicked}].querySelectorAll("button")[{letter}].click();
+    clicks = """document.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
+    document.querySelector("#group tr").querySelectorAll("button")[1].click();
     nonsense"""
-    shown = browse(tmp_path, "#step=6&word=2", keys)
+    shown = browse(tmp_path, "#step=6", clicks)
     assert "step 7 of 8" in shown
     errors = re.findall('role="alert">(.*?)<', shown)
     assert errors == ["error: Uncaught ReferenceError: nonsense is not defined "]
 
-    fills = [(str(p[vocabulary.index(c)]), c) for p, c in zip(now, line["guess"], strict=True)]
-    assert re.findall(r'data-p="(\d+)"[^>]*>(.)</span>', shown) == fills
-
-    bars = []  # of each blank at most five letters, each with its share of the first one's bar
-    for p in now[slice(*words[2])]:
-        order = np.argsort(-p, kind="stable")[:5]
-        bars += [(vocabulary[v], p[v], p[v] / p[order[0]]) for v in order if p[v] >= 2]
-    pattern = r'data-letter="(.)" data-now="(\d+)" style="--share: ([.\d]+)">(.*?)</div>'
-    shown_bars = re.findall(pattern, shown)
-    assert [(c, int(p), pytest.approx(float(share))) for c, p, share, _ in shown_bars] == bars
-    for _, p, _, text in shown_bars:
-        assert f">{int(p) / 2.55:.0f} %<" in text
-
-    A, q = np.array(line["advantage"]), np.exp(line["logp"])
-    push = A * (1 - q)
-    rows = re.findall(r'<tr data-fill="(.*?)">(.*?)</tr>', shown)
-    order = np.argsort(-np.mean(line["reward"], axis=1), kind="stable")
-    for i, (fill, cells) in zip(order, rows, strict=True):
-        assert fill == line["fills"][i]
-        pushes = [float(x) for x in re.findall('data-push="(.*?)"', cells)]
-        np.testing.assert_allclose(pushes, push[i], atol=1e-9)
-
-    at = order[clicked], letter
+    best = np.argsort(-np.mean(line["reward"], axis=1), kind="stable")[0]
+    assert re.findall(r'<tr data-fill="(.*?)">', shown)[0] == line["fills"][best]
+    reward, A, logp, log_ratio, bounded = (
+        line[name][best][1] for name in ("reward", "advantage", "logp", "log_ratio", "bounded")
+    )
     numbers = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", shown)
     assert numbers == [
-        ("reward", f"{line['reward'][at[0]][letter]:+.2f}".replace("-", "−")),
-        ("advantage A", f"{A[at]:+.2f}".replace("-", "−")),
-        ("q when drawn", f"{q[at]:.3f}"),
-        ("push A(1 − q)", f"{push[at]:+.2f}".replace("-", "−")),
-        ("ratio ρ", f"{np.exp(line['log_ratio'][at[0]][letter]):.3f}"),
-        ("clipped", "yes" if line["bounded"][at[0]][letter] else "no"),
+        ("reward", f"{reward:+.2f}".replace("-", "−")),
+        ("advantage A", f"{A:+.2f}".replace("-", "−")),
+        ("q when drawn", f"{np.exp(logp):.3f}"),
+        ("push A(1 − q)", f"{A * (1 - np.exp(logp)):+.2f}".replace("-", "−")),
+        ("ratio ρ", f"{np.exp(log_ratio):.3f}"),
+        ("clipped", "yes" if bounded else "no"),
     ]
+
+
+def test_the_moving_picture_has_a_group_for_each_step_with_a_letter_for_each_blank(flags, tmp_path):
+    run(flags)
+    header, *lines = lines_of(tmp_path)
+    picture = ElementTree.fromstring(pictures.draw(tmp_path / "out"))
+    steps = [["".join(part.itertext()) for part in group] for group in picture.iter(f"{SVG}g")]
+    assert [parts[0] for parts in steps] == [f"step {i}" for i in range(len(lines) + 1)]
+    blanks = "".join(header["masked"][row] for row in pictures.SHOWN).count("_")
+    assert all(len("".join(parts[1:])) == blanks for parts in steps)
