@@ -204,11 +204,11 @@ def test_every_row(settings, make):
 
 
 def test_independent_blanks_at_other_temperatures(settings):
-    """Five temperatures have a row, and take the place of the run's own temperature, 0.8."""
+    """Three temperatures have a row, and take the place of the run's own temperature, 0.8."""
     result, _ = evaluated(settings, product(0), product(0))
     held_out = held_out_for(settings)
     batch = held_out.batch
-    for temperature in (0.2, 0.4, 0.6, 0.8, 1.0):
+    for temperature in (0.2, 0.6, 1.0):
         row = result[f"before, temperature {temperature}"]
         p = (logits_of(0, batch.masked).double() / temperature).softmax(dim=-1)  # (6,T,V)
         drawn = torch.searchsorted(
@@ -238,20 +238,19 @@ def draws_of_latent(batch, choose, spell):
 
 
 def test_a_latent_at_other_temperatures(settings):
-    """Nine pairs of temperatures have a row: of the prior, and of the letters."""
+    """Six pairs of temperatures have a row: of the prior, and of the letters."""
     result, _ = evaluated(settings, latent(0), latent(0))
     held_out = held_out_for(settings)
     titles = {(1, 1): "sampled", (1, 0): "letters at 0"}
     nats = set()
-    for choose in (1, 0.5, 0.25):
-        for spell in (1, 0.5, 0):
-            name = titles.get((choose, spell), f"temperatures {choose} and {spell}")
-            row = result[f"before, {name}"]
-            want = measure(draws_of_latent(held_out.batch, choose, spell), held_out)
-            assert row.items() >= want.items(), name
-            assert ("nats" in row) == (spell > 0)
-            nats.add(row.get("nats"))
-    assert len(nats) == 6 + 1
+    for choose, spell in ((1, 1), (1, 0.5), (1, 0), (0.5, 1), (0.5, 0), (0.25, 0)):
+        name = titles.get((choose, spell), f"temperatures {choose} and {spell}")
+        row = result[f"before, {name}"]
+        want = measure(draws_of_latent(held_out.batch, choose, spell), held_out)
+        assert row.items() >= want.items(), name
+        assert ("nats" in row) == (spell > 0)
+        nats.add(row.get("nats"))
+    assert len(nats) == 3 + 1
 
 
 @pytest.mark.parametrize("make", [product, latent])
