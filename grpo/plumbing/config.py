@@ -10,7 +10,6 @@ so that argparse converts and refuses both.
 import argparse
 import contextlib
 import inspect
-import io
 import math
 import os
 import re
@@ -32,7 +31,7 @@ from grpo.plumbing.checkpoint import LATEST, find, training_state
 class Config:
     # What is read and written.
     out_dir: str = "out"  # folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json
-    dataset: str = "text"  # folder under data/ with train.bin and val.bin
+    dataset: str = "text"  # folder under data/ with train.bin and val.bin, or an absolute path
     generator_checkpoint: str = "model/pretrained/generator.pt"  # the policy to start from
     judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model
     # judge, valid_words, JUDGE.pt, FILE.py:FUNCTION, or a weighted sum: judge:1.0,my.py:f:0.5
@@ -354,15 +353,6 @@ def check(config):
         )
 
 
-def dataset_folder(name):
-    """Look for a dataset's folder, first as data/`name`, then as `name` itself: -> Path."""
-    for folder in (Path("data") / name, Path(name)):
-        file = find(folder / "train.bin")
-        if file.exists():
-            return file.parent
-    return find(Path("data") / name)
-
-
 PART = re.compile(
     r"(judge|valid_words|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
 )
@@ -390,9 +380,6 @@ def exit_on_mistake(program):
 
     If the mistake is an error in a file of the user's own, its traceback comes before that line.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a notebook's streams are of other types
-            stream.reconfigure(errors="replace")  # the terminal may not be UTF-8
     try:
         yield
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from data.dataset import Dataset, Prompts
@@ -9,8 +10,8 @@ from data.text.prepare import prepare
 from data.user_mistake import refuse
 from grpo.distributed import is_first, pick_device, wait_for_all
 from grpo.evaluation.evaluate import EVALUATION_SEED, HeldOut, hold_out
-from grpo.plumbing.checkpoint import ROOT, find, load_model
-from grpo.plumbing.config import Config, dataset_folder, parse_reward, run_file
+from grpo.plumbing.checkpoint import find, load_model
+from grpo.plumbing.config import Config, parse_reward, run_file
 from grpo.policy import Policy, make_judge
 from grpo.reward import Rewards, judge_reward, own_reward, valid_share
 from model.transformer import Generator, Judge
@@ -51,14 +52,12 @@ def load_text(config):
 
     If the default text is missing, the first process makes it.
     """
-    folder = dataset_folder(config.dataset)
+    folder = find(Path("data") / config.dataset)
     missing = config.dataset == Config.dataset and not (folder / "train.bin").exists()
     if missing and is_first():
-        folder = ROOT / "data" / config.dataset
         print(f"making {folder} from the documentation of numpy and torch", flush=True)
         prepare(folder)
     wait_for_all()  # no process reads before the first one has written
-    folder = dataset_folder(config.dataset)
     train = Dataset(folder, "train", config.block_size)
     val = Dataset(folder, "val", config.block_size)
     if config.prompts_file:
