@@ -199,7 +199,7 @@ def check(device, *given, temperature=0.8):
 
 
 @both_types
-@pytest.mark.parametrize("V", [1, 27, 28, 96, 97, 255, 256, 1000, 1024])
+@pytest.mark.parametrize("V", [1, 28, 96, 255, 1024])
 def test_logprobs_agree_with_float64(device, V, dtype):
     for G, blanks in (1, 0.7), (33, 0.7), (5, 0), (64, 1):
         check(device, *inputs(3, 7, G, V, blanks, dtype))
@@ -309,7 +309,7 @@ SETTINGS = [  # temperature, top_k, top_p, min_p
 
 
 @both_types
-@pytest.mark.parametrize("V", [1, 27, 28, 96, 97, 255, 256, 1000, 1024])
+@pytest.mark.parametrize("V", [1, 28, 96, 255, 1024])
 def test_the_sampler_keeps_and_draws_the_same(device, V, dtype):
     torch.manual_seed(V)
     logits = 2 * torch.randn(3, 17, V)
