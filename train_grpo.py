@@ -36,25 +36,29 @@ from grpo.tools import replay
 def grpo_step(policy, reference, rewards, optimizer, batch, config):
     """Take one step of GRPO on B masked inputs. Returns its `Rollout` and its metrics.
 
-    policy(batch)    a distribution over the fills of the inputs. In `Product`, the default, all
-                     blanks are independent (grpo/product_policy.py). `Latent` first draws an
-                     integer z for each hidden word, and given z the letters of the word are
-                     independent (grpo/latent_policy.py).
-    reference(batch) the same kind of distribution, from the frozen base model by default
+    By default a letter y with the reward r has the advantage A and the loss
+
+        A    = r - (the mean reward of the same word in the other G - 1 completions)
+        loss = -min(ρ·A, clip(ρ, 0.8, 1.2)·A) + 0.65 · KL(q‖q_ref),    ρ = q(y) / q_old(y)
+
+    which is averaged over the blanks of each completion, and then over completions.
+
+    policy(batch)    q, a distribution over the fills of the inputs. By default all blanks are
+                     independent (grpo/product_policy.py). `Latent` first draws an integer z for
+                     each hidden word, and then its letters (grpo/latent_policy.py).
+    reference(batch) q_ref, the same kind of distribution, by default from the frozen base model
     rewards          a `Rewards`: what each blank of the fills earns, by default from the judge
     fills            `Fills`: completions (B,G,T), and a mask of the characters that top_k, top_p,
                      ... allow
     old, now         `Scores` of the fills when they were drawn, and in the current update. logp and
                      ref_logp (B,G,T) are the log-probabilities of each letter under the policy and
                      the reference, renormalised over the allowed characters. kl and entropy (B,T)
-                     are exact, for each blank. Under `Latent`, logp is the log-probability of a
-                     letter given the earlier letters of its word, with z summed out. kl and entropy
-                     then include those of z, at the first blank of a word.
+                     are exact, for each blank.
     batch.mask       (B,T) bool, True at a blank
     batch.words      (B,T) int: 1 in the first hidden word of an input, 2 in the second, ..., and 0
                      in the visible text. A hidden word is a run of blanks.
-    batch.uniforms   (B,G,T,2) random numbers. [..., 0] draws the letter of each blank. [..., 1]
-                     draws the z of each word. Only the number at a word's first blank is used.
+    batch.uniforms   (B,G,T,2) random numbers. [..., 0] draws the letter of each blank, and
+                     [..., 1], at the first blank of a word, draws its z.
     """
     # 1. Sample. All blanks are filled at once, so no fill changes the input of the network. One
     #    forward pass per input therefore serves all of its G completions.
@@ -64,24 +68,22 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         fills = q_old.sample(batch.uniforms)
         old = q_old.score(fills, q_ref)  # only old.ref_logp and old.kl use q_ref
 
-    # 2. Judge. By default a frozen classifier estimates, for every hidden word, how much likelier
-    #    its spelling is in real text than from the base model, as a logarithm. That is the reward
-    #    of each letter of the word. With credit=input a letter gets the sum over all words.
+    # 2. Judge. By default a frozen classifier estimates log(p / q_ref) of every hidden word, where
+    #    p is its probability in real text. That is the reward of each letter of the word. With
+    #    credit=input a letter gets the sum over all words of its input.
     reward, parts = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
 
-    # 3. Compare. By default an advantage is the reward minus the mean reward of the same word in
-    #    the other G - 1 completions. With top_entropy_quantile=0.2 only the most uncertain fifth of
-    #    the blanks keeps its advantages, and the others get 0. By default all keep them.
-    advantages = group_advantages(reward, batch.mask, config)  # (B,G,T)
-    if config.direction == "forward":
-        # Instead, weigh each fill by how likely the goal, q_ref · exp(reward), would write it.
-        advantages = forward_advantages(reward, old, batch.words)
+    # 3. Compare each fill with the rest of its group.
+    if config.direction == "reverse":  # the default: GRPO follows the reverse KL
+        advantages = group_advantages(reward, batch.mask, config)  # (B,G,T)
+    else:  # config/forward.py: weigh each fill by how likely the best policy would write it
+        advantages = forward_advantages(reward, old, batch.words)  # (B,G,T)
+    # Only the most uncertain blanks keep their advantages, by default all of them.
     advantages = keep_uncertain(advantages, old.entropy, batch.mask, config.top_entropy_quantile)
 
-    # 4. Update. A letter has the ratio ρ = exp(now.logp - old.logp) and the advantage A. By
-    #    default the loss is the mean of -min(ρ·A, clip(ρ, 0.8, 1.2)·A) + kl_beta · KL over all
-    #    letters drawn. `weights` count G, too, so that the sum over micro-batches is this mean.
-    #    `batch.words` matters only to objectives that average ρ over a word.
+    # 4. Update, by default twice. `weights` has a number for each blank, which makes the sum of all
+    #    losses their average, also if micro-batches share it. `batch.words` matters only to
+    #    objectives that average ρ over a word.
     metrics = StepMetrics(parts, advantages, batch.mask)
     for epoch in range(config.num_iterations):
         for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
@@ -97,8 +99,8 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                 loss.backward()  # the gradients of micro-batches add up, as their losses do
                 loss_of_update += loss.detach()
                 metrics.add(now, old[some], terms, n_blanks)
-            # This adds up the gradients of all processes, clips them, takes AdamW's step unless
-            # the loss or a gradient is not finite, and clears them.
+            # This adds up the gradients of all processes, clips their norm, takes a step of AdamW
+            # if loss and gradients are finite, and clears the gradients in any case.
             grad_norm = optimizer.step(loss_of_update)
             metrics.updated(grad_norm)
     return Rollout(batch, fills, old, reward, advantages), metrics.result()
@@ -110,32 +112,32 @@ def main(arguments=()):
     A user's mistake raises a `Mistake` before any file is written. During training the first Ctrl-C
     or SIGTERM lets the step finish, saves it and ends the program. A second one ends it at once.
     """
-    # Config files and flags. A resumed run reads the settings of its checkpoint first, then flags.
+    # Config files and flags. With --init_from=resume the settings of the checkpoint come first.
     config = load_config(arguments)
     device = pick_device(config.device)
     join_processes(device)  # under torchrun each process has a GPU of its own
 
-    # Four networks: the generator, which learns, a copy that stays as it was, the reference from
-    # which the KL is measured, by default one more copy, and the judge.
-    generator, base, anchor, judge = load_models(config)
+    # The generator learns. `base` is a copy that we compare it with. `anchor` is another copy, from
+    # which the KL is measured, unless a setting names another reference. The judge is a classifier.
+    generator, base, anchor, judge_network = load_models(config)
     train, val = load_text(config)
 
     # A policy maps masked inputs to a distribution over their fills.
     policy = Policy(generator, config, device)
-    before = Policy(base, config, device)  # for comparison
+    before = Policy(base, config, device)
     reference = Policy(anchor, config, pick_device(config.reference_device or config.device))
-    judge = make_judge(judge, config, device)
+    judge = make_judge(judge_network, config, device)  # maps texts to log-odds
     held_out = hold_out(config, train, val, device)
     rewards = make_rewards(config, judge, held_out.lexicon, device)
     try_rewards(judge, rewards, held_out)  # a faulty reward fails now and not in the first step
     optimizer = Optimizer(make_adamw(generator, config), config.grad_clip)
-    torch.manual_seed(config.seed)  # for a reward of your own; all else depends on (seed, step)
+    torch.manual_seed(config.seed)  # only for a reward of your own that draws random numbers
 
     start = 0
     if config.init_from == "resume":  # restores weights, reference, moments and random generator
         start = load_checkpoint(config, policy, reference, optimizer)
     with Log(config, start) as log:  # opens the folder; from here on Ctrl-C only asks us to stop
-        if config.replay:
+        if config.replay:  # record the run, for a page that shows how it learned
             replay.begin(before, held_out, config, start)
         log.say(peek(policy, before, held_out, start))
         for step in range(start, config.max_iters):
@@ -162,6 +164,7 @@ def main(arguments=()):
             if last or (step + 1) % config.eval_interval == 0:
                 log.say(peek(policy, before, held_out, step + 1))
         log.end_training()  # all is saved, so from here on Ctrl-C ends the program at once
+        # How many words are right, or at least words, in held-out texts, and how many were before?
         result, fills = evaluate(policy, before, judge, rewards, held_out, config)
         log.table(result, fills)
     return result

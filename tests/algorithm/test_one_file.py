@@ -57,8 +57,8 @@ def test_its_losses_and_weights_are_those_of_train_grpo(
 
     These follow the cosine soon, and their judge is four times as sure of everything, so that some
     rewards are cut off at ±8. With such rewards and the default learning rate, rounding was enough
-    to change a letter in the third step on one of two machines, so they take a lower one. To be fast, both sides take 8 inputs and 4 completions of each, which
-    fit into one batch of the judge.
+    to change a letter in the third step on one of two machines, so they take a lower one. To be
+    fast, both sides take 8 inputs and 4 completions of each, which fit into one batch of the judge.
 
     The weights agree less closely than the losses do. AdamW divides the gradient of each weight by
     its own size. So where a gradient is 0 but for rounding, it makes a whole step of the rounding.
