@@ -3,8 +3,11 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,11 @@ TEXT = "\n\n".join(
 )
 
 BLANK = 27
+
+BROWSER = shutil.which("chromium")
+OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
+--disable-background-networking --disable-component-update --virtual-time-budget=20000 --dump-dom"""
+needs_browser = pytest.mark.skipif(not BROWSER, reason="needs chromium")
 
 
 def encode(*texts):
@@ -104,12 +112,21 @@ def flags(world, tmp_path):
     }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def server():
     """Start a server that forks processes which have imported everything already."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train_grpo"])
+    forkserver.ensure_running()  # it imports while the first tests run
     return context
+
+
+def browse(html, folder, anchor=""):
+    """Open a page in the browser: -> its HTML, as it is 20 seconds later by the page's clock."""
+    (folder / "page.html").write_text(html)
+    address = f"file://{folder}/page.html{anchor}"
+    command = [BROWSER, *OPTIONS.split(), f"--user-data-dir={folder}/browser", address]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
 
 
 def command_line(flags, **changes):

@@ -2,22 +2,17 @@
 
 import json
 import re
-import shutil
-import subprocess
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
-from conftest import run
+from conftest import browse, needs_browser, run
 
 from data.dataset import decode
 from grpo.tools import pictures, replay
 from grpo.tools.replay import unpack
 
-BROWSER = shutil.which("chromium")
-OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
---disable-background-networking --disable-component-update --virtual-time-budget=20000 --dump-dom"""
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -90,16 +85,12 @@ def test_resuming_cuts_it_back_and_other_inputs_begin_it_anew(flags, tmp_path):
     assert steps_of(replay.page(tmp_path / "out")) == [0, 7, 8]
 
 
-def browse(folder, address="", script=""):
-    """Open the page of the run in `folder`, run `script` in it, and return the page's HTML."""
-    page = replay.page(folder / "out").replace("</body>", f"<script>{script}</script></body>")
-    (folder / "page.html").write_text(page)
-    address = f"file://{folder}/page.html{address}"
-    command = [BROWSER, *OPTIONS.split(), f"--user-data-dir={folder}/browser", address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+def with_script(folder, script=""):
+    """Make the page of the run in `folder`, which runs `script` at its end: -> HTML."""
+    return replay.page(folder / "out").replace("</body>", f"<script>{script}</script></body>")
 
 
-@pytest.mark.skipif(not BROWSER, reason="needs chromium")
+@needs_browser
 def test_the_page_plays_when_asked_and_explains_a_letter(flags, tmp_path):
     """The page waits for the button, then plays to the end.
 
@@ -108,13 +99,13 @@ def test_the_page_plays_when_asked_and_explains_a_letter(flags, tmp_path):
     """
     run(flags, max_iters=8, masking="random", mask_ratio=0.6)
     line = lines_of(tmp_path)[7]
-    assert "step 0 of 8" in browse(tmp_path)
-    played = browse(tmp_path, script='document.getElementById("play").click()')
-    assert "step 8 of 8" in played
+    assert "step 0 of 8" in browse(with_script(tmp_path), tmp_path)
+    play = 'document.getElementById("play").click()'
+    assert "step 8 of 8" in browse(with_script(tmp_path, play), tmp_path)
     clicks = """document.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
     document.querySelector("#group tr").querySelectorAll("button")[1].click();
     nonsense"""
-    shown = browse(tmp_path, "#step=6", clicks)
+    shown = browse(with_script(tmp_path, clicks), tmp_path, "#step=6")
     assert "step 7 of 8" in shown
     errors = re.findall('role="alert">(.*?)<', shown)
     assert errors == ["error: Uncaught ReferenceError: nonsense is not defined "]

@@ -2,20 +2,15 @@
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import command_line
+from conftest import browse, command_line, needs_browser
 
 from grpo.advantage import group_advantages
 from grpo.tools import toy
 
-BROWSER = shutil.which("chromium")
-OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
---disable-background-networking --disable-component-update --virtual-time-budget=20000 --dump-dom"""
 STEPS = 30
 OBJECTIVES = ["clip", "cispo", "sapo", "gmpo", "dppo"]
 # Each objective has a case with each policy. Three other settings take both of their values, but
@@ -50,13 +45,10 @@ document.body.append(place);
 </script></body>"""
 
 
-def browse(folder, script):
-    """Open the page, run `script` at its end, and return the HTML as it is 20 seconds later."""
+def opened(folder, script):
+    """Open the page with `script` at its end, and check that it reports no error: -> its HTML."""
     text = Path(toy.__file__).with_suffix(".html").read_text()
-    (folder / "page.html").write_text(text.replace("</body>", script))
-    command = [BROWSER, *OPTIONS.split(), f"--user-data-dir={folder}/browser"]
-    address = f"file://{folder}/page.html"
-    shown = subprocess.run([*command, address], capture_output=True, text=True, timeout=60).stdout
+    shown = browse(text.replace("</body>", script), folder)
     assert re.findall('role="alert">(.*?)<', shown) == [""]
     return shown
 
@@ -67,11 +59,11 @@ def page(tmp_path_factory):
     uniforms = [toy.draw_batch(step, toy.settings_of([])).uniforms[0] for step in range(STEPS)]
     draws = [of_step[:, toy.MASK[0]].tolist() for of_step in uniforms]
     script = SCRIPT.replace("FILE", json.dumps({"cases": CASES, "draws": draws}))
-    shown = browse(tmp_path_factory.mktemp("page"), script)
+    shown = opened(tmp_path_factory.mktemp("page"), script)
     return shown, json.loads(re.search("<pre>(.*)</pre>", shown)[1])
 
 
-@pytest.mark.skipif(not BROWSER, reason="needs chromium")
+@needs_browser
 def test_the_page_opens_on_the_step_by_hand(page):
     """At first it shows the numbers of one step, which we compute with the toy in Python."""
     rewards = torch.tensor([*toy.WORDS.values()], dtype=torch.float64)  # (G,) each word in turn
@@ -93,7 +85,7 @@ def test_the_page_opens_on_the_step_by_hand(page):
     assert have == pytest.approx({x: float(y) for x, y in want.items()}, rel=0, abs=1e-6)
 
 
-@pytest.mark.skipif(not BROWSER, reason="needs chromium")
+@needs_browser
 @pytest.mark.parametrize(
     "n", range(len(CASES)), ids=lambda n: "-".join(map(str, CASES[n].values()))
 )
@@ -103,18 +95,18 @@ def test_the_steps_of_the_page_are_those_of_the_toy(page, n):
         assert have == pytest.approx({x: want[x] for x in have}, rel=0, abs=1e-4), step
 
 
-@pytest.mark.skipif(not BROWSER, reason="needs chromium")
+@needs_browser
 def test_the_page_offers_what_was_compared(page):
     offered = re.findall(r'<option(?: value="(\w+)")?>([^<]*)', page[0])
     compared = ("objective", "baseline", "scale_rewards")
     assert {value or text for value, text in offered} == {x[y] for x in CASES for y in compared}
 
 
-@pytest.mark.skipif(not BROWSER, reason="needs chromium")
+@needs_browser
 def test_what_one_can_try_runs_for_a_hundred_steps_and_draws_curves(page, tmp_path):
     """At step 0 there are no curves. Later each of the three has a point for each step."""
     press = """<script>document.querySelector("[data-try]").click()</script></body>"""
-    shown = browse(tmp_path, press)
+    shown = opened(tmp_path, press)
     for html, step in ((page[0], 0), (shown, 100)):
         assert re.search('<output id="at".*?>(.*?)<', html)[1] == f"step {step}"
         lines = re.findall(r'<polyline class="\w+" points="([-\d., e]+)"', html)
