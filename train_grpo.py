@@ -137,9 +137,8 @@ def main(arguments=()):
     if config.init_from == "resume":  # restores weights, reference, moments and random generator
         start = load_checkpoint(config, policy, reference, optimizer)
     with Log(config, start) as log:  # opens the folder; from here on Ctrl-C only asks us to stop
-        if config.replay:  # record the run, for a page that shows how it learned
-            replay.begin(before, held_out, config, start)
-        log.say(peek(policy, before, held_out, start))
+        replay.begin(before, held_out, config, start)  # for a page that shows how the run learned
+        log.say(peek(policy, held_out, start))
         for step in range(start, config.max_iters):
             began = time.perf_counter()
             optimizer.set_learning_rate(learning_rate(step, config))
@@ -153,8 +152,7 @@ def main(arguments=()):
             metrics["lr"] = learning_rate(step, config)
             metrics["step_ms"] = 1000 * (time.perf_counter() - began)
             log.write(step, metrics)
-            if config.replay:
-                replay.record(policy, held_out, config, step, rollout)
+            replay.record(policy, held_out, config, step, rollout)
             stop = log.stop_requested()  # the signal, or 0; all processes agree
             last = step + 1 == config.max_iters
             if stop or last or (step + 1) % config.save_interval == 0:
@@ -162,7 +160,7 @@ def main(arguments=()):
             if stop:
                 sys.exit(128 + stop)  # `log` says how to go on
             if last or (step + 1) % config.eval_interval == 0:
-                log.say(peek(policy, before, held_out, step + 1))
+                log.say(peek(policy, held_out, step + 1))
         log.end_training()  # all is saved, so from here on Ctrl-C ends the program at once
         # How many words are right, or at least words, in held-out texts, and how many were before?
         result, fills = evaluate(policy, before, judge, rewards, held_out, config)

@@ -1,12 +1,8 @@
 """Collect a text's words, find those with a blank, and tell which fills are words."""
 
-import os
 import re
-import sys
 
 WORD = re.compile("(?<![a-z])[a-z]+")
-ON = "\033[1;32m"  # green, in a terminal
-OFF = "\033[0m"
 
 
 def lexicon(text):
@@ -36,9 +32,6 @@ def is_valid(fill, start, end, words):
 
 
 def highlight(text, mask):
-    """Mark the blanks with colour on a terminal, or else with [brackets]: mask (T,) -> str."""
-    pieces = [ON + c + OFF if blank else c for c, blank in zip(text, mask)]
-    shown = "".join(pieces).replace(OFF + ON, "")
-    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:  # no-color.org
-        return shown
-    return shown.replace(ON, "[").replace(OFF, "]")
+    """Put the letters that stand in blanks into [brackets]: mask (T,) -> str."""
+    pieces = [f"[{c}]" if blank else c for c, blank in zip(text, mask)]
+    return "".join(pieces).replace("][", "")

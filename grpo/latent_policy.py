@@ -41,22 +41,22 @@ from grpo.sampling import Fills, allowed, draw, integer_weights
 class Latent:
     """A distribution over the fills of B inputs, with the same methods as `Product`."""
 
-    def __init__(self, prior, letters, batch, sampling):
+    def __init__(self, prior, letters, batch, config):
         self.prior = prior  # (B,T,K) logits of π, the same at each blank of a word
         self.letters = letters  # (B,T,K,V) logits of q_z
         self.batch = batch
-        self.sampling = sampling
+        self.config = config
         self.mask = batch.mask  # (B,T)
         self.first = begins_word(batch.words)  # (B,T)
         self.word, self.place = lay_out_words(batch.words)  # each (M,), see `lay_out_words`
 
     def log_q(self):
         """Compute log q_z(v) of every character v, for each blank and each z: (M,K,V)."""
-        return log_softmax(self.letters[self.mask], self.sampling.temperature)
+        return log_softmax(self.letters[self.mask], self.config.temperature)
 
     def log_pi(self):
         """Compute log π(z) of each word: (N,K)."""
-        return log_softmax(self.prior[self.first], self.sampling.temperature)
+        return log_softmax(self.prior[self.first], self.config.temperature)
 
     def running(self, log_q, log_pi, y):
         """Compute L_t, the log-probability of a word's first t letters, for every word and t.
@@ -90,12 +90,12 @@ class Latent:
         # Here without the temperature, because `integer_weights` divides by it.
         log_pi = log_softmax(self.prior[self.first], temperature=1.0)  # (N,K)
         choosing = uniforms[..., 1].mT[self.first]  # (N,G)
-        z = draw(integer_weights(log_pi, self.sampling.temperature), choosing)  # (N,G)
+        z = draw(integer_weights(log_pi, self.config.temperature), choosing)  # (N,G)
         z = z.clamp(max=K - 1)[self.word]  # (M,G) clamped, because NaN logits draw z = K
 
         spelling = uniforms[..., 0].mT[self.mask]  # (M,G)
         letters = self.letters[self.mask]  # (M,K,V)
-        weights, kept = allowed(letters, spelling[:, None], self.sampling)  # each (M,K,V)
+        weights, kept = allowed(letters, spelling[:, None], self.config)  # each (M,K,V)
         of_z = weights.take_along_dim(z[..., None], dim=1)  # (M,G,V)
         y = draw(of_z, spelling[..., None]).squeeze(-1)  # (M,G)
         y = spread(y.clamp(max=V - 1), self.mask).mT  # (B,G,T)
@@ -148,14 +148,14 @@ class Latent:
         """Mix the q_z of each blank into one distribution, Σ_z π(z) q_z: -> `Product`."""
         joint = self.log_pi()[self.word][..., None] + self.log_q()  # (M,K,V)
         log_m = joint.logsumexp(dim=1)  # (M,V)
-        logits = spread(self.sampling.temperature * log_m, self.mask)  # (B,T,V)
-        return Product(logits, self.batch, self.sampling)
+        logits = spread(self.config.temperature * log_m, self.mask)  # (B,T,V)
+        return Product(logits, self.batch, self.config)
 
     def at(self, temperature):
         """Return this policy at another temperature."""
-        sampling = replace(self.sampling, temperature=temperature)
-        return Latent(self.prior, self.letters, self.batch, sampling)
+        config = replace(self.config, temperature=temperature)
+        return Latent(self.prior, self.letters, self.batch, config)
 
     def __getitem__(self, rows):
         """Return the policy of some of the inputs."""
-        return Latent(self.prior[rows], self.letters[rows], self.batch[rows], self.sampling)
+        return Latent(self.prior[rows], self.letters[rows], self.batch[rows], self.config)

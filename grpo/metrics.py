@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from data.dataset import decode
-from data.lexicon import hidden_spans, is_valid
 from grpo.advantage import INDISTINCT
 from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
 from grpo.logprobs import Scores
+from grpo.reward import valid_share
 from grpo.sampling import Fills
 
 
@@ -104,18 +104,7 @@ class StepMetrics:
 
 
 def text_metrics(rollout, lexicon, cut):
-    """Return {metric: number} of the whole step. data/lexicon.py explains lexicon and cut.
-
-    `valid_words` is the share of the hidden words whose fill is a word of the lexicon. The original
-    text says where each word begins and ends.
-    """
-    tokens = gather(rollout.batch.tokens)  # (B,T)
-    mask = gather(rollout.batch.mask).cpu().numpy()  # (B,T)
-    completions = gather(rollout.fills.completions)  # (B,G,T)
-    G = completions.shape[1]
-    texts = decode(completions)
-    valid = []
-    for i, original in enumerate(decode(tokens)):
-        for span in hidden_spans(original, mask[i], cut):
-            valid += [is_valid(text, *span, lexicon) for text in texts[i * G : (i + 1) * G]]
-    return {"valid_words": sum(valid) / max(len(valid), 1)}
+    """Return {metric: number} of the whole step. `valid_share` explains lexicon and cut."""
+    completions = rollout.fills.completions  # (B,G,T)
+    shares = valid_share(lexicon, completions, rollout.batch, decode, cut)  # (B,G)
+    return {"valid_words": gather(shares).mean().item()}

@@ -15,7 +15,7 @@ from data.user_mistake import refuse
 from grpo.cuda.kernel import choose
 from grpo.latent_policy import Latent
 from grpo.product_policy import Product
-from grpo.sampling import Sampling, penalise_repetition
+from grpo.sampling import penalise_repetition
 
 
 class Policy:
@@ -28,21 +28,13 @@ class Policy:
     def __init__(self, network, config, device):
         dtype = pick_dtype(config.dtype, device)
         compiled = pick_compile(config.compile, device)
-        fused = choose(replace(config, dtype=dtype), device, len(VOCABULARY), network.n_latent)
+        config = replace(config, dtype=dtype, compile=compiled)
+        fused = choose(config, device, len(VOCABULARY), network.n_latent)
         # What `auto` means on this device. A checkpoint keeps it beside the settings.
         self.settled = {"device": device.type, "dtype": dtype, "compile": compiled, "kernel": fused}
         self.network = network
         self.call = on_device(network, device, config)
-        self.config = config
-        self.sampling = Sampling(
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            min_p=config.min_p,
-            xtc_threshold=config.xtc_threshold,
-            xtc_probability=config.xtc_probability,
-            fused=fused == "cuda",
-        )
+        self.config = replace(config, kernel=fused)
 
     def __call__(self, batch):
         """Return a `Latent` if the network has a latent, or else a `Product`."""
@@ -54,7 +46,7 @@ class Policy:
         if penalty != 1:
             tensors[-1] = penalise_repetition(tensors[-1], batch.masked, batch.mask, penalty)
         distribution = Latent if self.network.n_latent > 1 else Product  # add your own kind here
-        return distribution(*tensors, batch, self.sampling)
+        return distribution(*tensors, batch, self.config)
 
 
 def make_judge(network, config, device):

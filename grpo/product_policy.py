@@ -18,16 +18,16 @@ from grpo.sampling import Fills, sample_completions
 class Product:
     """A distribution over the fills of B inputs, which can draw fills and score them."""
 
-    def __init__(self, logits, batch, sampling):
+    def __init__(self, logits, batch, config):
         self.logits = logits  # (B,T,V)
         self.batch = batch
-        self.sampling = sampling  # `Sampling`: temperature, truncation, and whether the kernel runs
+        self.config = config  # temperature, truncation, and whether the kernel runs
 
     def sample(self, uniforms):
         """Fill every blank G times, in parallel: uniforms (B,G,T,2) in [0,1) -> `Fills`."""
-        draw_all = kernel.sample_completions if self.sampling.fused else sample_completions
+        draw_all = kernel.sample_completions if self.config.kernel == "cuda" else sample_completions
         where = (self.batch.masked, self.batch.mask, uniforms[..., 0])
-        return Fills(*draw_all(self.logits, *where, self.sampling))
+        return Fills(*draw_all(self.logits, *where, self.config))
 
     def score(self, fills, reference):
         """Score fills under the policy and a reference: -> `Scores`. Gradients reach the policy.
@@ -35,9 +35,9 @@ class Product:
         All scores use the temperature of the draws. logp and ref_logp are renormalised over the
         characters in `fills.kept`. kl and entropy are exact, over the whole vocabulary.
         """
-        compute = kernel.logprobs if self.sampling.fused else compute_logprobs
+        compute = kernel.logprobs if self.config.kernel == "cuda" else compute_logprobs
         drawn = (fills.completions, fills.kept, self.batch.mask)
-        scores = compute(self.logits, reference.logits, *drawn, self.sampling.temperature)
+        scores = compute(self.logits, reference.logits, *drawn, self.config.temperature)
         return Scores(*scores)
 
     def log_prob(self, completions):
@@ -46,7 +46,7 @@ class Product:
         The unit is nats. Visible text gets 0, so the sum over T is the log-probability of all
         blanks of a completion.
         """
-        log_p = log_softmax(self.logits, self.sampling.temperature)  # (B,T,V)
+        log_p = log_softmax(self.logits, self.config.temperature)  # (B,T,V)
         mask = self.batch.mask[:, None]  # (B,1,T)
         y = torch.where(mask, completions, 0).transpose(1, 2)  # (B,T,n)
         letters = log_p.gather(-1, y).transpose(1, 2)  # (B,n,T)
@@ -62,8 +62,8 @@ class Product:
 
     def at(self, temperature):
         """Return this policy at another temperature."""
-        return Product(self.logits, self.batch, replace(self.sampling, temperature=temperature))
+        return Product(self.logits, self.batch, replace(self.config, temperature=temperature))
 
     def __getitem__(self, rows):
         """Return the policy of some of the inputs."""
-        return Product(self.logits[rows], self.batch[rows], self.sampling)
+        return Product(self.logits[rows], self.batch[rows], self.config)

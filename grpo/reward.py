@@ -68,9 +68,9 @@ def judge_reward(judge, judge_score, completions, batch, decode):
 def valid_share(lexicon, completions, batch, decode, cut=True):
     """Compute the share of an input's hidden words whose fill is in the lexicon: -> (B,G).
 
-    This is the reward `valid_words`. Unlike the metric of this name it never sees the original
-    text. A hidden word is whatever stands between two visible spaces, so a fill with a space in it
-    is not valid. data/lexicon.py explains `cut`.
+    This is the reward `valid_words`, and the metric of this name. It never sees the original text.
+    A hidden word is whatever stands between two visible spaces, so a fill with a space in it is not
+    valid. data/lexicon.py explains `cut`.
     """
     mask = batch.mask
     G = completions.shape[1]

@@ -24,19 +24,6 @@ UNIT = 1 << 24  # a float32 uniform is a multiple of 1 / UNIT
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How to draw characters. Each field except `fused` is also a setting of a run."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    xtc_threshold: float = 0.1
-    xtc_probability: float = 0.0
-    fused: bool = False  # does the CUDA kernel do the work? A run decides this as it starts
-
-
-@dataclass(frozen=True)
 class Fills(Rows):
     """Hold the completions, and the set S of characters that each blank was drawn from.
 
@@ -60,7 +47,7 @@ def integer_weights(logits, temperature):
     return relative.mul(SCALE).round().long()
 
 
-def keep(weights, sampling):
+def keep(weights, config):
     """Find the set S of characters that each blank may draw: (...,V) -> (...,V) bool.
 
     top_k keeps the k likeliest characters (0 keeps all). top_p goes through these from the
@@ -69,24 +56,24 @@ def keep(weights, sampling):
     (2407.01082). top_k and top_p also keep any character that ties with the last one they keep.
     """
     kept = weights > 0
-    if 0 < sampling.top_k < weights.shape[-1]:
-        last = weights.topk(sampling.top_k, dim=-1).values[..., -1:]  # (...,1)
+    if 0 < config.top_k < weights.shape[-1]:
+        last = weights.topk(config.top_k, dim=-1).values[..., -1:]  # (...,1)
         kept &= weights >= last
-    if sampling.top_p < 1:
+    if config.top_p < 1:
         # Walk down from the likeliest character until the sum reaches top_p of the total.
         falling = (weights * kept).sort(dim=-1, descending=True).values  # (...,V)
         total = falling.sum(dim=-1, keepdim=True).double()  # (...,1)
-        enough = (total * sampling.top_p).ceil()  # (...,1)
+        enough = (total * config.top_p).ceil()  # (...,1)
         still_short = falling.cumsum(dim=-1) < enough  # (...,V)
         last = still_short.sum(dim=-1, keepdim=True)  # (...,1) rank of the last character we keep
         kept &= weights >= falling.gather(-1, last)  # the last one, its ties and all likelier ones
-    if sampling.min_p > 0:
+    if config.min_p > 0:
         best = weights.amax(dim=-1, keepdim=True).double()  # (...,1)
-        kept &= weights >= best * sampling.min_p
+        kept &= weights >= best * config.min_p
     return kept
 
 
-def exclude_top_choices(weights, kept, uniforms, sampling):
+def exclude_top_choices(weights, kept, uniforms, config):
     """Leave out the likeliest characters now and then (XTC, text-generation-webui's pull 6335).
 
     weights (...,V), kept (...,V) bool, uniforms (...,G) -> what is still kept (...,V) bool
@@ -98,8 +85,8 @@ def exclude_top_choices(weights, kept, uniforms, sampling):
     """
     total = (uniforms * UNIT).long().sum(dim=-1, keepdim=True)  # (...,1)
     hashed = total * 2654435769 % (1 << 32)  # (...,1) Knuth's multiplicative hash
-    coin = hashed < sampling.xtc_probability * (1 << 32)  # (...,1)
-    share = sampling.xtc_threshold * (weights * kept).sum(dim=-1, keepdim=True).double()  # (...,1)
+    coin = hashed < config.xtc_probability * (1 << 32)  # (...,1)
+    share = config.xtc_threshold * (weights * kept).sum(dim=-1, keepdim=True).double()  # (...,1)
     top = kept & (weights >= share)  # (...,V)
     least = weights.masked_fill(~top, SCALE).amin(dim=-1, keepdim=True)  # (...,1)
     left_out = coin & top & (weights > least)  # (...,V)
@@ -115,7 +102,7 @@ def draw(weights, uniforms):
     return torch.searchsorted(cumulative, target, right=True)
 
 
-def allowed(logits, uniforms, sampling):
+def allowed(logits, uniforms, config):
     """Compute each character's weight, and the set S of characters that may be drawn.
 
     logits (...,V), uniforms (...,G) -> weights (...,V) int64, S (...,V) bool
@@ -123,14 +110,14 @@ def allowed(logits, uniforms, sampling):
     A character outside S gets the weight 0. Only XTC uses the uniforms. It derives a coin toss for
     each blank from them.
     """
-    weights = integer_weights(logits, sampling.temperature)  # (...,V)
-    kept = keep(weights, sampling)  # (...,V)
-    if sampling.xtc_probability:
-        kept = exclude_top_choices(weights, kept, uniforms, sampling)  # (...,V)
+    weights = integer_weights(logits, config.temperature)  # (...,V)
+    kept = keep(weights, config)  # (...,V)
+    if config.xtc_probability:
+        kept = exclude_top_choices(weights, kept, uniforms, config)  # (...,V)
     return weights * kept, kept
 
 
-def sample_completions(logits, masked, mask, uniforms, sampling):
+def sample_completions(logits, masked, mask, uniforms, config):
     """Fill every blank of each input G times, in parallel, from one set of logits.
 
     logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T) in [0,1)
@@ -139,7 +126,7 @@ def sample_completions(logits, masked, mask, uniforms, sampling):
     kept is True for the characters that a blank could draw, and all False at visible text.
     """
     uniforms = uniforms.transpose(1, 2).contiguous()  # (B,T,G)
-    weights, kept = allowed(logits, uniforms, sampling)  # each (B,T,V)
+    weights, kept = allowed(logits, uniforms, config)  # each (B,T,V)
     kept = kept & mask[..., None]
     draws = draw(weights * kept, uniforms).transpose(1, 2)  # (B,G,T)
     # If the logits of a blank are NaN, no character is kept. Then the blank stays a blank.

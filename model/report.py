@@ -32,13 +32,11 @@ def auc(real, drawn):
     return (below + up_to).double().mean().item() / (2 * len(drawn))
 
 
-def calibration(real, drawn, inputs):
-    """Fit P(real) = σ(slope · score): -> the slope, and its standard error.
+def calibration(real, drawn):
+    """Fit P(real) = σ(slope · score) to scores in nats: (N,), (N,) -> the slope.
 
-    real and drawn (N,) are scores in nats, and `inputs` (N,) says which input each word comes from.
     With a slope of 1 the judge is calibrated. With a larger slope its scores are too close to 0. We
-    fit a logistic regression without intercept, by Newton's method. Words of the same input are not
-    independent, so the standard error is that of Liang & Zeger (1986), the sandwich estimator.
+    fit a logistic regression without intercept, by Newton's method.
     """
     x = torch.cat([real, drawn]).double()  # (2N,)
     y = torch.cat([torch.ones_like(real), torch.zeros_like(drawn)]).double()  # (2N,)
@@ -47,45 +45,20 @@ def calibration(real, drawn, inputs):
         p = (slope * x).sigmoid()
         curvature = (p * (1 - p) * x * x).sum()
         slope = slope + ((y - p) * x).sum() / curvature
-    p = (slope * x).sigmoid()
-    curvature = (p * (1 - p) * x * x).sum()
-    return slope.item(), (spread_of_sum((y - p) * x, inputs.repeat(2)) / curvature).item()
-
-
-def mean_odds(drawn, inputs):
-    """Average exp(score) over drawn words (N,): -> the mean, and its standard error.
-
-    If the scores are log p/q, the mean over draws from q is Σ q · p/q = 1. The standard error adds
-    up the words of each input (N,) first, as that of `calibration` does.
-    """
-    odds = drawn.double().exp()  # (N,)
-    mean = odds.mean()
-    return mean.item(), (spread_of_sum(odds - mean, inputs) / len(odds)).item()
-
-
-def spread_of_sum(x, inputs):
-    """Estimate the standard error of the sum of x (N,), whose mean is 0: -> a scalar.
-
-    `inputs` (N,) says which input each x comes from. Inputs are independent of each other, and so
-    we square the sums of the inputs, and not each x.
-    """
-    sums = x.new_zeros(int(inputs.max()) + 1).index_add(0, inputs, x)  # one for each input
-    return sums.square().sum().sqrt()
+    return slope.item()
 
 
 @torch.no_grad()
 def word_scores(policy, judge, batch):
     """Let the judge score each hidden word twice, as it is in the text and as the policy draws it.
 
-    Returns three tensors (N,), with one number for each hidden word: the score of the text's word,
-    the score of the drawn word, and the row of the word's input in the batch. No score is clipped.
+    Returns two tensors (N,), with one number for each hidden word: the score of the text's word,
+    and the score of the drawn word. No score is clipped.
     """
     drawn = draw_fills(policy, batch, 1.0)  # (B,T)
     both = torch.stack([batch.tokens, drawn], dim=1)  # (B,2,T)
     scores = mean_over_words(judge_logits(judge, both), batch.words)  # (B,2,T)
-    first = begins_word(batch.words)  # (B,T)
-    of_text, of_draws = scores.mT[first].T.contiguous()  # each (N,)
-    return of_text, of_draws, first.nonzero()[:, 0]
+    return scores.mT[begins_word(batch.words)].T.contiguous()  # (2,N)
 
 
 def held_out_batch(dataset, block_size, test, size=3072):
@@ -101,22 +74,20 @@ def held_out_batch(dataset, block_size, test, size=3072):
 def report(policy, judge, dataset, args):
     """Print how well the policy fills blanks, and how well the judge tells fills from real text.
 
-    Each of the TESTS gets two lines. The first has the mean −log q of a hidden character in nats,
-    the share of hidden characters that the policy's best guess restores, and the judge's AUC (0.5
-    is chance). The second has the slope that `calibration` fits to the judge's scores, and the mean
-    of p/q over the policy's draws, each with its standard error (se). Both are 1 if the scores are
-    log p/q.
+    Each of the TESTS gets a line. It has the mean −log q of a hidden character in nats, the share
+    of hidden characters that the policy's best guess restores, the judge's AUC (0.5 is chance), the
+    slope that `calibration` fits to its scores, and the mean of exp(score) over the policy's draws.
+    If the scores are log p/q, this mean is Σ q · p/q = 1, and the slope is 1, too.
     """
     for test in TESTS:
         batch = held_out_batch(dataset, args.block_size, test)
         q = policy(batch)
         nats = -q.log_prob(batch.tokens[:, None]).sum() / batch.mask.sum()
         restored = (q.best_guess() == batch.tokens)[batch.mask].double().mean()
-        real, drawn, inputs = word_scores(policy, judge, batch)
-        slope, se = calibration(real, drawn, inputs)
-        odds, se_of_odds = mean_odds(drawn, inputs)
+        real, drawn = word_scores(policy, judge, batch)
+        slope, odds = calibration(real, drawn), drawn.exp().mean()
         print(
-            f"{test}: nats {nats:.3f}  characters {restored:.3f}  auc {auc(real, drawn):.3f}\n"
-            f"  slope {slope:.2f} (se {se:.2f})  mean p/q {odds:.2f} (se {se_of_odds:.2f})",
+            f"{test}: nats {nats:.3f}  characters {restored:.3f}  auc {auc(real, drawn):.3f}"
+            f"  slope {slope:.2f}  mean p/q {odds:.2f}",
             flush=True,
         )

@@ -134,9 +134,9 @@ def launch(operation, inputs, *settings):
     return outputs
 
 
-def sample_completions(logits, masked, mask, uniforms, sampling):
+def sample_completions(logits, masked, mask, uniforms, config):
     """Do what `grpo.sampling.sample_completions` does: -> completions (B,G,T), kept (B,T,V)."""
-    settings = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    settings = (config.temperature, config.top_k, config.top_p, config.min_p)
     return launch("sample_completions", (logits, masked, mask, uniforms), *settings)
 
 

@@ -53,7 +53,7 @@ def side_by_side(out_dirs):
 def again(args):
     """Compute a run's table. It replaces the stored one if it has the run's inputs and reward."""
     path = Path(args.out_dir[0]) / LATEST
-    names = ("reward", "eval_inputs", "device")
+    names = ("reward", "device")
     given = {name: getattr(args, name) for name in names if getattr(args, name)}
     own = saved_settings(training_state(path), given, path)
     if "reward" in given:
@@ -63,7 +63,7 @@ def again(args):
     run = load_run(config, path, args.eval_seed)
     parts = (run.policy, run.before, run.judge, run.rewards, run.held_out, config)
     result, fills = evaluate(*parts, everything=True)
-    if args.eval_seed == EVALUATION_SEED and not {"reward", "eval_inputs"} & {*given}:
+    if args.eval_seed == EVALUATION_SEED and "reward" not in given:
         save_table(args.out_dir[0], result, fills)
     return format_table(result)
 
@@ -75,15 +75,13 @@ def main(arguments=None):
     add("--again", action="store_true", help="compute the table again, and save it")
     seed_help = "a number that chooses the held-out inputs"
     add("--eval_seed", type=number(int, 0, 2**32), default=EVALUATION_SEED, help=seed_help)
-    inputs_help = "number of held-out inputs; default: as many as in the run"
-    add("--eval_inputs", type=number(int, 1, 2**31), help=inputs_help)
     reward_help = "measure this reward; if the run's reward is a FILE.py that you trust, repeat it"
     add("--reward", help=reward_help)
     add("--device", help="device to compute on; default: the run's device")
     with exit_on_mistake("evaluation"):
         args = parser.parse_args(arguments)
-        other = (args.eval_inputs, args.reward, args.device)
-        compute = args.again or args.eval_seed != EVALUATION_SEED or any(other)
+        other_inputs = args.eval_seed != EVALUATION_SEED
+        compute = args.again or other_inputs or args.reward or args.device
         refuse(compute and len(args.out_dir) > 1, "a table is computed for one run; name only one")
         if compute:
             print(again(args))

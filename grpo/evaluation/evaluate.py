@@ -11,7 +11,6 @@ gives both of them away. grpo/README.md#the-table says what each row and column 
 Shapes: N held-out inputs, n fills of each, T characters, V vocabulary.
 """
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +52,7 @@ COLUMNS = {  # {the name in evaluation.json: (the title in the table, decimal pl
 }
 
 
-@dataclass(eq=False)  # `first_look` remembers objects that are hashable
+@dataclass
 class HeldOut:
     """Hold inputs that no run trains on, and the text and lexicon by which we measure fills."""
 
@@ -145,7 +144,7 @@ def measure(fills, held_out):
 
 def entropy(q):
     """Compute the mean entropy of the blanks of a policy, in nats."""
-    log_p = log_softmax(q.marginal().logits[q.batch.mask], q.sampling.temperature)  # (blanks,V)
+    log_p = log_softmax(q.marginal().logits[q.batch.mask], q.config.temperature)  # (blanks,V)
     return -expectation(log_p.exp(), log_p).mean().item()
 
 
@@ -236,33 +235,21 @@ def evaluate(policy, before, judge, rewards, held_out, config, everything=False)
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
-def look(policy, held_out):
-    """Draw the fills of the row *sampled*: -> the share of valid words, and each first fill."""
-    fills = policy(held_out.batch).sample(held_out.batch.uniforms).completions  # (N,16,T)
-    valid = measure(fills, held_out)["valid_words"]
-    return valid, decode(fills[:, 0])
+def peek(policy, held_out, step):
+    """Show how the policy, which is the base model at step 0, fills three held-out texts.
 
-
-first_look = functools.lru_cache(maxsize=1)(look)  # for the base model, which never changes
-
-
-def peek(policy, before, held_out, step):
-    """Show how the base model, at step 0, and later the policy fill three held-out texts.
-
-    The first line has each model's share of valid words in all held-out texts, as in the table. The
-    three texts have many long hidden words, because the blanks of a long word are the likeliest to
-    clash.
+    The first line has the share of valid words in all held-out texts, as in the table. The three
+    texts have many long hidden words, because the blanks of a long word are the likeliest to clash.
     """
     batch = held_out.batch
+    fills = policy(batch).sample(batch.uniforms).completions  # (N,16,T)
+    valid = measure(fills, held_out)["valid_words"]
     length = sum_over_words(batch.mask[:, None].float(), batch.words)[:, 0]  # (N,T) word lengths
     shown = length.sum(dim=1).argsort(descending=True, stable=True)[:3].tolist()
-    share, fills = first_look(before, held_out)
-    lines = [f"step {step}: valid words on held-out text before {share:.3f}"]
-    texts = {"text": decode(batch.tokens), "before": fills}
-    if step > 0:  # otherwise the policy is still the base model
-        share, fills = look(policy, held_out)
-        lines[0] += f", now {share:.3f}"
-        texts = {"now": fills}
+    texts = {"now": decode(fills[:, 0])}
+    if step == 0:
+        texts = {"text": decode(batch.tokens), "before": texts["now"]}
+    lines = [f"step {step}: valid words on held-out text {valid:.3f}"]
     for i in shown:
         blanks = batch.mask[i].tolist()
         lines += [f"  {name:7s}{highlight(each[i], blanks)}" for name, each in texts.items()]

@@ -42,7 +42,7 @@ def fill_blank_by_blank(policy, batch, seed, surest=False):
         at_hand = replace(batch[rows], masked=now, mask=still, words=number_words(still))
         q = policy(at_hand).marginal()
         if surest:
-            weights = integer_weights(q.logits, q.sampling.temperature)  # (M,T,V)
+            weights = integer_weights(q.logits, q.config.temperature)  # (M,T,V)
             choice = weights.argmax(dim=-1)  # (M,T)
             preference = weights.amax(dim=-1) / weights.sum(dim=-1)  # (M,T)
         else:
@@ -93,7 +93,7 @@ def target(q, judge, beta, m=64):
 def temper(q, choose, spell):
     """Return the `Latent` q with its prior at the temperature `choose`, its letters at `spell`."""
     letters = q.letters / max(spell, NEARLY_0)  # (N,T,K,V)
-    return Latent(q.prior / choose, letters, q.batch, q.sampling)
+    return Latent(q.prior / choose, letters, q.batch, q.config)
 
 
 def fill_blindly(batch, text):

@@ -49,7 +49,6 @@ class Config:
     save_interval: int = 10  # steps between checkpoints; one is also written at the end
     eval_interval: int = 10  # steps between printing a few held-out fills
     eval_inputs: int = 256  # the final table is measured on this many held-out inputs
-    replay: bool = True  # record replay.jsonl, which `python -m grpo.tools.replay` shows
     wandb_log: bool = False  # log to Weights & Biases too
     wandb_project: str = "fill-in-grpo"  # the project on wandb
     wandb_run_name: str = ""  # name of the run on wandb; empty: wandb invents one
@@ -198,7 +197,7 @@ def boolean(text):
 def how_to_read(field):
     """Turn a field of a dataclass of settings into options for argparse."""
     if field.type is bool:
-        return {"type": boolean, "nargs": "?", "const": True}  # --replay alone means true
+        return {"type": boolean, "nargs": "?", "const": True}  # --wandb_log alone means true
     if field.type is str:
         return {"type": os.path.expanduser}  # the shell does not expand --out_dir=~/runs
     if field.type in (int, float):

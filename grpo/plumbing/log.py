@@ -14,7 +14,7 @@ from tqdm import tqdm
 from data.user_mistake import Mistake
 from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.evaluation.evaluate import format_table
-from grpo.plumbing.checkpoint import LATEST, ROOT, training_state, write
+from grpo.plumbing.checkpoint import LATEST, training_state, write
 
 try:
     import fcntl
@@ -101,13 +101,11 @@ class Log:
         if self.wandb:
             self.wandb.summary.update(result)
         quoted = shlex.quote(self.config.out_dir)
-        python = "python" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} python"
         self.say(format_table(result))
         self.say(f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:")
         text = "this function returns a ____ of strings"
-        self.say(f'  {python} -m grpo.tools.fill "{text}" --run={quoted}')
-        if self.config.replay:
-            self.say(f"  {python} -m grpo.tools.replay {quoted}    # watch it learn")
+        self.say(f'  python -m grpo.tools.fill "{text}" --run={quoted}')
+        self.say(f"  python -m grpo.tools.replay {quoted}    # watch it learn")
 
     def __exit__(self, kind, error, _):
         """Close everything. If the run ends early, say what is saved and how to go on."""

@@ -28,7 +28,7 @@ from grpo.plumbing.config import Config
 from grpo.plumbing.load import load_run
 from grpo.policy import can_compile
 from grpo.reward import judge_logits
-from grpo.sampling import Sampling, sample_completions
+from grpo.sampling import sample_completions
 from train_grpo import grpo_step
 
 SECONDS = 5  # for which each variant is timed, after one call that warms up and compiles
@@ -76,8 +76,8 @@ def operations(G, device):
     logits, ref_logits = torch.randn(2, B, T, V, device=device)  # (B,T,V), (B,T,V)
     mask = torch.ones(B, T, device=device).bool()  # (B,T)
     uniforms = torch.rand(B, G, T, device=device)  # (B,G,T)
-    sampling = Sampling(temperature=0.8, top_p=0.95)
-    draw_from = (logits, mask.long(), mask, uniforms, sampling)
+    config = Config(temperature=0.8, top_p=0.95)
+    draw_from = (logits, mask.long(), mask, uniforms, config)
     completions, kept = sample_completions(*draw_from)  # (B,G,T), (B,T,V)
     score = (logits.clone().requires_grad_(), ref_logits, completions, kept, mask, 0.8)
 

@@ -15,8 +15,8 @@ In a program of your own:
 
 The command prints each different completion once, the likeliest first. A line begins with the exact
 probability of drawing this completion. Then come the judge's P(real), averaged over the blanks, and
-the text. The filled-in letters are coloured on a terminal, and stand in [brackets] elsewhere. All
-blanks between two spaces are one word, such as the two of h_l_.
+the text, with the filled-in letters in [brackets]. All blanks between two spaces are one word, such
+as the two of h_l_.
 
 Shapes: k draws, of which n are different, T characters.
 """

@@ -19,7 +19,6 @@ import base64
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from data.dataset import VOCABULARY, decode
@@ -38,11 +37,6 @@ INPUTS = 8  # each line shows this many held-out inputs
 DRAWS = 200  # a line records about this many drawn letters
 
 
-def unpack(text, width):
-    """Decode the probabilities that `view` packed: text -> (n,width) bytes. 255 means 1."""
-    return np.frombuffer(base64.b64decode(text), "u1").reshape(-1, width)
-
-
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def view(policy, batch):
@@ -53,7 +47,7 @@ def view(policy, batch):
     q = policy(batch)
     guess = q.best_guess()[batch.mask]  # (n,)
     of_blanks = q.marginal().logits[batch.mask]  # (n,V)
-    p = log_softmax(of_blanks, q.sampling.temperature).exp()
+    p = log_softmax(of_blanks, q.config.temperature).exp()
     packed = (255 * p).round().byte().cpu().numpy().tobytes()
     return {
         "guess": decode(guess)[0],
@@ -131,8 +125,7 @@ def load(folder):
     """Read the lines of replay.jsonl and metrics.jsonl. Raises a Mistake if there is no replay."""
     path = Path(folder) / FILE
     lines = read_lines(path) if path.exists() else []
-    fix = "name the out_dir of a run that was made with --replay=true, the default"
-    refuse(len(lines) < 2, f"{path} is missing or holds no step; {fix}")
+    refuse(len(lines) < 2, f"{path} is missing or holds no step; name the out_dir of a run")
     return lines, read_lines(path.with_name("metrics.jsonl"))
 
 

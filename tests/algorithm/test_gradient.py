@@ -18,7 +18,7 @@ from grpo.loss import grpo_loss, loss_weights
 from grpo.plumbing.config import Config
 from grpo.product_policy import Product
 from grpo.reward import Rewards
-from grpo.sampling import Fills, Sampling
+from grpo.sampling import Fills
 
 V, T, G, K, TAU = 3, 2, 2, 2, 0.8
 MASK = torch.ones(1, T, dtype=torch.bool)
@@ -49,7 +49,7 @@ def distribution(policy, leaves, batch, **options):
     """Make a policy whose logits are `leaves`, the same for every input of `batch`."""
     B = len(batch.mask)
     logits = [x.expand(B, T, *x.shape[2:]) for x in leaves]
-    return policy(*logits, batch, Sampling(TAU, **options))
+    return policy(*logits, batch, Config(temperature=TAU, **options))
 
 
 def pairs(leaves, kept):
@@ -244,7 +244,7 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
     completions[:, :, mask[0]] = fills
     batch = make_batch(torch.zeros(1, 5), mask, 0, n, (1,))
     drawn = Fills(completions, mask[..., None].expand(1, 5, V))
-    text, base = (Product(numbers(seed, 1, 5, V), batch, Sampling()) for seed in (7, 8))
+    text, base = (Product(numbers(seed, 1, 5, V), batch, Config()) for seed in (7, 8))
     one, three = (torch.tensor(x) for x in ([0], [2, 3, 4]))  # where the words stand
 
     def log_ratio(policy, word):
@@ -265,7 +265,7 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
     weights = loss_weights(mask, 4, config)
     logits = base.logits.clone().requires_grad_()
     for _ in range(150):
-        q = Product(logits, batch, Sampling())
+        q = Product(logits, batch, Config())
         now = q.score(drawn, base)
         chance = q.log_prob(completions).detach().sum(dim=-1, keepdim=True).exp()  # (1,81,1)
         loss, _ = grpo_loss(now, now, n * chance * reward, batch.words, weights, config)

@@ -20,7 +20,7 @@ from grpo.latent_policy import Latent
 from grpo.loss import grpo_loss
 from grpo.plumbing.config import Config
 from grpo.product_policy import Product
-from grpo.sampling import Fills, Sampling
+from grpo.sampling import Fills
 from model.pretrain import with_latent
 from model.transformer import IMPOSSIBLE, Generator, TransformerConfig
 
@@ -48,7 +48,7 @@ def leaves(seed, K=K):
 
 def make(prior, letters, n=1, **options):
     batch = replace(make_batch(torch.full((B, T), 2), MASK, 2, n, (1,)), words=WORDS)
-    return Latent(prior, letters, batch, Sampling(TAU, **options))
+    return Latent(prior, letters, batch, Config(temperature=TAU, **options))
 
 
 def pairs(prior, letters, kept, b, w):
@@ -132,7 +132,7 @@ def test_with_one_value_it_is_the_product(estimator):
 
     def as_product(prior, letters):
         latent = make(prior, letters, 9, top_p=0.9)
-        return Product(letters[:, :, 0], latent.batch, latent.sampling)
+        return Product(letters[:, :, 0], latent.batch, latent.config)
 
     def as_latent(prior, letters):
         return make(prior, letters, 9, top_p=0.9)
@@ -263,7 +263,7 @@ def test_a_latent_begins_as_copies_of_a_product(monkeypatch):
     letters = with_latent(product, 4)(TEXT)[1][batch.mask].log_softmax(dim=-1)  # (M,K,V)
     assert (letters - letters[:, :1]).abs().max() > 1e-4
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
-    have = Latent(*with_latent(product, 4)(TEXT), batch, Sampling()).marginal()
-    want = Product(*product(TEXT), batch, Sampling())
+    have = Latent(*with_latent(product, 4)(TEXT), batch, Config()).marginal()
+    want = Product(*product(TEXT), batch, Config())
     y = torch.randint(5, (2, 9, 8), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(have.log_prob(y), want.log_prob(y))

@@ -13,7 +13,6 @@ from grpo.logprobs import compute_logprobs, log_softmax, restrict
 from grpo.plumbing.config import Config
 from grpo.policy import Policy
 from grpo.sampling import (
-    Sampling,
     draw,
     exclude_top_choices,
     integer_weights,
@@ -75,15 +74,15 @@ def slow_keep(logits, temperature, top_k=0, top_p=1.0, min_p=0.0):
 )
 def test_kept_set_equals_the_rules(options):
     logits = torch.randn(200, 9, generator=torch.Generator().manual_seed(1)) * 2
-    kept = keep(integer_weights(logits, 0.8), Sampling(**options))
+    kept = keep(integer_weights(logits, 0.8), Config(**options))
     for row, have in zip(logits, kept):
         assert set(have.nonzero().squeeze(1).tolist()) == slow_keep(row, 0.8, **options)
 
 
 def test_ties_are_kept():
     weights = torch.tensor([[5, 3, 3, 3, 1]])
-    assert keep(weights, Sampling(top_k=2)).tolist() == [[True, True, True, True, False]]
-    assert keep(weights, Sampling(top_p=0.5)).tolist() == [[True, True, True, True, False]]
+    assert keep(weights, Config(top_k=2)).tolist() == [[True, True, True, True, False]]
+    assert keep(weights, Config(top_p=0.5)).tolist() == [[True, True, True, True, False]]
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}])
@@ -97,7 +96,7 @@ def test_draws_follow_the_differentiated_distribution(options, temperature):
     mask = torch.ones(1, 1, dtype=torch.bool)
     masked = torch.full((1, 1), V - 1)
     uniforms = random_uniforms(1, N, 1, seed=4)
-    sampling = Sampling(temperature, **options)
+    sampling = Config(temperature=temperature, **options)
     completions, kept = sample_completions(logits, masked, mask, uniforms, sampling)
     count = torch.bincount(completions.flatten(), minlength=V).double()
     drawable = kept.flatten().nonzero().squeeze(1)
@@ -121,15 +120,15 @@ def slow_xtc(q, threshold):
 def test_xtc_equals_the_rule(threshold):
     logits = torch.randn(200, 9, generator=torch.Generator().manual_seed(1)) * 2
     weights = integer_weights(logits, 0.8)
-    kept = keep(weights, Sampling(top_p=0.9))
+    kept = keep(weights, Config(top_p=0.9))
     uniforms = random_uniforms(200, 4)
-    always = Sampling(xtc_threshold=threshold, xtc_probability=1.0)
+    always = Config(xtc_threshold=threshold, xtc_probability=1.0)
     have = exclude_top_choices(weights, kept, uniforms, always)
     q = (weights * kept).double() / (weights * kept).sum(dim=-1, keepdim=True)
     want = [slow_xtc(row, threshold) for row in q.tolist()]
     assert [set(row.nonzero().flatten().tolist()) for row in have] == want
     assert (have != kept).any()
-    never = Sampling(xtc_threshold=threshold)
+    never = Config(xtc_threshold=threshold)
     assert torch.equal(exclude_top_choices(weights, kept, uniforms, never), kept)
 
 
@@ -144,7 +143,7 @@ def test_xtc_draws_follow_the_exact_mixture():
     N = 100_000
     probability = 0.4
     threshold = 0.15
-    sampling = Sampling(
+    sampling = Config(
         temperature=0.8,
         top_p=0.9,
         min_p=0.03,
@@ -179,7 +178,7 @@ def test_draw_is_the_inverse_of_the_cumulative_weights():
 def test_extreme_logits():
     infinite = float("-inf")
     logits = torch.tensor([[1e30, -1e30, 0.0], [-1e30, -1e30, -1e30], [infinite, infinite, 3.0]])
-    kept = keep(integer_weights(logits, 0.8), Sampling(top_p=0.9, min_p=0.1))
+    kept = keep(integer_weights(logits, 0.8), Config(top_p=0.9, min_p=0.1))
     assert kept.tolist() == [[True, False, False], [True, True, True], [False, False, True]]
 
 

@@ -17,7 +17,7 @@ from grpo.plumbing.config import Config
 from grpo.policy import Policy
 from grpo.product_policy import Product
 from grpo.reward import Rewards, judge_reward
-from grpo.sampling import Fills, Sampling
+from grpo.sampling import Fills
 from model.transformer import Generator, TransformerConfig
 from train_grpo import grpo_step
 
@@ -300,7 +300,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(distribution):
     config = Config(**PLAIN, batch_size=2, group_size=4)
 
     def policy(network):
-        return lambda batch: distribution(*network(batch.masked), batch, Sampling())
+        return lambda batch: distribution(*network(batch.masked), batch, Config())
 
     rewards = Rewards({"judge": (partial(judge_reward, some_judge, "log_odds"), 1.0)}, decode=None)
     before = weights_of(generator)

@@ -32,7 +32,6 @@ import torch
 from grpo import logprobs, sampling
 from grpo.cuda import kernel
 from grpo.plumbing.config import Config
-from grpo.sampling import Sampling
 from grpo.tools import bench
 
 DEVICE = torch.device("cuda", 0)
@@ -51,7 +50,9 @@ def make(B, T, G, V, dtype):
 def both(given, setting, sample, compute):
     """Draw, score and differentiate, with the kernel or with its definitions."""
     logits, ref_logits, mask, masked, uniforms = given
-    completions, kept = sample(logits, masked, mask, uniforms, Sampling(0.8, *setting))
+    top_k, top_p, min_p = setting
+    config = Config(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
+    completions, kept = sample(logits, masked, mask, uniforms, config)
     leaf = logits.detach().clone().requires_grad_()
     found = compute(leaf, ref_logits, completions, kept, mask, 0.8)
     logp, ref_logp, kl, entropy = found

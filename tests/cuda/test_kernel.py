@@ -24,8 +24,8 @@ from conftest import make_batch
 from data.user_mistake import Mistake
 from grpo import logprobs, sampling
 from grpo.cuda import kernel
+from grpo.plumbing.config import Config
 from grpo.product_policy import Product
-from grpo.sampling import Sampling
 
 EPS = 2.0**-24  # float32: half a unit in the last place of 1
 INF, NAN = float("inf"), float("nan")
@@ -155,7 +155,11 @@ def inputs(B, T, G, V, blanks=0.7, dtype=torch.float32):
     logits, ref_logits = logits.to(dtype), ref_logits.to(dtype)
     mask = torch.rand(B, T) < blanks
     completions, kept = sampling.sample_completions(
-        logits, torch.zeros(B, T).long(), mask, torch.rand(B, G, T), Sampling(0.8, top_p=0.9)
+        logits,
+        torch.zeros(B, T).long(),
+        mask,
+        torch.rand(B, G, T),
+        Config(temperature=0.8, top_p=0.9),
     )
     return logits, ref_logits, completions, kept, mask
 
@@ -217,7 +221,11 @@ def test_extreme_and_broken_rows(device):
     ref_logits[0, 6] += 1e4
     logits[0, :, 1] = -INF  # ban this character again
     completions, kept = sampling.sample_completions(
-        logits, completions[:, 0], mask, torch.rand(1, 1500, 15), Sampling(0.5, top_p=0.95)
+        logits,
+        completions[:, 0],
+        mask,
+        torch.rand(1, 1500, 15),
+        Config(temperature=0.5, top_p=0.95),
     )
     kept[0, 7] = kept[0, 7].roll(3)  # so the likeliest character and some draws are not kept
     logits[0, 8] = -INF
@@ -330,9 +338,9 @@ def test_the_sampler_keeps_and_draws_the_same(device, V, dtype):
     uniforms[:, 5], uniforms[:, 6] = 0, 1 - EPS  # the ends of the range
     logits[2, 7], logits[2, 8], logits[2, 9, 0], logits[2, 10, V // 2] = -INF, NAN, INF, NAN
     masked, mask = torch.randint(V, (3, 17)), torch.rand(3, 17) < 0.9
-    for i, setting in enumerate(SETTINGS):
+    for i, (temperature, top_k, top_p, min_p) in enumerate(SETTINGS):
         given = logits, masked, mask, uniforms[:, i:]
-        options = Sampling(*setting)
+        options = Config(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         want = sampling.sample_completions(*given, options)
         for change in torch.clone, scattered, shifted:
             have = kernel.sample_completions(*[change(x.to(device)) for x in given], options)
@@ -349,7 +357,7 @@ def test_a_fused_product_samples_and_scores_by_the_kernel(device, monkeypatch):
     monkeypatch.setattr(kernel, "launch", lambda *all: launched.append(all[0]) or launch(*all))
     found = []
     for fused in (False, True):
-        how = Sampling(0.8, top_p=0.9, fused=fused)
+        how = Config(temperature=0.8, top_p=0.9, kernel="cuda" if fused else "torch")
         leaf = logits.clone().requires_grad_()
         q = Product(leaf, batch, how)
         fills = q.sample(batch.uniforms)

@@ -57,7 +57,7 @@ def test_the_same_table_again_and_another_is_only_printed(finished, capsys):
     main([str(out)])
     assert capsys.readouterr().out == first  # it prints the stored table
     json.loads(own[0], parse_constant=pytest.fail)
-    for flag in ("--eval_seed=1", "--eval_inputs=5", "--reward=valid_words"):
+    for flag in ("--eval_seed=1", "--reward=valid_words"):
         main([str(out), flag])
         assert capsys.readouterr().out != first and files_of(out) == own
     main([str(out), f"--eval_seed={EVALUATION_SEED}", "--device=cpu", "--again"])
@@ -111,7 +111,7 @@ def test_before_is_the_generator_that_the_run_began_with(finished, tmp_path):
 
 def test_mistakes_exit_2_with_one_line_and_write_nothing(finished, capsys):
     out = finished()
-    for flag in ("--eval_inputs=0", "--eval_seed=-1", "--device=cuda:9", "--reward=x", "--agin"):
+    for flag in ("--eval_seed=-1", "--device=cuda:9", "--reward=x", "--agin"):
         line = refused(capsys, out, "--again", flag)
         assert flag.partition("=")[0].strip("-") in line
     assert "--again" in refused(capsys, out)  # a run without a table says how to make one

@@ -16,8 +16,8 @@ from data.text.prepare import VOCABULARY
 from grpo.batch import draw_uniforms
 from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank, fill_blindly, target
 from grpo.latent_policy import Latent
+from grpo.plumbing.config import Config
 from grpo.product_policy import Product
-from grpo.sampling import Sampling
 
 
 def batch_of(masked):
@@ -28,7 +28,7 @@ def fill(logits_of, masked, seed=1, surest=False):
     """Fill blank by blank with a `Product`. `logits_of` maps tokens (N,T) to logits (N,T,V)."""
 
     def policy(batch):
-        return Product(logits_of(batch.masked), batch, Sampling())
+        return Product(logits_of(batch.masked), batch, Config())
 
     return fill_blank_by_blank(policy, batch_of(masked), seed, surest)
 
@@ -99,10 +99,10 @@ def test_a_blank_is_drawn_from_the_policy_and_from_what_truncation_keeps(policy_
         return policy_class(*(x.expand(600, 1, *x.shape) for x in tensors), batch, sampling)
 
     batch = batch_of(torch.full((600, 1), BLANK))
-    fills = fill_blank_by_blank(partial(policy, Sampling()), batch, 1)
+    fills = fill_blank_by_blank(partial(policy, Config()), batch, 1)
     shares = fills.flatten().bincount(minlength=4) / 600
     assert shares.tolist() == pytest.approx([0, 0.6, 0.3, 0.1], abs=0.06)
-    fills = fill_blank_by_blank(partial(policy, Sampling(top_k=2)), batch, 1)
+    fills = fill_blank_by_blank(partial(policy, Config(top_k=2)), batch, 1)
     assert fills.unique().tolist() == [1, 2]
 
 
@@ -119,10 +119,10 @@ def test_best_of_n_takes_each_word_from_the_fill_that_is_likeliest_in_the_text()
     scores[0, 1, 8] = 0.5
     scores[0, 2, 0:3] = 9.0  # the scores of visible characters do not count
     logits = torch.zeros(1, 12, 28)
-    best = best_by_word(Product(logits, batch, Sampling()), fills, scores)
+    best = best_by_word(Product(logits, batch, Config()), fills, scores)
     assert best.tolist() == [encode("the xyz a on").tolist()]
     logits[0, 4, VOCABULARY.index("x")] = -6
-    best = best_by_word(Product(logits, batch, Sampling()), fills, scores)
+    best = best_by_word(Product(logits, batch, Config()), fills, scores)
     assert best.tolist() == [encode("the cat a on").tolist()]
 
 
@@ -170,7 +170,7 @@ def test_the_target_is_the_best_policy_of_a_word():
     masked = torch.full((600, 1), BLANK)
     batch = make_batch(masked, masked == BLANK, BLANK, 16, (0,))
     logits = F.pad(P.log(), (1, 24), value=float("-inf"))  # (V,)
-    q = Product(logits.expand(600, 1, 28), batch, Sampling())
+    q = Product(logits.expand(600, 1, 28), batch, Config())
     shares = target(q, lambda rows: rows.float() - 1, 0.8).flatten().bincount(minlength=4)
     best = P * (torch.tensor([0.0, 1, 2]) / 0.8).exp()
     assert (shares[1:] / shares.sum()).tolist() == pytest.approx(best / best.sum(), abs=0.02)
@@ -180,7 +180,7 @@ def test_without_a_kl_the_target_is_the_draw_with_the_best_score():
     masked = torch.full((20, 1), BLANK)
     batch = make_batch(masked, masked == BLANK, BLANK, 2, (0,))
     batch.uniforms[:] = 0  # nothing without a weight may be chosen, even by a 0
-    q = Product(F.pad(P.log(), (1, 24), value=-1e9).expand(20, 1, 28), batch, Sampling())
+    q = Product(F.pad(P.log(), (1, 24), value=-1e9).expand(20, 1, 28), batch, Config())
     assert (target(q, lambda rows: -rows.float(), 0.0) == 1).all()
 
 
@@ -188,7 +188,7 @@ def test_each_word_of_the_target_comes_whole_from_a_draw_of_its_own():
     """The judge sees a word beside the other words of its draw, and its score ends at 8 nats."""
     batch = make_batch(encode("the cat a on"), encode("___ ___ _ on") == BLANK, BLANK, 16, (3, 1))
     logits = torch.randn(1, 12, 28, generator=torch.Generator().manual_seed(0))
-    q = Product(logits.index_fill(-1, torch.tensor(BLANK), -1e9), batch, Sampling())
+    q = Product(logits.index_fill(-1, torch.tensor(BLANK), -1e9), batch, Config())
 
     def judge(rows):
         return rows.float() - 9 + rows[:, :1] / 2  # (N,T) also looks at the first letter

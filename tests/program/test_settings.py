@@ -27,16 +27,15 @@ def test_files_and_flags_apply_left_to_right(tmp_path):
 
 def test_a_bool_alone_means_true_and_a_path_may_begin_at_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")  # no shell expands the ~ of --out_dir=~/out
-    config = load_config(["--out_dir=~/out", "--wandb_log", "--replay=false"])
-    assert (config.wandb_log, config.replay, config.out_dir) == (True, False, "/home/me/out")
+    config = load_config(["--out_dir=~/out", "--wandb_log"])
+    assert (config.wandb_log, config.out_dir) == (True, "/home/me/out")
 
 
 def test_the_defaults_are_the_default_experiment():
     assert load_config([]) == Config() == load_config(["config/grpo_config.py"])
 
 
-def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags, capsys):
-    """A run starts outside the code's folder, so the commands that it prints set PYTHONPATH."""
+def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags):
     prepare(tmp_path / "data" / "text", Path(flags["dataset"]).with_name("text.txt"))
     shutil.copy("data/vowel_reward.py", tmp_path / "data")
     (tmp_path / "data" / "prompts.json").write_text('{"prompts": ["a_"]}')
@@ -47,7 +46,6 @@ def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags, c
     run(flags, out_dir="out", dataset="text", max_iters=1, **own)
     assert [path.name for path in Path().iterdir()] == ["out"]
     assert read("out/checkpoint.pt")["training"]["iteration"] == 1
-    assert "  PYTHONPATH=/" in capsys.readouterr().out
 
 
 def test_help_shows_each_setting_as_it_stands_in_the_class(capsys):
