@@ -16,16 +16,16 @@ import time
 
 import torch
 
-from data.user_mistake import refuse
+from data.user_mistake import exit_on_mistake, refuse
 from grpo.advantage import forward_advantages, group_advantages, keep_uncertain
-from grpo.batch import draw_batch, micro_batches, minibatches
+from grpo.batch import draw_batch, minibatches
 from grpo.distributed import join_processes, pick_device, total_over_processes
 from grpo.evaluation.evaluate import evaluate, hold_out, peek, try_rewards
 from grpo.loss import grpo_loss, loss_weights
 from grpo.metrics import Rollout, StepMetrics, check_finite, text_metrics
 from grpo.optimizer import Optimizer, learning_rate, make_adamw
 from grpo.plumbing.checkpoint import load_checkpoint, save_checkpoint
-from grpo.plumbing.config import exit_on_mistake, load_config
+from grpo.plumbing.config import load_config
 from grpo.plumbing.load import load_models, load_text, make_rewards
 from grpo.plumbing.log import Log
 from grpo.policy import Policy, make_judge
@@ -82,8 +82,8 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     advantages = keep_uncertain(advantages, old.entropy, batch.mask, config.top_entropy_quantile)
 
     # 4. Update, by default twice. `weights` has a number for each blank, which makes the sum of all
-    #    losses their average, also if micro-batches share it. `batch.words` matters only to
-    #    objectives that average ρ over a word.
+    #    losses their average, also if micro-batches share it. `batch.words` matters only where
+    #    letters share a ratio.
     metrics = StepMetrics(parts, advantages, batch.mask)
     for epoch in range(config.num_iterations):
         for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
@@ -91,7 +91,8 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
             weights = loss_weights(batch.mask[rows], n_blanks, config)  # (B,T) one for each blank
             loss_of_update = 0.0
             # Take at most batch_size inputs at a time, so that their activations fit into memory.
-            for some, weight in micro_batches(rows, weights, config.batch_size):
+            micro_batches = zip(rows.split(config.batch_size), weights.split(config.batch_size))
+            for some, weight in micro_batches:
                 now = policy(batch[some]).score(fills[some], q_ref[some])
                 loss, terms = grpo_loss(
                     now, old[some], advantages[some], batch.words[some], weight, config

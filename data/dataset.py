@@ -22,9 +22,9 @@ MASK_ID = VOCABULARY.index(BLANK)
 PAD = -1  # fills the end of a prompt shorter than block_size; it is no character
 
 
-def decode(tokens, vocabulary=VOCABULARY):
+def decode(tokens):
     """Turn tokens (...,T) into a flat list of strings."""
-    table = np.frombuffer(vocabulary.encode("ascii"), dtype=np.uint8)
+    table = np.frombuffer(VOCABULARY.encode("ascii"), dtype=np.uint8)
     rows = tokens.reshape(-1, tokens.shape[-1]).cpu().numpy()
     return [row.tobytes().decode("ascii") for row in table[rows]]
 
@@ -32,6 +32,11 @@ def decode(tokens, vocabulary=VOCABULARY):
 def encode(text):
     """Turn a text of a to z, spaces and blanks into tokens (T,)."""
     return torch.tensor([VOCABULARY.index(c) for c in text])
+
+
+def typed_words(tokens):
+    """Number the words with blanks of texts that a person typed: tokens (B,T) -> words (B,T)."""
+    return words_between_spaces(tokens == VOCABULARY.index(" "), tokens == MASK_ID)
 
 
 def encode_prompt(text, longest, name):
@@ -63,8 +68,9 @@ class Dataset:
         Raises a Mistake if it is missing, holds something else or is shorter than block_size.
         """
         file = Path(folder) / f"{split}.bin"
-        make = f"make it with: python data/text/prepare.py --input=FILE --out_dir={folder}"
+        make = f"make it with: python -m data.text.prepare --input=FILE --out_dir={folder}"
         refuse(not file.exists(), f"there is no {file}; {make}")
+        self.block_size = block_size
         self.tokens = np.fromfile(file, dtype=np.uint8)  # (characters,)
         refuse(
             len(self.tokens) < block_size,
@@ -73,17 +79,15 @@ class Dataset:
         )
         refuse(self.tokens.max() >= MASK_ID, f"{file} holds no text of a to z; {make}")
 
-    def batch(self, size, block_size, masking, mask_ratio, words, seed):
+    def batch(self, size, masking, mask_ratio, words, seed):
         """Draw windows of the text, and decide what to hide: -> tokens, mask, words, each (B,T).
 
-        `masking` is {name: weight}, and `seed` is a tuple of whole numbers. Some ways of hiding
-        read `mask_ratio`, the share of characters to hide, and the others read `words`, the number
-        of words to hide. Each is one number for all inputs, or an array (B,). Of the result, mask
-        is True at a blank, and words numbers the hidden words of an input.
+        `make_mask` explains masking, mask_ratio and words, and `seed` is a tuple of whole numbers.
+        Of the result, mask is True at a blank, and words numbers the hidden words of an input.
         """
         rng = np.random.default_rng(seed)
-        starts = rng.integers(len(self.tokens) - block_size + 1, size=size)  # (B,)
-        text = self.tokens[starts[:, None] + np.arange(block_size)]  # (B,T)
+        starts = rng.integers(len(self.tokens) - self.block_size + 1, size=size)  # (B,)
+        text = self.tokens[starts[:, None] + np.arange(self.block_size)]  # (B,T)
         characters = np.array(list(VOCABULARY))[text]  # (B,T)
         mask = make_mask(characters, masking, mask_ratio, words, rng)  # (B,T)
         mask = torch.from_numpy(mask)
@@ -113,7 +117,7 @@ class Prompts(Dataset):
             tokens = encode_prompt(prompt, block_size, f"prompts_file={path}: prompt {i}")
             self.prompts[i, : len(tokens)] = tokens
 
-    def batch(self, size, block_size, masking, mask_ratio, words, seed):
+    def batch(self, size, masking, mask_ratio, words, seed):
         """Draw `size` of the user's prompts: -> tokens, mask, words, each (B,T).
 
         The prompts say what is hidden, so only `size` and `seed` matter here.
@@ -122,5 +126,4 @@ class Prompts(Dataset):
         chosen = torch.from_numpy(rng.integers(len(self.prompts), size=size))  # (B,)
         rows = self.prompts[chosen]  # (B,T)
         mask = rows == MASK_ID  # (B,T)
-        words = words_between_spaces(rows == VOCABULARY.index(" "), mask)  # (B,T)
-        return rows.masked_fill(mask, VOCABULARY.index("a")), mask, words
+        return rows.masked_fill(mask, VOCABULARY.index("a")), mask, typed_words(rows)

@@ -102,12 +102,13 @@ def parse_masking(text):
 def make_mask(characters, masking, ratio, words, rng):
     """Choose what to hide in each input: characters (B,T) -> mask (B,T) bool.
 
-    `masking` is {name: weight}, and each input draws its way of hiding by these weights. Some
-    ways read `ratio`, the share of characters to hide, and the others read `words`, the number of
-    words to hide. Each is one number for all inputs, or an array (B,). Every input gets at least
+    Each input draws its way of hiding by the weights in `masking`, such as "random:0.5,word:0.5".
+    Some ways read `ratio`, the share of characters to hide, and the others read `words`, the number
+    of words to hide. Each is one number for all inputs, or an array (B,). Every input gets at least
     one blank.
     """
     B, T = characters.shape
+    masking = parse_masking(masking)
     names = rng.choice(list(masking), p=list(masking.values()), size=B)
     rows = zip(names, characters, np.broadcast_to(ratio, B), np.broadcast_to(words, B))
     mask = np.stack([MASKINGS[name](*row, rng) for name, *row in rows])  # (B,T)

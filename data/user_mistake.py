@@ -1,5 +1,10 @@
 """A user's mistake ends a program with one line on stderr and exit code 2."""
 
+import contextlib
+import signal
+import sys
+import traceback
+
 
 class Mistake(Exception):
     """Says in one line what is wrong, which values are allowed and how to fix it.
@@ -13,3 +18,20 @@ def refuse(wrong, line):
     """Raise a Mistake with this line if `wrong` is true."""
     if wrong:
         raise Mistake(line)
+
+
+@contextlib.contextmanager
+def exit_on_mistake(program):
+    """Turn a user's mistake into one line on stderr and exit code 2.
+
+    If the mistake is an error in a file of the user's own, its traceback comes before that line.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Mistake as error:
+        if error.__cause__:
+            traceback.print_exception(error.__cause__)
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(2)

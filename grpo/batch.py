@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from data.dataset import MASK_ID
-from data.masking import parse_masking
 from grpo.distributed import n_processes, share
 
-# What a stream of random numbers is for, which is the last number of its seed.
+# What a stream of random numbers is for, which is a part of its seed.
 INPUTS, LETTERS, SHUFFLE, LATENTS, TARGET = range(5)
 
 
@@ -55,7 +54,7 @@ def draw_uniforms(shape, seed):
     return torch.from_numpy(np.random.default_rng(seed).random(shape, dtype=np.float32))
 
 
-def make_batch(tokens, mask, words, mask_id, G, seed):
+def make_batch(tokens, mask, words, G, seed):
     """Hide tokens where mask is True, and draw the random numbers for G fills of each input.
 
     tokens, mask and words are (B,T).
@@ -65,7 +64,7 @@ def make_batch(tokens, mask, words, mask_id, G, seed):
     latents = draw_uniforms(shape, (*seed, LATENTS))  # (B,G,T)
     return Batch(
         tokens=tokens,
-        masked=tokens.masked_fill(mask, mask_id),
+        masked=tokens.masked_fill(mask, MASK_ID),
         mask=mask,
         words=words,
         uniforms=torch.stack([letters, latents], dim=-1),
@@ -76,11 +75,10 @@ def make_batch(tokens, mask, words, mask_id, G, seed):
 def draw_batch(dataset, config, step, device):
     """Draw all inputs of a step: -> this process's share of them, a `Batch` on `device`."""
     size = config.batch_size * config.gradient_accumulation_steps * n_processes()
-    masking = parse_masking(config.masking)
     seed = (config.seed, step)
-    hiding = (masking, config.mask_ratio, config.hidden_words)
-    texts = dataset.batch(size, config.block_size, *hiding, (*seed, INPUTS))  # each (B,T)
-    batch = make_batch(*texts, MASK_ID, config.group_size, seed)
+    hiding = (config.masking, config.mask_ratio, config.hidden_words)
+    texts = dataset.batch(size, *hiding, (*seed, INPUTS))  # each (B,T)
+    batch = make_batch(*texts, config.group_size, seed)
     return batch.map(lambda x: share(x).to(device))
 
 
@@ -96,8 +94,3 @@ def minibatches(batch, epoch, config):
     shuffled = np.random.default_rng((*batch.seed, SHUFFLE, epoch)).permutation(B)  # (B,)
     rows = torch.from_numpy(shuffled).to(batch.mask.device)  # (B,)
     return rows.split(config.minibatch_size)
-
-
-def micro_batches(rows, weights, size):
-    """Cut an update into micro-batches of at most `size` inputs: -> pairs of rows and weights."""
-    return zip(rows.split(size), weights.split(size))

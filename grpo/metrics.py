@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from data.dataset import decode
 from grpo.advantage import INDISTINCT
 from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
@@ -106,5 +105,5 @@ class StepMetrics:
 def text_metrics(rollout, lexicon, cut):
     """Return {metric: number} of the whole step. `valid_share` explains lexicon and cut."""
     completions = rollout.fills.completions  # (B,G,T)
-    shares = valid_share(lexicon, completions, rollout.batch, decode, cut)  # (B,G)
+    shares = valid_share(lexicon, completions, rollout.batch, cut)  # (B,G)
     return {"valid_words": gather(shares).mean().item()}

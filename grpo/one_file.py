@@ -134,7 +134,7 @@ def evaluate(generator, masked, words, uniforms, lexicon):
 
 if __name__ == "__main__":
     if not os.path.exists("data/text/val.bin"):
-        raise SystemExit("data/text/val.bin is missing; make it: python data/text/prepare.py")
+        raise SystemExit("data/text/val.bin is missing; make it: python -m data.text.prepare")
     text, val = [np.fromfile(f"data/text/{part}.bin", dtype=np.uint8) for part in ("train", "val")]
     lexicon = set("".join(LETTERS[text]).split())
     tokens, masked, words, uniforms = draw_inputs(val, 256, (2**31,))

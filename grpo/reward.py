@@ -59,13 +59,13 @@ def log_odds(judge, completions, words):
     return mean_over_words(judge_logits(judge, completions), words).clamp(-SUREST, SUREST)
 
 
-def judge_reward(judge, judge_score, completions, batch, decode):
+def judge_reward(judge, judge_score, completions, batch):
     """Return the log-odds or the probability that a word is real: -> (B,G,T)."""
     logits = log_odds(judge, completions, batch.words)  # (B,G,T)
     return logits if judge_score == "log_odds" else logits.sigmoid()
 
 
-def valid_share(lexicon, completions, batch, decode, cut=True):
+def valid_share(lexicon, completions, batch, cut=True):
     """Compute the share of an input's hidden words whose fill is in the lexicon: -> (B,G).
 
     This is the reward `valid_words`, and the metric of this name. It never sees the original text.
@@ -86,8 +86,7 @@ def valid_share(lexicon, completions, batch, decode, cut=True):
     return torch.tensor(shares, device=mask.device).view(-1, G)
 
 
-@torch.enable_grad()  # evaluation runs under no_grad, but a user's function may need gradients
-def own_reward(name, function, completions, batch, decode):
+def own_reward(name, function, completions, batch):
     """Call a user's function: -> (B,G) or (B,G,T). If it fails, this raises a Mistake."""
     # The user's function gets copies, because it may write into them.
     own = (completions.clone(), batch.masked.clone(), batch.mask.clone())
@@ -110,13 +109,12 @@ def own_reward(name, function, completions, batch, decode):
 class Rewards:
     """Compute the reward, a weighted sum of the parts that the setting `reward` names."""
 
-    def __init__(self, parts, decode=decode):
+    def __init__(self, parts):
         """Keep the parts of the reward, {name: (function, weight)}.
 
-        Each function maps completions (B,G,T), their `Batch` and `decode` to (B,G) or (B,G,T).
+        Each function maps completions (B,G,T) and their `Batch` to (B,G) or (B,G,T).
         """
         self.parts = parts
-        self.decode = decode
 
     def __call__(self, fills, batch, credit):
         """Return the reward of each blank (B,G,T), and the numbers for the log, {name: (B,G)}.
@@ -139,7 +137,7 @@ class Rewards:
         parts = {}
         for name, (function, weight) in self.parts.items():
             completions = fills.completions
-            values = function(completions, batch, self.decode)  # (B,G) or (B,G,T)
+            values = function(completions, batch)  # (B,G) or (B,G,T)
             if values.shape == completions.shape[:2]:
                 mean = values  # (B,G)
                 own = values[..., None].expand(completions.shape)  # (B,G,T)

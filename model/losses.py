@@ -13,8 +13,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data.dataset import MASK_ID
-from data.masking import parse_masking
 from data.per_word import mean_over_blanks, mean_over_words, number_words
 from grpo.batch import INPUTS, make_batch
 
@@ -30,16 +28,14 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
     rng = np.random.default_rng((*seed, 1))
     ratio = rng.uniform(0.1, 0.6, size)  # (B,)
     words = rng.integers(1, 6, size)  # (B,)
-    shape = (size, args.block_size)
-    hiding = (parse_masking(masking), ratio, words)
-    tokens, mask, _ = dataset.batch(*shape, *hiding, (*seed, INPUTS))
+    tokens, mask, _ = dataset.batch(size, masking, ratio, words, (*seed, INPUTS))
     if reveal:
         whole = rng.random(size) < 0.6  # (B,) do all blanks stay hidden?
         share = rng.random(size)  # (B,) otherwise, the chance that a blank stays hidden
         hide = np.where(whole, 1.0, share)  # (B,)
         stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
         mask = mask & torch.from_numpy(stays)
-    return make_batch(tokens, mask, number_words(mask), MASK_ID, 1, (*seed, 2))
+    return make_batch(tokens, mask, number_words(mask), 1, (*seed, 2))
 
 
 def generator_loss(policy, dataset, args, seed):

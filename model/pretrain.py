@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from data.masking import parse_masking
 from data.text.prepare import VOCABULARY
-from data.user_mistake import refuse
+from data.user_mistake import exit_on_mistake, refuse
 from grpo.distributed import pick_device
 from grpo.plumbing.checkpoint import load_model, model_file, write
-from grpo.plumbing.config import Config, exit_on_mistake, read_arguments
+from grpo.plumbing.config import Config, read_arguments
 from grpo.plumbing.load import check_length, load_text
 from grpo.policy import Policy, make_judge
 from model.losses import PRETRAINING, generator_loss, judge_loss
@@ -168,7 +168,7 @@ def pretrain(args):
         judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)
     fit("judge", judge, loss_of_judge, args.judge_steps, peak)
     write(out / "judge.pt", model_file(judge, torch.float16))
-    report(policy, score, val, args)
+    report(policy, score, val)
 
 
 def parse(arguments):

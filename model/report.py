@@ -5,8 +5,6 @@ Shapes: B inputs, T characters, N hidden words.
 
 import torch
 
-from data.dataset import MASK_ID
-from data.masking import parse_masking
 from data.per_word import begins_word, mean_over_words
 from grpo.batch import make_batch
 from grpo.reward import judge_logits
@@ -61,17 +59,15 @@ def word_scores(policy, judge, batch):
     return scores.mT[begins_word(batch.words)].T.contiguous()  # (2,N)
 
 
-def held_out_batch(dataset, block_size, test, size=3072):
+def held_out_batch(dataset, test, size=3072):
     """Draw `size` inputs, hide parts of them as `TESTS[test]` says, and return a `Batch`."""
     i = [*TESTS].index(test)
-    masking, ratio, hidden = TESTS[test]
-    parts = parse_masking(masking)
-    texts = dataset.batch(size, block_size, parts, ratio, hidden, (REPORT, i))  # each (B,T)
-    return make_batch(*texts, MASK_ID, 1, (REPORT, i))
+    texts = dataset.batch(size, *TESTS[test], (REPORT, i))  # each (B,T)
+    return make_batch(*texts, 1, (REPORT, i))
 
 
 @torch.no_grad()
-def report(policy, judge, dataset, args):
+def report(policy, judge, dataset):
     """Print how well the policy fills blanks, and how well the judge tells fills from real text.
 
     Each of the TESTS gets a line. It has the mean −log q of a hidden character in nats, the share
@@ -80,14 +76,14 @@ def report(policy, judge, dataset, args):
     If the scores are log p/q, this mean is Σ q · p/q = 1, and the slope is 1, too.
     """
     for test in TESTS:
-        batch = held_out_batch(dataset, args.block_size, test)
+        batch = held_out_batch(dataset, test)
         q = policy(batch)
         nats = -q.log_prob(batch.tokens[:, None]).sum() / batch.mask.sum()
         restored = (q.best_guess() == batch.tokens)[batch.mask].double().mean()
         real, drawn = word_scores(policy, judge, batch)
         slope, odds = calibration(real, drawn), drawn.exp().mean()
         print(
-            f"{test}: nats {nats:.3f}  characters {restored:.3f}  auc {auc(real, drawn):.3f}"
+            f"{test}: nats {nats:.3f}  restored {restored:.3f}  auc {auc(real, drawn):.3f}"
             f"  slope {slope:.2f}  mean p/q {odds:.2f}",
             flush=True,
         )

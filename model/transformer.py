@@ -103,7 +103,6 @@ class Trunk(nn.Module):
         and computes them again in the backward pass.
         """
         T = tokens.shape[1]
-        assert T <= self.config.block_size
         attended = None  # attend to everything; a mask would be slower
         if padded:
             attended = (tokens >= 0)[:, None, None]  # (B,1,1,T)

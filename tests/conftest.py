@@ -53,8 +53,9 @@ def encode(*texts):
 
 
 def make_batch(tokens, mask, mask_id, G, seed):
-    """Make a batch in which each run of adjacent blanks is a word."""
-    return batch.make_batch(tokens, mask, number_words(mask), mask_id, G, seed)
+    """Make a batch in which each run of adjacent blanks is a word, with a mask token of its own."""
+    made = batch.make_batch(tokens, mask, number_words(mask), G, seed)
+    return replace(made, masked=tokens.masked_fill(mask, mask_id))
 
 
 # The tiny runs use these in the place of the defaults: plain GRPO with one update per step.

@@ -4,8 +4,8 @@ The default text is the English documentation of numpy and torch, in the version
 requirements.txt pins. So every reader has it installed already. We read it with `ast` and import no
 module. `--input=FILE` takes any other text. We keep only a to z and the space, as in text8.
 
-    python data/text/prepare.py
-    python data/text/prepare.py --input=my.txt --out_dir=data/mine
+    python -m data.text.prepare
+    python -m data.text.prepare --input=my.txt --out_dir=data/mine
 """
 
 import argparse
@@ -13,14 +13,12 @@ import ast
 import hashlib
 import re
 import string
-import sys
 import unicodedata
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2]))  # so that the script finds data/, too
-from data.user_mistake import Mistake, refuse  # noqa: E402
+from data.user_mistake import Mistake, exit_on_mistake, refuse
 
 BLANK = "_"  # the mask token, so it is never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK
@@ -131,15 +129,13 @@ def main(argv=None):
     args = parser.parse_args(argv)
     own = Path(__file__).parent.resolve()
     out = Path(args.out_dir or own).resolve()
-    try:
+    with exit_on_mistake("prepare"):
         refuse(
             args.input and out == own,
             "your text would replace the default text, for which the shipped models were made; name"
             " another folder, for example --out_dir=data/mine",
         )
         print(prepare(out, args.input))
-    except Mistake as error:
-        parser.error(str(error))
 
 
 if __name__ == "__main__":

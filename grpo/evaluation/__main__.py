@@ -6,19 +6,19 @@
     python -m grpo.evaluation out --eval_seed=1          # takes other inputs, and keeps nothing
     python -m grpo.evaluation out --reward=judge,A.pt    # what these judges say, and keeps nothing
 
-With --reward a judge's column is its P(real), the probability that a word is real text. A
-checkpoint may name a FILE.py as its reward. We do not run a file just because a checkpoint names
-it, so you have to name the file again with --reward.
+With another --reward than the run's, a judge's column is its P(real), the probability that a word
+is real text. A checkpoint may name a FILE.py as its reward. We do not run a file just because a
+checkpoint names it, so you have to name the run's reward again with --reward.
 """
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
-from data.user_mistake import refuse
+from data.user_mistake import exit_on_mistake, refuse
 from grpo.evaluation.evaluate import EVALUATION_SEED, aligned, evaluate, format_table
 from grpo.plumbing.checkpoint import LATEST, training_state
-from grpo.plumbing.config import Config, Parser, exit_on_mistake, number, saved_settings
+from grpo.plumbing.config import Config, Parser, number, saved_settings
 from grpo.plumbing.load import load_run
 from grpo.plumbing.log import save_table
 
@@ -56,14 +56,15 @@ def again(args):
     names = ("reward", "device")
     given = {name: getattr(args, name) for name in names if getattr(args, name)}
     own = saved_settings(training_state(path), given, path)
-    if "reward" in given:
+    other_reward = given.get("reward", own.reward) != own.reward
+    if other_reward:
         given["judge_score"] = "probability"
     # The table compares with the generator that the run started from, and not with its reference.
     config = replace(own, reference_checkpoint="", **given)
     run = load_run(config, path, args.eval_seed)
     parts = (run.policy, run.before, run.judge, run.rewards, run.held_out, config)
     result, fills = evaluate(*parts, everything=True)
-    if args.eval_seed == EVALUATION_SEED and "reward" not in given:
+    if args.eval_seed == EVALUATION_SEED and not other_reward:
         save_table(args.out_dir[0], result, fills)
     return format_table(result)
 

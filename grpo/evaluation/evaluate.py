@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from data.dataset import MASK_ID, decode
 from data.lexicon import hidden_spans, highlight, is_valid, lexicon
-from data.masking import parse_masking
 from data.per_word import mean_over_blanks, sum_over_words
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first
@@ -68,10 +67,9 @@ def hold_out(config, train, val, device, seed=EVALUATION_SEED):
     the same inputs. But each has random numbers of its own for the blanks, so that the spread of
     their figures includes the luck of the draws.
     """
-    N, T = config.eval_inputs, config.block_size
-    masking = parse_masking(config.masking)
-    texts = val.batch(N, T, masking, config.mask_ratio, config.hidden_words, (seed, 0))
-    batch = make_batch(*texts, MASK_ID, SAMPLES, (seed, config.seed))
+    hiding = (config.masking, config.mask_ratio, config.hidden_words)
+    texts = val.batch(config.eval_inputs, *hiding, (seed, 0))  # each (N,T)
+    batch = make_batch(*texts, SAMPLES, (seed, config.seed))
     (text,) = decode(torch.from_numpy(train.tokens))
     return HeldOut(batch.map(lambda x: x.to(device)), text, lexicon(text))
 
@@ -87,7 +85,7 @@ def opinions(judge, rewards, fills, batch):
     said = {"judge": mean_over_blanks(scores.sigmoid(), batch.mask)}  # (N,n)
     for name, (function, _) in rewards.parts.items():
         if name != "judge":
-            values = function(fills, batch, rewards.decode)  # (N,n) or (N,n,T)
+            values = function(fills, batch)  # (N,n) or (N,n,T)
             whole = values.shape == fills.shape[:2]
             said[f"reward_{name}"] = values if whole else mean_over_blanks(values, batch.mask)
     return scores, said

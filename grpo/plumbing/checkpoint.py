@@ -16,15 +16,7 @@ from data.user_mistake import Mistake, refuse
 from grpo.distributed import is_first, n_processes
 from model.transformer import TransformerConfig
 
-ROOT = Path(__file__).parents[2]  # where the code, data/ and the shipped models are
 LATEST = "checkpoint.pt"
-
-
-def find(path):
-    """Look for a file in the working directory, and then, if it ships, beside the code: -> Path."""
-    here = Path(path)
-    ships = here.parts[:1] in (("model",), ("data",), ("config",))
-    return ROOT / here if ships and not here.exists() else here
 
 
 def write(path, content):
@@ -82,7 +74,7 @@ def load_weights(model, weights, path):
 
 def load_model(path, kind):
     """Load a `Generator` or a `Judge`, as `kind` says, in float32 and evaluation mode."""
-    content = read(find(path))
+    content = read(path)
     wanted = kind.__name__.lower()
     refuse(
         content["kind"] != wanted,

@@ -14,9 +14,7 @@ import math
 import os
 import re
 import runpy
-import signal
 import sys
-import traceback
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -24,7 +22,7 @@ from typing import Literal, get_args
 from data.masking import parse_masking
 from data.user_mistake import Mistake, refuse
 from grpo.distributed import is_first, n_processes
-from grpo.plumbing.checkpoint import LATEST, find, training_state
+from grpo.plumbing.checkpoint import LATEST, training_state
 
 
 @dataclass
@@ -239,14 +237,13 @@ def read_config_file(path):
 
 def run_file(path, what):
     """Execute a user's Python file: -> {name: value}. If it fails, this raises a Mistake."""
-    found = find(path)
     refuse(
-        not found.is_file(),
+        not Path(path).is_file(),
         f"{what} {path} does not exist; name another file, or write a setting as --key=value",
     )
-    sys.path.append(str(found.parent))  # so that the user's file can import files beside it
+    sys.path.append(str(Path(path).parent))  # so that the user's file can import files beside it
     try:
-        return runpy.run_path(found)
+        return runpy.run_path(path)
     except (Exception, SystemExit) as error:  # any error in that file is the user's mistake
         name = type(error).__name__
         raise Mistake(f"{what} {path} does not run ({name}: {error}); fix it") from error
@@ -371,20 +368,3 @@ def parse_reward(text):
         )
         weights[match[1]] = weight
     return weights
-
-
-@contextlib.contextmanager
-def exit_on_mistake(program):
-    """Turn a user's mistake into one line on stderr and exit code 2.
-
-    If the mistake is an error in a file of the user's own, its traceback comes before that line.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    except Mistake as error:
-        if error.__cause__:
-            traceback.print_exception(error.__cause__)
-        print(f"{program}: {error}", file=sys.stderr)
-        sys.exit(2)

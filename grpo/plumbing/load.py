@@ -10,7 +10,7 @@ from data.text.prepare import prepare
 from data.user_mistake import refuse
 from grpo.distributed import is_first, pick_device, wait_for_all
 from grpo.evaluation.evaluate import EVALUATION_SEED, HeldOut, hold_out
-from grpo.plumbing.checkpoint import find, load_model
+from grpo.plumbing.checkpoint import load_model
 from grpo.plumbing.config import Config, parse_reward, run_file
 from grpo.policy import Policy, make_judge
 from grpo.reward import Rewards, judge_reward, own_reward, valid_share
@@ -52,7 +52,7 @@ def load_text(config):
 
     If the default text is missing, the first process makes it.
     """
-    folder = find(Path("data") / config.dataset)
+    folder = Path("data") / config.dataset
     missing = config.dataset == Config.dataset and not (folder / "train.bin").exists()
     if missing and is_first():
         print(f"making {folder} from the documentation of numpy and torch", flush=True)
@@ -61,7 +61,7 @@ def load_text(config):
     train = Dataset(folder, "train", config.block_size)
     val = Dataset(folder, "val", config.block_size)
     if config.prompts_file:
-        train = Prompts(folder, find(config.prompts_file), config.block_size)
+        train = Prompts(folder, config.prompts_file, config.block_size)
     return train, val
 
 
@@ -97,7 +97,6 @@ def make_rewards(config, judge, lexicon, device):
 
 
 class LoadedRun(NamedTuple):
-    config: Config
     policy: Policy
     before: Policy  # the policy as it was before GRPO
     judge: Callable
@@ -116,4 +115,4 @@ def load_run(config, generator_file, eval_seed=EVALUATION_SEED):
     held_out = hold_out(config, train, val, device, eval_seed)
     rewards = make_rewards(config, judge, held_out.lexicon, device)
     before = Policy(base, config, device)
-    return LoadedRun(config, policy, before, judge, rewards, train, held_out)
+    return LoadedRun(policy, before, judge, rewards, train, held_out)

@@ -120,17 +120,25 @@ class Log:
 def how_to_go_on(config):
     """Say how many steps of a run are saved, and with which command it goes on."""
     path = Path(config.out_dir) / LATEST
-    saved = training_state(path)["iteration"] if path.exists() else 0
-    again = f"--out_dir={shlex.quote(config.out_dir)}"
-    # We run a user's FILE.py only if the command line names it, so this command names it.
-    if ".py:" in config.reward:
-        again += f" --reward={shlex.quote(config.reward)}"
+    if not path.exists():
+        return f"0 of {config.max_iters} steps are saved"
+    state = training_state(path)
+    saved = state["iteration"]
+    flags = {"out_dir": config.out_dir}
+    for name, value in asdict(config).items():
+        # A resumed run may have changed a setting after its last checkpoint. And we run a user's
+        # FILE.py only if the command line names it.
+        changed = value != state["config"][name] and name != "init_from"
+        if changed or (name == "reward" and ".py:" in value):
+            flags[name] = value
     line = f"{saved} of {config.max_iters} steps are saved"
-    if 0 < saved < config.max_iters:
-        line += f"; to go on: python train_grpo.py --init_from=resume {again}"
-    if saved == config.max_iters:
-        line += f"; for the table: python -m grpo.evaluation {shlex.quote(config.out_dir)} --again"
-    return line
+    if saved < config.max_iters:
+        again = [f"--{name}={value}" for name, value in flags.items()]
+        return f"{line}; to go on: python train_grpo.py --init_from=resume {shlex.join(again)}"
+    again = [config.out_dir, "--again"]
+    if "reward" in flags:
+        again.append(f"--reward={config.reward}")
+    return f"{line}; for the table: python -m grpo.evaluation {shlex.join(again)}"
 
 
 def start_wandb(config):

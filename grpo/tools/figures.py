@@ -2,7 +2,7 @@
 
     python -m grpo.tools.figures run                 # takes hours, skips the runs that it has
     python -m grpo.tools.figures run --kl_beta=0     # makes the runs of this row only
-    python -m grpo.tools.figures table               # prints the rows in Markdown
+    python -m grpo.tools.figures table               # prints all rows in Markdown
     python -m grpo.tools.figures keep NAME SEED OUT  # adds a run that you made yourself
 
 A printed figure is a mean over seeds, ± half the gap between the largest and the smallest value.
@@ -84,28 +84,19 @@ def cell(values, digits):
     return f"{mean} ± {half}" if float(half) else mean
 
 
-def print_table(rows):
-    """Print {title: tables of the row, one for each seed} in Markdown."""
-    print("\n| |", " | ".join(title for title, _ in COLUMNS.values()), "|")
+def print_table():
+    """Print all rows of all stored runs in Markdown."""
+    print("| |", " | ".join(title for title, _ in COLUMNS.values()), "|")
     print("|" + "---|" * (len(COLUMNS) + 1))
-    for title, tables in rows.items():
-        cells = []
-        for name, (_, digits) in COLUMNS.items():
-            values = [table[name] for table in tables if name in table]
-            cells.append(cell(values, digits) if values else "")
-        print(f"| {title} |", " | ".join(cells), "|")
-
-
-def print_tables():
-    """Print all rows of the runs in WHOLE, then the row AFTER of all stored runs."""
-    figures = stored()
-    for name in WHOLE:
-        tables = [*figures.get(name, {}).values()]
-        titles = tables[0] if tables else []
-        print_table({title: [table[title] for table in tables] for title in titles})
-    names = dict.fromkeys([*ROWS, *figures])  # the ROWS, then the names that `keep` added
-    made = {name: figures[name].values() for name in names if name in figures}
-    print_table({f"`{name}`": [table[AFTER] for table in tables] for name, tables in made.items()})
+    for name, seeds in stored().items():
+        tables = [*seeds.values()]
+        for title in tables[0]:
+            rows = [table[title] for table in tables]
+            cells = []
+            for column, (_, digits) in COLUMNS.items():
+                values = [row[column] for row in rows if column in row]
+                cells.append(cell(values, digits) if values else "")
+            print(f"| {name}: {title} |", " | ".join(cells), "|")
 
 
 def main(arguments=None):
@@ -120,7 +111,7 @@ def main(arguments=None):
     elif args.what == "keep":
         keep(*args.names)
     else:
-        print_tables()
+        print_table()
 
 
 if __name__ == "__main__":

@@ -27,14 +27,14 @@ from typing import NamedTuple
 
 import torch
 
-from data.dataset import MASK_ID, decode, encode, encode_prompt
+from data.dataset import MASK_ID, decode, encode, encode_prompt, typed_words
 from data.lexicon import highlight
-from data.per_word import mean_over_blanks, words_between_spaces
-from data.text.prepare import BLANK, VOCABULARY
-from data.user_mistake import refuse
+from data.per_word import mean_over_blanks
+from data.text.prepare import BLANK
+from data.user_mistake import exit_on_mistake, refuse
 from grpo.batch import make_batch
-from grpo.plumbing.checkpoint import LATEST, find, load_model, read
-from grpo.plumbing.config import Config, Parser, exit_on_mistake, number
+from grpo.plumbing.checkpoint import LATEST, load_model, read
+from grpo.plumbing.config import Config, Parser, number
 from grpo.plumbing.load import check_length
 from grpo.policy import Policy
 from grpo.reward import log_odds
@@ -46,16 +46,11 @@ class Completion(NamedTuple):
     log_prob: float  # nats, the exact log-probability of drawing this text
 
 
-def words_of(tokens):
-    """Number the words with blanks of a typed text: tokens (1,T) -> words (1,T)."""
-    return words_between_spaces(tokens == VOCABULARY.index(" "), tokens == MASK_ID)
-
-
 @torch.no_grad()
 def fill(generator, text, k=5, temperature=1.0, seed=1):
     """Fill the blanks of a text k times: -> the different `Completion`s, the likeliest first."""
     masked = encode_prompt(text, generator.trunk.config.block_size, "text")[None]  # (1,T)
-    batch = make_batch(masked, masked == MASK_ID, words_of(masked), MASK_ID, k, (seed,))
+    batch = make_batch(masked, masked == MASK_ID, typed_words(masked), k, (seed,))
     config = Config(temperature=temperature, dtype="float32", compile="false")
     q = Policy(generator, config, torch.device("cpu"))(batch)
     drawn = q.sample(batch.uniforms).completions  # (1,k,T)
@@ -70,17 +65,11 @@ def show(completions, judge, masked):
     """Print each completion of masked (T,) on a line, with its probability and P(real)."""
     blanks = masked[None] == MASK_ID  # (1,T)
     tokens = torch.stack([encode(one.text) for one in completions])[None]  # (1,n,T)
-    scores = log_odds(judge, tokens, words_of(masked[None])).sigmoid()  # (1,n,T)
+    scores = log_odds(judge, tokens, typed_words(masked[None])).sigmoid()  # (1,n,T)
     print("  probability  judge")
     for one, score in zip(completions, mean_over_blanks(scores, blanks)[0].tolist()):
         shown = highlight(one.text, blanks[0].tolist())
         print(f"  {math.exp(one.log_prob):11.2g}  {score:5.3f}  {shown}")
-
-
-def default_run():
-    """Name the run in out, or the shipped generator. Another checkout's out does not count."""
-    here = Path(Config.out_dir) / LATEST
-    return Config.out_dir if here.is_file() else Config.generator_checkpoint
 
 
 def parse(arguments):
@@ -90,9 +79,8 @@ def parse(arguments):
     )
     text_help = f"such as 'th{BLANK} c{BLANK}t', with a {BLANK} for each letter to fill in"
     parser.add_argument("text", nargs="+", help=text_help)
-    run_help = "a run's folder or a generator's file; default: out, or else the shipped generator"
-    parser.add_argument("--run", default=default_run(), help=run_help)
-    parser.add_argument("--judge", help="file of the judge that scores; default: the run's judge")
+    run_help = "a run's folder or a generator's file; default: out"
+    parser.add_argument("--run", default=Config.out_dir, help=run_help)
     positive = number(int, 1, 10**6)
     parser.add_argument("--k", type=positive, default=5, help="draws for each text; default: 5")
     temperature_help = "softmax temperature of the draws; below 1, likely letters become likelier"
@@ -104,7 +92,7 @@ def parse(arguments):
 def main(arguments=None):
     with exit_on_mistake("fill"):
         args = parse(arguments)
-        file = find(args.run)
+        file = Path(args.run)
         refuse(not file.exists(), f"there is no run and no file {args.run}; name another --run")
         file = file / LATEST if file.is_dir() else file
         after = load_model(file, Generator)
@@ -116,14 +104,11 @@ def main(arguments=None):
             path = config["generator_checkpoint"]
             models[f"before  {path}"] = load_model(path, Generator)
         models[f"after   {file}" if models else str(file)] = after
-        judge = load_model(args.judge or config["judge_checkpoint"], Judge)
+        judge = load_model(config["judge_checkpoint"], Judge)
         longest = after.trunk.config.block_size
         check_length(longest, judge)
         for text in args.text:
             masked = encode_prompt(text, longest, "text")  # (T,)
-            (shown,) = decode(masked)
-            if shown != " ".join(text.lower().split()):
-                print(f"only a to z and space are read, so this is: {shown}")
             for title, model in models.items():
                 print(title)
                 show(fill(model, text, args.k, args.temperature), judge, masked)

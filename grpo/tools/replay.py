@@ -22,12 +22,12 @@ from pathlib import Path
 import torch
 
 from data.dataset import VOCABULARY, decode
-from data.user_mistake import refuse
+from data.user_mistake import exit_on_mistake, refuse
 from grpo.distributed import is_first
 from grpo.logprobs import log_softmax
 from grpo.loss import log_ratio, policy_objective
 from grpo.plumbing.checkpoint import write
-from grpo.plumbing.config import Parser, exit_on_mistake
+from grpo.plumbing.config import Parser
 from grpo.plumbing.log import cut_back, read_lines
 
 PAGE = Path(__file__).with_suffix(".html")

@@ -16,20 +16,20 @@ from dataclasses import dataclass
 
 import torch
 
-from data.dataset import decode
-from data.user_mistake import refuse
+from data.dataset import decode, encode
+from data.text.prepare import VOCABULARY
+from data.user_mistake import exit_on_mistake, refuse
 from grpo.batch import make_batch
 from grpo.optimizer import Optimizer
-from grpo.plumbing.config import Config, check, exit_on_mistake, read_arguments
+from grpo.plumbing.config import Config, check, read_arguments
 from grpo.policy import Policy
 from grpo.reference import update_reference
 from grpo.reward import Rewards
 from model.transformer import IMPOSSIBLE
 from train_grpo import grpo_step
 
-VOCABULARY = "aefhlp_"
 WORDS = {"help": 2.0, "half": 0.8, "helf": -1.6, "halp": -2.2}  # the judge's log-odds
-COMPLETIONS = torch.tensor([[VOCABULARY.index(c) for c in word] for word in WORDS])  # (4,T)
+COMPLETIONS = torch.stack([encode(word) for word in WORDS])  # (4,T)
 MASK = torch.tensor([[False, True, False, True]])  # (1,T)
 # (4,2) These stand in for random numbers. Row i makes the sampler draw word i of WORDS.
 IN_TURN = torch.tensor([[0.9, 0.9], [0.1, 0.1], [0.9, 0.1], [0.1, 0.9]])
@@ -76,7 +76,7 @@ class Table(torch.nn.Module):
         return tuple(self.parameters())
 
 
-def reward(completions, batch, decode):
+def reward(completions, batch):
     """Look up the reward of each completed word in WORDS: (1,G,T) -> (1,G)."""
     return torch.tensor([[WORDS[word] for word in decode(completions)]], dtype=torch.float64)
 
@@ -85,8 +85,7 @@ def draw_batch(step, config):
     """Make a batch of one input, h_l_, and draw the random numbers of a step: -> `Batch`."""
     seed = (config.seed, step)
     words = MASK.long()  # the two blanks are not adjacent, but they belong to one word
-    blank = VOCABULARY.index("_")
-    batch = make_batch(COMPLETIONS[:1], MASK, words, blank, config.group_size, seed)
+    batch = make_batch(COMPLETIONS[:1], MASK, words, config.group_size, seed)
     if step == 0:
         batch.uniforms[:, :, MASK[0], 0] = IN_TURN[torch.arange(config.group_size) % 4]
     return batch
@@ -129,7 +128,7 @@ def train(arguments=()):
     policy, reference = (Policy(x, config, torch.device("cpu")) for x in (table, base))
     descent = torch.optim.SGD(table.parameters(), lr=config.learning_rate)
     optimizer = Optimizer(descent, config.grad_clip)
-    rewards = Rewards({"words": (reward, 1)}, lambda tokens: decode(tokens, VOCABULARY))
+    rewards = Rewards({"words": (reward, 1)})
 
     def watched(batch):
         seen.append(policy(batch))

@@ -11,7 +11,7 @@ from conftest import make_batch
 
 from data import per_word
 from data.dataset import MASK_ID, Dataset
-from grpo.batch import Batch, draw_batch, micro_batches, minibatches
+from grpo.batch import Batch, draw_batch, minibatches
 from grpo.logprobs import Scores
 from grpo.metrics import Rollout
 from grpo.plumbing.config import Config
@@ -73,15 +73,6 @@ def test_every_epoch_takes_every_input_once_in_an_order_of_its_own():
     different = [*orders, other, [list(range(B))]]
     assert len({str(sum(parts, [])) for parts in different}) == len(different)
     assert order(rollout().batch, 2) == orders[2], "an epoch's order is a function of the seed"
-
-
-def test_micro_batches_are_rows_and_their_weights():
-    rows = torch.tensor([5, 0, 3, 1, 6])
-    weights = 10.0 * rows[:, None].expand(-1, T)
-    found = list(micro_batches(rows, weights, 2))
-    assert [part.tolist() for part, _ in found] == [[5, 0], [3, 1], [6]]
-    for part, weight in found:
-        assert torch.equal(weight, 10.0 * part[:, None].expand(-1, T))
 
 
 def draw_share(data, config, monkeypatch, processes=1, rank=0, step=3):

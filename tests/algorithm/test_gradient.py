@@ -259,7 +259,7 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
             scores[0][:, word] = log_ratio(text, word)[:, None]
         return scores
 
-    reward, _ = Rewards({"judge": (score, 1.0)}, decode=None)(drawn, batch, credit)
+    reward, _ = Rewards({"judge": (score, 1.0)})(drawn, batch, credit)
     options = {"credit": credit, "loss_type": loss_type, "importance_sampling_level": "none"}
     config = settings(kl_beta=1.0, **options, group_size=n)
     weights = loss_weights(mask, 4, config)

@@ -115,7 +115,7 @@ def test_it_runs_to_the_end(dataset, tmp_path, monkeypatch, capsys):
 
 def test_without_the_text_it_says_how_to_make_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="make it: python data/text/prepare.py"):
+    with pytest.raises(SystemExit, match="make it: python -m data.text.prepare"):
         exec(compile(FILE.read_text(), FILE, "exec"), {"__name__": "__main__"})
 
 

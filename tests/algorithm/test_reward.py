@@ -7,7 +7,6 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
-from data.dataset import decode
 from data.per_word import mean_over_blanks
 from data.user_mistake import Mistake
 from grpo.plumbing.config import parse_reward
@@ -35,7 +34,7 @@ def validity(lexicon, masked, *texts, **options):
     tokens = torch.stack([pad(encode(text)[0], masked.shape[1]) for text in texts])
     completions = tokens.view(len(masked), -1, masked.shape[1])  # (B,G,T)
     batch = make_batch(masked, masked == BLANK, BLANK, 1, (0,))
-    return valid_share(lexicon, completions, batch, decode, **options).tolist()
+    return valid_share(lexicon, completions, batch, **options).tolist()
 
 
 def pad(tokens, T):
@@ -110,17 +109,17 @@ def test_the_judge_scores_a_word_by_its_mean_logit_which_is_bounded():
     assert log_odds(some_judge, -completions, batch.words).min() == -8
     clash = torch.tensor([[[14, 0]]])  # the logits are 12 and -2, and only their mean is bounded
     assert log_odds(some_judge, clash, batch.words[:, :2]).tolist() == [[[5, 5]]]
-    given = (completions, batch, decode)
+    given = (completions, batch)
     assert torch.equal(judge_reward(some_judge, "log_odds", *given)[..., MASK[0]], have)
     p = judge_reward(some_judge, "probability", *given)[..., MASK[0]]
     torch.testing.assert_close(p, 1 / (1 + (-have).exp()))
 
 
-def of_letters(completions, batch, decode):
+def of_letters(completions, batch):
     return completions.float() ** 2  # (B,G,T)
 
 
-def of_whole(completions, batch, decode):
+def of_whole(completions, batch):
     return completions.sum(dim=-1).float()  # (B,G)
 
 
@@ -135,7 +134,7 @@ def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
     parts |= {"letters": (of_letters, 1.0), "whole": (of_whole, -0.5)}
     completions = some_completions(2, 3, 4)  # (B,G,T)
     batch = batch_of(MASK)
-    have, said = Rewards(parts, decode)(Fills(completions, None), batch, credit)
+    have, said = Rewards(parts)(Fills(completions, None), batch, credit)
 
     logits, squares, sums = some_judge(completions), completions**2, completions.sum(dim=-1)
     for b, found in enumerate([[[0, 1], [3]], [[1], [3]]]):  # the words of each input
@@ -157,7 +156,7 @@ def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
     torch.testing.assert_close(said, dict(zip(names, want, strict=True)))
 
 
-def test_an_own_reward_may_write_into_what_it_is_given_and_need_a_gradient():
+def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
     def spoil(completions, masked, mask, decode):
         for x in (completions, masked, mask):
             x.zero_()
@@ -165,7 +164,7 @@ def test_an_own_reward_may_write_into_what_it_is_given_and_need_a_gradient():
 
     completions, batch = some_completions(2, 3, 4), batch_of(MASK)
     before = [x.clone() for x in (completions, batch.masked, batch.mask)]
-    have = own_reward("spoil", spoil, completions, batch, decode)
+    have = own_reward("spoil", spoil, completions, batch)
     assert have.tolist() == [[1.0, 2.0, 3.0]] * 2 and not have.requires_grad
     assert all(map(torch.equal, (completions, batch.masked, batch.mask), before))
 
@@ -187,7 +186,7 @@ def raises(completions, *_):
 )
 def test_what_is_no_reward_is_named(function, message):
     with pytest.raises(Mistake, match=message):
-        own_reward("f", function, some_completions(2, 3, 4), batch_of(MASK), decode)
+        own_reward("f", function, some_completions(2, 3, 4), batch_of(MASK))
 
 
 @pytest.mark.parametrize(

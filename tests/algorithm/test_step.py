@@ -79,7 +79,7 @@ def step(settings, tokens, mask, judge=some_judge, n_latent=1):
     optimizer = descend(generator, config, rate=1.0)
     policies = [Policy(model, config, torch.device("cpu")) for model in (generator, reference)]
     batch = make_batch(tokens, mask, V - 1, config.group_size, (1, 0))
-    rewards = Rewards({"judge": (partial(judge_reward, judge, "log_odds"), 1.0)}, decode=None)
+    rewards = Rewards({"judge": (partial(judge_reward, judge, "log_odds"), 1.0)})
     before = weights_of(generator)
     rollout, metrics = grpo_step(*policies, rewards, optimizer, batch, config)
     after = weights_of(generator)
@@ -265,12 +265,12 @@ def test_a_policy_of_ones_own_learns_what_no_product_can():
     def reference(batch):
         return Table(torch.zeros(len(batch.mask), 9), batch)
 
-    def reward(completions, batch, decode):
+    def reward(completions, batch):
         return torch.isin(spelling(completions, batch.mask), good).float()  # (B,G)
 
     config = Config(batch_size=2, group_size=16, kl_beta=0.3, num_iterations=2, grad_clip=0)
     optimizer = descend(model, config, rate=3.0)
-    rewards = Rewards({"good": (reward, 4.0)}, decode=None)
+    rewards = Rewards({"good": (reward, 4.0)})
     rewarded = []
     for i in range(40):
         batch = make_batch(torch.full((2, 4), 7), mask, 9, config.group_size, (1, i))
@@ -302,7 +302,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(distribution):
     def policy(network):
         return lambda batch: distribution(*network(batch.masked), batch, Config())
 
-    rewards = Rewards({"judge": (partial(judge_reward, some_judge, "log_odds"), 1.0)}, decode=None)
+    rewards = Rewards({"judge": (partial(judge_reward, some_judge, "log_odds"), 1.0)})
     before = weights_of(generator)
     optimizer = Optimizer(make_adamw(generator, config), config.grad_clip)
     policies = policy(generator), policy(reference)

@@ -18,7 +18,7 @@ TEXTS = np.array([[*LINE]] * 2000)  # (B,T)
 
 
 def masks(name, ratio=0.25, words=2, seed=0):
-    return make_mask(TEXTS, {name: 1.0}, ratio, words, np.random.default_rng(seed))
+    return make_mask(TEXTS, name, ratio, words, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("name", MASKINGS)
@@ -46,7 +46,7 @@ def test_word_hides_whole_uncut_words_and_short_those_of_two_to_four_letters():
     inner = set(text.split()[1:-1])  # the window may have cut the others
     for name, want in (("word", inner), ("short", inner - {"purred", "i", "round"})):
         rng = np.random.default_rng(0)
-        hidden = make_mask(np.array([[*text]] * 500), {name: 1.0}, 0.1, 2, rng)
+        hidden = make_mask(np.array([[*text]] * 500), name, 0.1, 2, rng)
         found = set()
         for row in hidden:
             words = "".join(c for c, blank in zip(text, row) if blank or c == " ").split()
@@ -54,7 +54,7 @@ def test_word_hides_whole_uncut_words_and_short_those_of_two_to_four_letters():
             found |= set(words)
         assert found == want
     nothing_to_hide = np.array([[*"a i purred round sat"], ["x"] * 20])
-    mask = make_mask(nothing_to_hide, {"short": 1.0}, 0.1, 2, np.random.default_rng(0))
+    mask = make_mask(nothing_to_hide, "short", 0.1, 2, np.random.default_rng(0))
     assert (mask.sum(axis=1) == 1).all()
 
 
@@ -92,7 +92,7 @@ def test_prompts_of_any_length(world, tmp_path):
     prompts = [" Café H_l_ m_!", "_", "sat — __ the m_t"]
     (tmp_path / "p.json").write_text(json.dumps({"prompts": prompts}))
     data = Prompts(world / "text", tmp_path / "p.json", 16)
-    tokens, mask, words = data.batch(200, 16, None, None, None, (0, 1))
+    tokens, mask, words = data.batch(200, None, None, None, (0, 1))
     assert tokens.shape == mask.shape == words.shape == (200, 16)
     found = {}
     for row, numbers in zip(tokens.masked_fill(mask, MASK_ID), words.tolist()):

@@ -11,9 +11,9 @@ from conftest import command_line, run
 
 import train_grpo
 from data.text.prepare import main as prepare
-from data.user_mistake import Mistake
-from grpo.plumbing import checkpoint, load
-from grpo.plumbing.config import exit_on_mistake, load_config
+from data.user_mistake import Mistake, exit_on_mistake
+from grpo.plumbing import load
+from grpo.plumbing.config import load_config
 from grpo.tools import fill, replay, toy
 from model import pretrain
 
@@ -173,7 +173,6 @@ def test_an_error_in_a_users_file_shows_its_traceback_and_then_the_line(
 def test_the_default_text_is_made_when_all_other_files_were_found(flags, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(load, "prepare", made.append)
-    monkeypatch.setattr(checkpoint, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistake, match="no.pt is missing"):
         run(flags, dataset="text", judge_checkpoint="no.pt")

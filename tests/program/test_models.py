@@ -153,7 +153,7 @@ def test_pretraining_learns_goes_on_and_never_writes_over_a_model(
     Another one starts from both models, and its judge learns from a policy's draws, too.
     """
     pretrained(world, tmp_path / "a", "--generator_steps=100", "--judge_steps=10")
-    restored = capsys.readouterr().out.splitlines()[0].split("characters ")[1]
+    restored = capsys.readouterr().out.splitlines()[0].split("restored ")[1]
     assert float(restored[:5]) > 0.15  # 27 characters: chance is 0.04
     monkeypatch.setattr(pretrain, "report", lambda *_: None)
     models = [f"--start={world}/generator.pt", f"--start_judge={world}/judge.pt", "--n_latent=3"]

@@ -138,7 +138,7 @@ def tables(texts):
 
 def test_figures_of_several_seeds_are_those_that_were_stored(capsys):
     """A row with a ± shows figures that grpo/tools/figures.py prints from .github/figures.json."""
-    figures.print_tables()
+    figures.print_table()
     printed = {"figures": capsys.readouterr().out}
     stored = [row for _, _, rows in tables(printed) for row in rows]
     titles = {title for title, _ in figures.COLUMNS.values()}

@@ -14,7 +14,8 @@ import train_grpo
 from data.user_mistake import Mistake
 from grpo.evaluation import evaluate
 from grpo.plumbing.checkpoint import model_file, read, write
-from grpo.plumbing.log import claim
+from grpo.plumbing.config import load_config
+from grpo.plumbing.log import claim, how_to_go_on
 from model.transformer import Judge, TransformerConfig
 
 OWN_REWARDS = """
@@ -184,6 +185,15 @@ def test_a_run_that_ends_early_keeps_its_error_and_says_how_to_go_on(
 
     monkeypatch.setattr(train_grpo, "peek", lambda *_: 1 / 0)
     assert ends_early(flags, capsys, ZeroDivisionError) == "0 of 4 steps are saved"
+
+
+def test_the_command_that_goes_on_names_what_was_changed_since_the_checkpoint(flags, tmp_path):
+    run(flags, max_iters=2)
+    command = ["--init_from=resume", f"--out_dir={tmp_path}/out", "--kl_beta=0.2", "--max_iters=6"]
+    config = load_config(command)
+    line = how_to_go_on(config)
+    assert line.startswith("2 of 6 steps are saved; to go on: python train_grpo.py ")
+    assert load_config(shlex.split(line.partition("train_grpo.py ")[2])) == config
 
 
 def test_a_signal_during_the_table_ends_it(flags, monkeypatch, capsys):

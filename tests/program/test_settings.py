@@ -1,17 +1,11 @@
 """Check settings from files and flags. test_mistakes.py checks those that a user gets wrong."""
 
 import runpy
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import run
 
 import train_grpo
-from data.text.prepare import prepare
-from grpo.plumbing import checkpoint
-from grpo.plumbing.checkpoint import read
 from grpo.plumbing.config import Config, load_config
 
 
@@ -33,19 +27,6 @@ def test_a_bool_alone_means_true_and_a_path_may_begin_at_home(monkeypatch):
 
 def test_the_defaults_are_the_default_experiment():
     assert load_config([]) == Config() == load_config(["config/grpo_config.py"])
-
-
-def test_what_ships_is_found_wherever_one_stands(tmp_path, monkeypatch, flags):
-    prepare(tmp_path / "data" / "text", Path(flags["dataset"]).with_name("text.txt"))
-    shutil.copy("data/vowel_reward.py", tmp_path / "data")
-    (tmp_path / "data" / "prompts.json").write_text('{"prompts": ["a_"]}')
-    monkeypatch.setattr(checkpoint, "ROOT", tmp_path)  # as if the code were there
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    own = {"prompts_file": "data/prompts.json", "reward": "judge,data/vowel_reward.py:vowels"}
-    run(flags, out_dir="out", dataset="text", max_iters=1, **own)
-    assert [path.name for path in Path().iterdir()] == ["out"]
-    assert read("out/checkpoint.pt")["training"]["iteration"] == 1
 
 
 def test_help_shows_each_setting_as_it_stands_in_the_class(capsys):

@@ -2,8 +2,6 @@
 
 import math
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from conftest import run
 
 from data.dataset import encode_prompt
 from data.text.prepare import VOCABULARY
-from grpo.plumbing import checkpoint
 from grpo.plumbing.checkpoint import load_model
 from grpo.tools import bench, fill
 from model.transformer import Generator
@@ -68,17 +65,6 @@ def test_a_run_is_shown_before_and_after(trained, world, capsys):
         shown = [re.fullmatch(pattern, row).groups() for row in rows]
         found = fill.fill(load_model(path, Generator), "the c_t _at", k=4)
         assert shown == [(one.text[5], one.text[8]) for one in found]
-
-
-def test_without_a_name_it_is_the_run_in_out_or_what_ships(trained, world, monkeypatch, capsys):
-    """The `out` of another folder does not count, not even that of the code's own folder."""
-    shutil.copytree("a", "code/out")
-    monkeypatch.setattr(checkpoint, "ROOT", Path("code").resolve())
-    monkeypatch.setattr(fill.Config, "generator_checkpoint", f"{world}/generator.pt")
-    shipped = printed(capsys, "th_", f"--judge={world}/judge.pt")
-    assert list(shipped) == [f"{world}/generator.pt"]
-    shutil.move("a", "out")
-    assert "after   out/checkpoint.pt" in printed(capsys, "th_")
 
 
 def test_the_benchmark_times_the_step_and_the_operations(flags, monkeypatch, capsys):
