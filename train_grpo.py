@@ -2,8 +2,8 @@
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
-`grpo_step` is the algorithm (DeepSeekMath, 2402.03300, Algorithm 1, but for some departures that
-grpo/README.md gives reasons for), and `main` is the whole run around it. From Python:
+`grpo_step` is Algorithm 1 of DeepSeekMath (2402.03300), with a few departures, which grpo/README.md
+lists and gives reasons for. `main` is the whole run around it. From Python:
 
     from train_grpo import main
     table = main(["config/quick.py", "--kl_beta=0"])
@@ -66,7 +66,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         q_old = policy(batch)
         q_ref = reference(batch)
         fills = q_old.sample(batch.uniforms)
-        old = q_old.score(fills, q_ref)  # only old.ref_logp and old.kl use q_ref
+        old = q_old.score(fills, q_ref)  # q_ref gives old.ref_logp and old.kl
 
     # 2. Judge. By default a frozen classifier estimates log(p / q_ref) of every hidden word, where
     #    p is its probability in real text. That is the reward of each letter of the word. With
@@ -76,19 +76,19 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     # 3. Compare each fill with the rest of its group.
     if config.direction == "reverse":  # the default: GRPO follows the reverse KL
         advantages = group_advantages(reward, batch.mask, config)  # (B,G,T)
-    else:  # config/forward.py: weigh each fill by how likely the best policy would write it
+    else:  # the forward KL: weigh each fill by how likely the best policy would write it
         advantages = forward_advantages(reward, old, batch.words)  # (B,G,T)
     # Only the most uncertain blanks keep their advantages, by default all of them.
     advantages = keep_uncertain(advantages, old.entropy, batch.mask, config.top_entropy_quantile)
 
-    # 4. Update, by default twice. `weights` has a number for each blank, which makes the sum of all
-    #    losses their average, also if micro-batches share it. `batch.words` matters only where
-    #    letters share a ratio.
+    # 4. Update, by default twice. `weights` turns the sum of the losses of all blanks into their
+    #    average, however the update is cut into micro-batches. By default the weight of a blank is
+    #    1 / (B · G · blanks of its input); other averages divide by n_blanks.
     metrics = StepMetrics(parts, advantages, batch.mask)
     for epoch in range(config.num_iterations):
         for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
             n_blanks = total_over_processes(batch.mask[rows].sum()).clamp(min=1)
-            weights = loss_weights(batch.mask[rows], n_blanks, config)  # (B,T) one for each blank
+            weights = loss_weights(batch.mask[rows], n_blanks, config)  # (B,T), 0 at visible text
             loss_of_update = 0.0
             # Take at most batch_size inputs at a time, so that their activations fit into memory.
             micro_batches = zip(rows.split(config.batch_size), weights.split(config.batch_size))
@@ -101,7 +101,8 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                 loss_of_update += loss.detach()
                 metrics.add(now, old[some], terms, n_blanks)
             # This adds up the gradients of all processes, clips their norm, takes a step of AdamW
-            # if loss and gradients are finite, and clears the gradients in any case.
+            # if loss and gradients are finite, and clears the gradients in any case. If they are
+            # not finite, the norm or the loss tells `main`, which ends the run.
             grad_norm = optimizer.step(loss_of_update)
             metrics.updated(grad_norm)
     return Rollout(batch, fills, old, reward, advantages), metrics.result()
@@ -113,13 +114,13 @@ def main(arguments=()):
     A user's mistake raises a `Mistake` before any file is written. During training the first Ctrl-C
     or SIGTERM lets the step finish, saves it and ends the program. A second one ends it at once.
     """
-    # Config files and flags. With --init_from=resume the settings of the checkpoint come first.
+    # Config files and flags. With --init_from=resume they change the settings of the checkpoint.
     config = load_config(arguments)
     device = pick_device(config.device)
     join_processes(device)  # under torchrun each process has a GPU of its own
 
-    # The generator learns. `base` is a copy that we compare it with. `anchor` is another copy, from
-    # which the KL is measured, unless a setting names another reference. The judge is a classifier.
+    # The generator learns. `base` is a frozen copy, for the comparison before and after. `anchor` is
+    # the network that the KL is measured from, by default one more copy. The judge is a classifier.
     generator, base, anchor, judge_network = load_models(config)
     train, val = load_text(config)
 
@@ -132,7 +133,7 @@ def main(arguments=()):
     rewards = make_rewards(config, judge, held_out.lexicon, device)
     try_rewards(judge, rewards, held_out)  # a faulty reward fails now and not in the first step
     optimizer = Optimizer(make_adamw(generator, config), config.grad_clip)
-    torch.manual_seed(config.seed)  # only for a reward of your own that draws random numbers
+    torch.manual_seed(config.seed)  # nothing here uses it, but a reward of your own may
 
     start = 0
     if config.init_from == "resume":  # restores weights, reference, moments and random generator
@@ -143,7 +144,9 @@ def main(arguments=()):
         for step in range(start, config.max_iters):
             began = time.perf_counter()
             optimizer.set_learning_rate(learning_rate(step, config))
-            batch = draw_batch(train, config, step, device)  # a function of (seed, step) alone
+            # The inputs and random numbers of a step are a function of (seed, step) alone. Each
+            # process draws them all and keeps its share.
+            batch = draw_batch(train, config, step, device)
             rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
             # By default the reference stays as it is. With reference_mode=ema or periodic it
             # follows the policy.
@@ -163,7 +166,7 @@ def main(arguments=()):
             if last or (step + 1) % config.eval_interval == 0:
                 log.say(peek(policy, held_out, step + 1))
         log.end_training()  # all is saved, so from here on Ctrl-C ends the program at once
-        # How many words are right, or at least words, in held-out texts, and how many were before?
+        # How many hidden words of held-out texts are right now, or at least words? And before?
         result, fills = evaluate(policy, before, judge, rewards, held_out, config)
         log.table(result, fills)
     return result
