@@ -119,8 +119,8 @@ def main(arguments=()):
     device = pick_device(config.device)
     join_processes(device)  # under torchrun each process has a GPU of its own
 
-    # The generator learns. `base` is a frozen copy, for the comparison before and after. `anchor` is
-    # the network that the KL is measured from, by default one more copy. The judge is a classifier.
+    # The generator learns. `base` is a frozen copy, to compare before and after with. `anchor` is
+    # the network that the KL is measured from, by default one more copy. The judge scores.
     generator, base, anchor, judge_network = load_models(config)
     train, val = load_text(config)
 
