@@ -22,10 +22,11 @@ import torch
 from conftest import make_batch
 
 from data.user_mistake import Mistake
-from grpo import logprobs, sampling
+from grpo import logprobs, policy, sampling
 from grpo.cuda import kernel
 from grpo.plumbing.config import Config
 from grpo.product_policy import Product
+from model.transformer import Generator, TransformerConfig
 
 EPS = 2.0**-24  # float32: half a unit in the last place of 1
 INF, NAN = float("inf"), float("nan")
@@ -346,6 +347,15 @@ def test_the_sampler_keeps_and_draws_the_same(device, V, dtype):
             have = kernel.sample_completions(*[change(x.to(device)) for x in given], options)
             for name, x, y in zip(("completions", "kept"), have, want):
                 assert torch.equal(x.cpu(), y), name
+
+
+@pytest.mark.parametrize("chosen", ["cuda", "torch"])
+def test_a_policys_distributions_know_which_kernel_the_run_chose(monkeypatch, chosen):
+    monkeypatch.setattr(policy, "choose", lambda *_: chosen)
+    network = Generator(TransformerConfig(12, 6, 1, 1, 8))
+    batch = make_batch(torch.randint(11, (2, 6)), torch.rand(2, 6) < 0.7, 11, 5, (0,))
+    q = policy.Policy(network, Config(), torch.device("cpu"))(batch)
+    assert q.config.kernel == chosen
 
 
 def test_a_fused_product_samples_and_scores_by_the_kernel(device, monkeypatch):
