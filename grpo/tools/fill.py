@@ -93,7 +93,8 @@ def main(arguments=None):
     with exit_on_mistake("fill"):
         args = parse(arguments)
         file = Path(args.run)
-        refuse(not file.exists(), f"there is no run and no file {args.run}; name another --run")
+        shipped = Config.generator_checkpoint
+        refuse(not file.exists(), f"there is no {args.run}; make a run, or add --run={shipped}")
         file = file / LATEST if file.is_dir() else file
         after = load_model(file, Generator)
         models = {}
