@@ -7,6 +7,6 @@ out_dir = "out-forward"
 direction = "forward"
 kl_beta = 0.0  # the weights hold the reference already
 batch_size = 16  # inputs, with as many fills in a step as config/latent.py has
-group_size = 64  # with 16 draws the rare words that the goal wants seldom come up
+group_size = 64  # many, because the weights compare the fills of a group with each other
 max_iters = 120
 learning_rate = 5e-4

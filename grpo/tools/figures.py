@@ -20,13 +20,13 @@ from train_grpo import main as train
 
 FILE = Path(".github/figures.json")
 COLUMNS = COLUMNS | {"entropy": ("entropy", 2), "mean_kl": ("KL", 2)}
-# We keep the whole table of these runs. Of every other run we keep only the row of its policy.
-WHOLE = ("none", "config/latent.py", "config/latent.py config/forward.py")
-AFTER = "after, sampled"
+WHOLE = ("none", "config/latent.py")  # we keep their whole tables, and the rows after of others
 SEEDS = ("1", "2", "3")
 FOUR = "--num_iterations=4"  # objectives differ only from the second update on
 ROWS = [  # what each row adds to config/grpo_config.py
     *WHOLE,
+    "config/latent.py config/forward.py",
+    "config/latent.py config/forward.py --batch_size=64",
     "--kl_beta=0",
     "config/fooled.py",
     "config/fooled.py --kl_beta=0.65",
@@ -54,10 +54,10 @@ def keep(name, seed, out):
     """Store the figures of the run in `out` in figures.json, under `name` and then under `seed`."""
     result = json.loads((Path(out) / "evaluation.json").read_text())
     last = (Path(out) / "metrics.jsonl").read_text().splitlines()[-1]
-    result[AFTER]["mean_kl"] = json.loads(last)["mean_kl"]
+    result["after, sampled"]["mean_kl"] = json.loads(last)["mean_kl"]
     table = {}
     for title, row in result.items():
-        if name in WHOLE or title == AFTER:
+        if name in WHOLE or title.startswith("after"):
             table[title] = {column: round(row[column], 5) for column in COLUMNS if column in row}
     figures = stored()
     figures.setdefault(name, {})[str(seed)] = table
