@@ -76,7 +76,7 @@ def module_of(name):
 
 
 def test_every_function_named_exists():
-    files = "py|json|jsonl|pt|txt|bin|cu|sh|md|html"
+    files = "py|json|jsonl|pt|txt|bin|cu|sh|md|html|png"
     for text in READMES.values():
         text = re.sub(r"^ *```python.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
         for first, name in re.findall(r"\b([a-z_]+)\.([A-Za-z_]\w*)\b", text):
