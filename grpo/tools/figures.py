@@ -1,11 +1,10 @@
-"""Make the runs behind the READMEs' tables, and keep their figures in .github/figures.json.
+"""Keep the figures behind the READMEs' tables in .github/figures.json, and print them.
 
-    python -m grpo.tools.figures run                 # takes hours, skips the runs that it has
-    python -m grpo.tools.figures run --kl_beta=0     # makes the runs of this row only
+    python -m grpo.tools.figures keep NAME SEED OUT  # adds the run in the folder OUT
     python -m grpo.tools.figures table               # prints all rows in Markdown
-    python -m grpo.tools.figures keep NAME SEED OUT  # adds a run that you made yourself
 
-A printed figure is a mean over seeds, ± half the gap between the largest and the smallest value.
+The NAME of a row says what its runs change, such as "--kl_beta=0". A printed figure is a mean over
+seeds, ± half the gap between the largest and the smallest value.
 """
 
 import argparse
@@ -14,36 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from grpo.evaluation.__main__ import main as evaluation
 from grpo.evaluation.evaluate import COLUMNS
-from train_grpo import main as train
 
 FILE = Path(".github/figures.json")
 COLUMNS = COLUMNS | {"entropy": ("entropy", 2), "mean_kl": ("KL", 2)}
 WHOLE = ("none", "config/latent.py")  # we keep their whole tables, and the rows after of others
-SEEDS = ("1", "2", "3")
-FOUR = "--num_iterations=4"  # objectives differ only from the second update on
-ROWS = [  # what each row adds to config/grpo_config.py
-    *WHOLE,
-    "config/latent.py config/forward.py",
-    "config/latent.py config/forward.py --batch_size=64",
-    "--kl_beta=0",
-    "config/fooled.py",
-    "config/fooled.py --kl_beta=0.65",
-    "--baseline=mean --scale_rewards=group",
-    "--num_iterations=1",
-    "--clip_eps=1 --clip_eps_high=100",
-    "--kl_estimator=k1",
-    "--kl_estimator=k3",
-    "--group_size=2",
-    f"{FOUR} --objective=clip",
-    f"{FOUR} --objective=cispo --clip_eps_high=4",
-    f"{FOUR} --objective=sapo",
-    f"{FOUR} --objective=gmpo --clip_eps=0.4 --clip_eps_high=0.4",
-    f"{FOUR} --objective=dppo --clip_eps=0.15 --clip_eps_high=0.15",
-    f"{FOUR} --importance_sampling_level=sequence",
-    f"{FOUR} --loss_type=dapo --clip_eps_high=0.28",
-]
 
 
 def stored():
@@ -60,22 +34,8 @@ def keep(name, seed, out):
         if name in WHOLE or title.startswith("after"):
             table[title] = {column: round(row[column], 5) for column in COLUMNS if column in row}
     figures = stored()
-    figures.setdefault(name, {})[str(seed)] = table
+    figures.setdefault(name, {})[seed] = table
     FILE.write_text(json.dumps(figures, indent=0))
-
-
-def run_all(rows):
-    """Make the runs of these rows, each with every seed, but for those that are stored."""
-    for seed in SEEDS:
-        for row in rows:
-            if seed in stored().get(row, {}):
-                continue
-            out = f"out-figures/{ROWS.index(row)}-{seed}"
-            flags = [] if row == "none" else row.split()
-            train(["config/grpo_config.py", *flags, f"--seed={seed}", f"--out_dir={out}"])
-            if row in WHOLE:
-                evaluation([out, "--again"])  # adds the target
-            keep(row, seed, out)
 
 
 def cell(values, digits):
@@ -101,15 +61,11 @@ def print_table():
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["run", "table", "keep"])
-    parser.add_argument(
-        "names", nargs=argparse.REMAINDER, help="a row; or a name, a seed, a folder"
-    )
+    parser.add_argument("what", choices=["keep", "table"])
+    parser.add_argument("run", nargs=argparse.REMAINDER, help="with keep: NAME SEED OUT")
     args = parser.parse_args(arguments)
-    if args.what == "run":
-        run_all([" ".join(args.names)] if args.names else ROWS)
-    elif args.what == "keep":
-        keep(*args.names)
+    if args.what == "keep":
+        keep(*args.run)
     else:
         print_table()
 
