@@ -104,12 +104,10 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):
     Its checkpoint always loads, and in the end it equals a run that was never killed. With KILLS=50
     it is killed 50 times.
     """
-    kills = int(os.environ.get("KILLS", 3))
     draw = random.Random(1)
-    flags = flags | {"max_iters": 20 * kills, "eval_interval": 10**6, "reference_mode": "ema"}
-    run(flags, out_dir=tmp_path / "whole")
+    flags = flags | {"max_iters": 10**6, "eval_interval": 10**6, "reference_mode": "ema"}
     checkpoint = tmp_path / "out" / "checkpoint.pt"
-    for _ in range(kills):
+    for _ in range(int(os.environ.get("KILLS", 3))):
         before = checkpoint.read_bytes() if checkpoint.exists() else b""
         start = "resume" if before else "pretrained"
         life = Background(server, flags, save_interval=1, init_from=start)
@@ -117,7 +115,7 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):
             wait_for(lambda: checkpoint.exists() and checkpoint.read_bytes() != before)  # noqa: B023
         time.sleep(draw.uniform(0, 0.5))
         assert life.send(signal.SIGKILL).end()[0] == -signal.SIGKILL
-        if checkpoint.exists():
-            assert 0 < read(checkpoint)["training"]["iteration"] < flags["max_iters"]
-    run(flags, init_from="resume")
+    more = {"max_iters": read(checkpoint)["training"]["iteration"] + 2, "lr_decay_iters": 10**6}
+    run(flags, init_from="resume", **more)
+    run(flags, out_dir=tmp_path / "whole", **more)
     assert same_run(tmp_path / "out", tmp_path / "whole")
