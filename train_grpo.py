@@ -84,7 +84,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     # 4. Update, by default twice. `weights` turns the sum of the losses of all blanks into their
     #    average, however the update is cut into micro-batches. By default the weight of a blank is
     #    1 / (B · G · blanks of its input); other averages divide by n_blanks.
-    metrics = StepMetrics(parts, advantages, batch.mask)
+    metrics = StepMetrics(parts)
     for epoch in range(config.num_iterations):
         for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
             n_blanks = total_over_processes(batch.mask[rows].sum()).clamp(min=1)

@@ -51,18 +51,15 @@ class StepMetrics:
     It adds up the metrics of an update's micro-batches, and averages them over the updates.
     """
 
-    def __init__(self, parts, advantages, mask):
-        """Compute the rollout's metrics from its rewards {name: (B,G)} and advantages (B,G,T)."""
+    def __init__(self, parts):
+        """Compute the rollout's metrics from its rewards, {name: (B,G)}."""
         parts = {name: gather(values) for name, values in parts.items()}
         total = parts.pop("reward")  # (B,G)
         span = total.amax(dim=1) - total.amin(dim=1)  # (B,)
-        at_blanks = gather(advantages * mask[:, None]).sum()
-        draws = gather(mask).sum() * advantages.shape[1]
         self.figures = {
             "mean_reward": total.mean(),
             "std_reward": total.std(),
             "frac_reward_zero_std": (span <= INDISTINCT).float().mean(),
-            "mean_advantage": at_blanks / draws.clamp(min=1),
         }
         self.figures |= {name: values.mean() for name, values in parts.items()}
         self.sums = {}

@@ -2,6 +2,7 @@
 
     python -m grpo.evaluation out                        # prints the table that the run made
     python -m grpo.evaluation out-a out-b                # and the settings in which runs differ
+    python -m grpo.evaluation out-1 out-2 out-3 --mean   # means over runs, and their spread
     python -m grpo.evaluation out --again                # computes the table anew, with the target
     python -m grpo.evaluation out --eval_seed=1          # takes other inputs, and keeps nothing
     python -m grpo.evaluation out --reward=judge,A.pt    # what these judges say, and keeps nothing
@@ -16,11 +17,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.user_mistake import exit_on_mistake, refuse
-from grpo.evaluation.evaluate import EVALUATION_SEED, aligned, evaluate, format_table
+from grpo.evaluation.evaluate import (
+    COLUMNS,
+    EVALUATION_SEED,
+    aligned,
+    evaluate,
+    format_rows,
+    format_table,
+)
 from grpo.plumbing.checkpoint import LATEST, training_state
 from grpo.plumbing.config import Config, Parser, number, saved_settings
 from grpo.plumbing.load import load_run
-from grpo.plumbing.log import save_table
+from grpo.plumbing.log import read_lines, save_table
+
+MORE_COLUMNS = {"entropy": ("entropy", 2), "mean_kl": ("KL", 2)}
 
 
 def stored(out_dir):
@@ -46,8 +56,23 @@ def side_by_side(out_dirs):
     rows = {}
     for out_dir, (_, result) in runs.items():
         for title in ("before, sampled", "after, sampled"):
-            rows[f"{out_dir}: {title}"] = result[title]
-    return "\n".join([*aligned(cells), "", format_table(rows)])
+            rows[f"{out_dir}: {title}"] = [result[title]]
+    return "\n".join([*aligned(cells), "", *format_rows(rows)])
+
+
+def mean(out_dirs):
+    """Return the whole table as text, with the mean over several runs and its spread in each cell.
+
+    Two columns are added: the entropy of a blank, and the KL in the last step of training.
+    """
+    rows = {}
+    for out_dir in out_dirs:
+        _, result = stored(out_dir)
+        metrics = read_lines(Path(out_dir) / "metrics.jsonl")
+        result["after, sampled"]["mean_kl"] = metrics[-1]["mean_kl"]
+        for title, row in result.items():
+            rows.setdefault(title, []).append(row)
+    return "\n".join(format_rows(rows, COLUMNS | MORE_COLUMNS))
 
 
 def again(args):
@@ -73,6 +98,7 @@ def main(arguments=None):
     parser = Parser(prog="python -m grpo.evaluation", description="Print the table of a run.")
     add = parser.add_argument
     add("out_dir", nargs="+", help="a run's folder; several are put side by side")
+    add("--mean", action="store_true", help="average several runs, which differ in their seed")
     add("--again", action="store_true", help="compute the table again, and save it")
     seed_help = "a number that chooses the held-out inputs"
     add("--eval_seed", type=number(int, 0, 2**32), default=EVALUATION_SEED, help=seed_help)
@@ -86,6 +112,8 @@ def main(arguments=None):
         refuse(compute and len(args.out_dir) > 1, "a table is computed for one run; name only one")
         if compute:
             print(again(args))
+        elif args.mean:
+            print(mean(args.out_dir))
         elif len(args.out_dir) > 1:
             print(side_by_side(args.out_dir))
         else:

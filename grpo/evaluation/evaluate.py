@@ -260,6 +260,30 @@ def aligned(rows):
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
+def cell(values, digits):
+    """Format the mean of `values`, ± half of the gap between the largest and the smallest: -> str.
+
+    No values give an empty cell. The ± is left out where it rounds to 0.
+    """
+    if not values:
+        return ""
+    mean = f"{sum(values) / len(values):.{digits}f}"
+    half = f"{(max(values) - min(values)) / 2:.{digits}f}"
+    return f"{mean} ± {half}" if float(half) else mean
+
+
+def format_rows(rows, columns=COLUMNS):
+    """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text."""
+    lines = [["filled by", *(title for title, _ in columns.values())]]
+    for title, of_runs in rows.items():
+        cells = []
+        for name, (_, digits) in columns.items():
+            values = [row[name] for row in of_runs if name in row]
+            cells.append(cell(values, digits))
+        lines.append([title, *cells])
+    return aligned(lines)
+
+
 def format_table(result):
     """Format the dict of evaluation.json as a table: -> str.
 
@@ -269,14 +293,8 @@ def format_table(result):
     names = dict.fromkeys(name for row in result.values() for name in row)
     parts = {name: (name.removeprefix("reward_"), 3) for name in names if "reward_" in name}
     columns = COLUMNS | ({"judge": ("judge", 3)} if parts else {}) | parts
-    cells = [["filled by", *(title for title, _ in columns.values())]]
-    for title, row in result.items():
-        if "temperature" not in title:
-            shown = columns.items()
-            numbers = [f"{row[name]:.{n}f}" if name in row else "" for name, (_, n) in shown]
-            cells.append([title, *numbers])
-    lines = aligned(cells)
-    text = result.get("the text")  # it is not among the rows of several runs
-    if text and result["after, sampled"]["judge"] > text["judge"]:
+    rows = {title: [row] for title, row in result.items() if "temperature" not in title}
+    lines = format_rows(rows, columns)
+    if result["after, sampled"]["judge"] > result["the text"]["judge"]:
         lines.append("the judge prefers these fills to the original text: it is being fooled")
     return "\n".join([*lines, "what the columns are: grpo/README.md#the-table"])

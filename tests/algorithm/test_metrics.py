@@ -29,10 +29,10 @@ def random_step():
     draws = mask[:, None]
     old, *now = (Scores(*2 * [draws * some(B, G, T)], *2 * [mask * some(B, T)]) for _ in range(3))
     terms = [[Terms(*some(3), torch.tensor(2 + i + 5 * k)) for i in (0, 1)] for k in (0, 1)]
-    return mask, parts, some(B, G, T), old, now, terms
+    return mask, parts, old, now, terms
 
 
-def slow_metrics(mask, parts, advantages, old, now, terms, norms):
+def slow_metrics(mask, parts, old, now, terms, norms):
     """Average over draws or blanks within each update, then over the updates."""
     rewards = parts["reward"].flatten().tolist()
     draws = [(b, j, t) for b, t in mask.nonzero().tolist() for j in range(G)]
@@ -56,22 +56,21 @@ def slow_metrics(mask, parts, advantages, old, now, terms, norms):
         "mean_reward": statistics.mean(rewards),
         "std_reward": statistics.stdev(rewards),
         "frac_reward_zero_std": 1 / B,
-        "mean_advantage": statistics.mean(advantages[at].item() for at in draws),
         "reward_judge": parts["reward_judge"].mean().item(),
     }
 
 
 def test_metrics_add_up_over_micro_batches_and_average_over_updates():
-    mask, parts, advantages, old, now, terms = random_step()
+    mask, parts, old, now, terms = random_step()
     norms = [0.5, 2.0]
-    metrics = StepMetrics(parts, advantages, mask)
+    metrics = StepMetrics(parts)
     for k, update in enumerate(UPDATES):
         blanks = mask[sum(update, [])].sum()
         for rows, term in zip(update, terms[k]):
             metrics.add(now[k][rows], old[rows], term, blanks)
         metrics.updated(torch.tensor(norms[k]))
     have = {name: value.item() for name, value in metrics.result().items()}
-    want = slow_metrics(mask, parts, advantages, old, now, terms, norms)
+    want = slow_metrics(mask, parts, old, now, terms, norms)
     assert have == pytest.approx(want, rel=1e-5)
 
 
