@@ -68,9 +68,9 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         fills = q_old.sample(batch.uniforms)
         old = q_old.score(fills, q_ref)  # q_ref gives old.ref_logp and old.kl
 
-    # 2. Judge. By default a frozen classifier estimates log(p / q_ref) of every hidden word, where
-    #    p is its probability in real text. That is the reward of each letter of the word. With
-    #    credit=input a letter gets the sum over all words of its input.
+    # 2. Judge. By default a frozen classifier reads each completion. It estimates log(p / q_ref) of
+    #    every hidden word, where p is its probability in real text. That is the reward of each
+    #    letter of the word. With credit=input a letter gets the sum over all words of its input.
     reward, parts = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
 
     # 3. Compare each fill with the rest of its group.
@@ -83,7 +83,8 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
 
     # 4. Update, by default twice. `weights` turns the sum of the losses of all blanks into their
     #    average, however the update is cut into micro-batches. By default the weight of a blank is
-    #    1 / (B · G · blanks of its input); other averages divide by n_blanks.
+    #    1 / (B · G · blanks of its input), where B counts the inputs of all processes. Other
+    #    averages divide by n_blanks.
     metrics = StepMetrics(parts)
     for epoch in range(config.num_iterations):
         for rows in minibatches(batch, epoch, config):  # all inputs at once, or shuffled parts
@@ -119,8 +120,9 @@ def main(arguments=()):
     device = pick_device(config.device)
     join_processes(device)  # under torchrun each process has a GPU of its own
 
-    # The generator learns. `base` is a frozen copy, to compare before and after with. `anchor` is
-    # the network that the KL is measured from, by default one more copy. The judge scores.
+    # The files are those that the run began with, also if it is resumed. The generator learns.
+    # `base` is a frozen copy, to compare before and after with. `anchor` is the network that the KL
+    # is measured from, by default one more copy. The judge scores.
     generator, base, anchor, judge_network = load_models(config)
     train, val = load_text(config)
 

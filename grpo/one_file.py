@@ -45,7 +45,7 @@ def draw_inputs(text, size, seed):
     starts = rng.integers(len(text) - T + 1, size=size)  # (B,)
     tokens = text[starts[:, None] + np.arange(T)].astype(int)  # (B,T)
     words = np.zeros((size, T), dtype=int)  # (B,T)
-    rng.random(size)  # unused; with these train_grpo.py chooses among several ways of hiding
+    rng.random(size)  # train_grpo.py draws these, too, to choose a way of hiding for each input
     for i, window in enumerate(tokens):
         short = re.finditer("(?<= )[a-z]{2,4}(?= )", "".join(LETTERS[window]))
         for n, (start, end) in enumerate(rng.permutation([word.span() for word in short])[:3], 1):
@@ -59,7 +59,7 @@ def draw_inputs(text, size, seed):
 
 def log_probs(generator, masked):
     """Compute the log-probability of each letter at each position: (B,T) -> (B,T,V)."""
-    (logits,) = generator(masked)  # (B,T,V+1)
+    (logits,) = generator(masked)  # (B,T,V+1); the networks have no dropout
     return logits[..., :BLANK].double().log_softmax(dim=-1)  # double, so that they add up to 1
 
 
@@ -75,7 +75,7 @@ def sample(log_q, masked, uniforms):
 def judge_words(judge, completions, words):
     """Reward each letter with the judge's mean logit that its word is real: (B,G,T) -> (B,G,T)."""
     logits = torch.cat([judge(part) for part in completions.flatten(0, 1).split(32)])  # (B·G,T)
-    same_word = (words[:, None] == words[..., None]).float()  # (B,T,T) the loss skips "word" 0
+    same_word = (words[:, None] == words[..., None]).float()  # (B,T,T) the loss skips 0, the text
     mean = logits.view(completions.shape) @ same_word / same_word.sum(dim=1, keepdim=True)
     return mean.clamp(-8, 8)  # (B,G,T) no single word shall outweigh all others
 
@@ -97,7 +97,7 @@ def grpo_loss(log_q, log_q_old, log_q_ref, completions, A, mask):
 
 
 def train(generator, reference, judge, text):
-    """Take all steps, and yield their losses. They rise with the KL, as advantages average 0."""
+    """Take all steps, and yield their losses: about β·KL, because advantages average 0."""
     adamw = torch.optim.AdamW(generator.parameters(), betas=(0.9, 0.99), weight_decay=0)
     for step in range(STEPS):
         cosine = (1 + math.cos(math.pi * max(0, step - WARMUP) / (STEPS - WARMUP))) / 2  # 1 to 0
