@@ -75,7 +75,7 @@ def sample(log_q, masked, uniforms):
 def judge_words(judge, completions, words):
     """Reward each letter with the judge's mean logit that its word is real: (B,G,T) -> (B,G,T)."""
     logits = torch.cat([judge(part) for part in completions.flatten(0, 1).split(32)])  # (B·G,T)
-    same_word = (words[:, None] == words[..., None]).float()  # (B,T,T) the loss skips 0, the text
+    same_word = (words[:, None] == words[..., None]).float()  # (B,T,T) the loss skips word 0
     mean = logits.view(completions.shape) @ same_word / same_word.sum(dim=1, keepdim=True)
     return mean.clamp(-8, 8)  # (B,G,T) no single word shall outweigh all others
 

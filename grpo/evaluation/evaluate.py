@@ -273,7 +273,13 @@ def cell(values, digits):
 
 
 def format_rows(rows, columns=COLUMNS):
-    """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text."""
+    """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text.
+
+    Each part of a run's reward except `judge` adds a column, named "reward_NAME" in the rows.
+    """
+    names = dict.fromkeys(name for of_runs in rows.values() for row in of_runs for name in row)
+    parts = {name: (name.removeprefix("reward_"), 3) for name in names if "reward_" in name}
+    columns = columns | ({"judge": ("judge", 3)} if parts else {}) | parts
     lines = [["filled by", *(title for title, _ in columns.values())]]
     for title, of_runs in rows.items():
         cells = []
@@ -287,14 +293,10 @@ def format_rows(rows, columns=COLUMNS):
 def format_table(result):
     """Format the dict of evaluation.json as a table: -> str.
 
-    Each part of the run's reward except `judge` adds a column, named "reward_NAME" in the dict. The
-    base model at other temperatures is left out, and so is what no column of COLUMNS shows.
+    The base model at other temperatures is left out.
     """
-    names = dict.fromkeys(name for row in result.values() for name in row)
-    parts = {name: (name.removeprefix("reward_"), 3) for name in names if "reward_" in name}
-    columns = COLUMNS | ({"judge": ("judge", 3)} if parts else {}) | parts
     rows = {title: [row] for title, row in result.items() if "temperature" not in title}
-    lines = format_rows(rows, columns)
+    lines = format_rows(rows)
     if result["after, sampled"]["judge"] > result["the text"]["judge"]:
         lines.append("the judge prefers these fills to the original text: it is being fooled")
     return "\n".join([*lines, "what the columns are: grpo/README.md#the-table"])

@@ -68,7 +68,11 @@ def test_the_same_table_again_and_another_is_only_printed(finished, capsys):
 
 def test_runs_stand_side_by_side(finished, capsys):
     """The settings that differ come first, then the rows before and after of each run."""
-    outs = [str(finished()), str(finished("b", kl_beta=0.5, temperature=0.7))]
+    reward = "judge,valid_words"
+    outs = [
+        str(finished(reward=reward)),
+        str(finished("b", reward=reward, kl_beta=0.5, temperature=0.7)),
+    ]
     for out in outs:
         main([out, "--again"])
     capsys.readouterr()
@@ -79,6 +83,7 @@ def test_runs_stand_side_by_side(finished, capsys):
         ["temperature", "0.8", "0.7"],
         ["kl_beta", "0.1", "0.5"],
     ]
+    assert lines[4][-2:] == ["judge", "valid_words"]  # the columns of the reward
     rows = [line[:3] for line in lines if line and line[0][:-1] in outs]
     both = [["before,", "sampled"], ["after,", "sampled"]]
     assert rows == [[f"{out}:", *title] for out in outs for title in both]
@@ -87,13 +92,14 @@ def test_runs_stand_side_by_side(finished, capsys):
 def test_a_mean_over_runs_comes_with_half_of_its_range(finished, capsys):
     outs = [str(finished(name)) for name in "abc"]
     for out, x in zip(outs, (0.1, 0.2, 0.6)):
-        row = {"valid_words": x, "nats": 1.23456, "entropy": x}
+        row = {"valid_words": x, "nats": 1.23456, "entropy": x, "judge": 0.5, "reward_f": 2 * x}
         write(Path(out) / "evaluation.json", json.dumps({"after, sampled": row}).encode())
         write(Path(out) / "metrics.jsonl", b'{"mean_kl": 9}\n{"mean_kl": 2}\n')
     main([*outs, "--mean"])
     cells = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
-    assert cells[0][-3:] == ["pass@16", "entropy", "KL"]
-    assert cells[1:] == [["after, sampled", "0.300 ± 0.250", "1.235", "0.30 ± 0.25", "2.00"]]
+    assert cells[0][-5:] == ["pass@16", "entropy", "KL", "judge", "f"]
+    figures = ["0.300 ± 0.250", "1.235", "0.30 ± 0.25", "2.00", "0.500", "0.600 ± 0.500"]
+    assert cells[1:] == [["after, sampled", *figures]]
 
 
 def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):
