@@ -37,6 +37,13 @@ INPUTS = 8  # each line shows this many held-out inputs
 DRAWS = 200  # a line records about this many drawn letters
 
 
+def shown_inputs(held_out):
+    """Choose the inputs of the page. Those with a single blank, where nothing clashes, come last."""
+    single = held_out.batch.mask.sum(dim=1) == 1  # (N,)
+    first = single.int().argsort(stable=True)[:INPUTS]
+    return held_out.batch[first]
+
+
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def view(policy, batch):
@@ -66,7 +73,7 @@ def begin(before, held_out, config, start):
 
     A resumed run with the same held-out inputs keeps the header of its file.
     """
-    few = held_out.batch[:INPUTS]
+    few = shown_inputs(held_out)
     header = {
         "iteration": -1,
         "vocabulary": VOCABULARY,
@@ -112,7 +119,7 @@ def record(policy, held_out, config, step, rollout):
     shown = slice(max(1, DRAWS // int(mask.sum())))
     line = {
         "iteration": step,
-        **view(policy, held_out.batch[:INPUTS]),
+        **view(policy, shown_inputs(held_out)),
         "masked": decode(text)[0],
         "fills": decode(group.fills.completions[0, shown, mask]),
     }
