@@ -22,6 +22,7 @@ from model import pretrain
 READMES = {}
 for folder in ("", "grpo/", "config/", "model/", "data/", "tests/"):
     READMES[f"{folder}README.md"] = Path(f"{folder}README.md").read_text()
+READMES["config/latent.md"] = Path("config/latent.md").read_text()
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PROSE = {name: FENCE.sub("", text) for name, text in READMES.items()}  # without blocks of code
 
