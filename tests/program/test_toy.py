@@ -18,7 +18,7 @@ def lines(capsys, arguments):
 def test_the_puzzles_show_what_the_toy_prints(capsys):
     """Each command of the README, run as it stands there, prints the lines below it."""
     printed = {}
-    for block in re.findall(r"^```\n(.*?)^```", README, re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"^```\w*\n(.*?)^```", README, re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
             if line.startswith(COMMAND):
                 arguments = line.removeprefix(COMMAND)
