@@ -38,7 +38,7 @@ DRAWS = 200  # a line records about this many drawn letters
 
 
 def shown_inputs(held_out):
-    """Choose the inputs of the page. Those with a single blank, where nothing clashes, come last."""
+    """Choose the page's inputs. Those with a single blank, where nothing clashes, come last."""
     single = held_out.batch.mask.sum(dim=1) == 1  # (N,)
     first = single.int().argsort(stable=True)[:INPUTS]
     return held_out.batch[first]
