@@ -15,23 +15,9 @@ import torch
 
 from data.masking import make_mask
 from data.per_word import number_words, words_between_spaces
-from data.text.prepare import BLANK, VOCABULARY, normalise
+from data.text.prepare import normalise
 from data.user_mistake import Mistake, refuse
-
-MASK_ID = VOCABULARY.index(BLANK)
-PAD = -1  # fills the end of a prompt shorter than block_size; it is no character
-
-
-def decode(tokens):
-    """Turn tokens (...,T) into a flat list of strings."""
-    table = np.frombuffer(VOCABULARY.encode("ascii"), dtype=np.uint8)
-    rows = tokens.reshape(-1, tokens.shape[-1]).cpu().numpy()
-    return [row.tobytes().decode("ascii") for row in table[rows]]
-
-
-def encode(text):
-    """Turn a text of a to z, spaces and blanks into tokens (T,)."""
-    return torch.tensor([VOCABULARY.index(c) for c in text])
+from data.vocabulary import BLANK, MASK_ID, PAD, VOCABULARY, encode
 
 
 def typed_words(tokens):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from data.dataset import MASK_ID
+from data.vocabulary import MASK_ID
 from grpo.distributed import n_processes, share
 
 # What a stream of random numbers is for, which is a part of its seed.

@@ -59,7 +59,7 @@ def draw_inputs(text, size, seed):
 
 def log_probs(generator, masked):
     """Compute the log-probability of each letter at each position: (B,T) -> (B,T,V)."""
-    (logits,) = generator(masked)  # (B,T,V+1); the networks have no dropout
+    (logits,) = generator(masked, None)  # (B,T,V+1); the networks have no dropout
     return logits[..., :BLANK].double().log_softmax(dim=-1)  # double, so that they add up to 1
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from data.text.prepare import VOCABULARY
 from data.user_mistake import refuse
+from data.vocabulary import VOCABULARY
 from grpo.cuda.kernel import choose
 from grpo.latent_policy import Latent
 from grpo.product_policy import Product
@@ -39,8 +39,8 @@ class Policy:
     def __call__(self, batch):
         """Return a `Latent` if the network has a latent, or else a `Product`."""
         recompute = self.config.gradient_checkpointing and torch.is_grad_enabled()
-        parts = batch.masked.split(self.config.batch_size)
-        outputs = [self.call(part, recompute=recompute) for part in parts]  # a tuple for each part
+        parts = (x.split(self.config.batch_size) for x in (batch.masked, batch.words))
+        outputs = [self.call(*part, recompute=recompute) for part in zip(*parts)]
         tensors = [torch.cat(pieces).to(batch.masked.device) for pieces in zip(*outputs)]
         penalty = self.config.repetition_penalty
         if penalty != 1:
@@ -62,8 +62,8 @@ def make_judge(network, config, device):
 def on_device(network, device, config):
     """Move a network to `device`, and return a function that calls it.
 
-    The function takes tokens (N,T) on any device, and its result lies on `device`. It autocasts and
-    is compiled as the settings say.
+    The function takes the network's inputs on any device, and its result lies on `device`. It
+    autocasts and is compiled as the settings say.
     """
     network.to(device)
     if pick_compile(config.compile, device) == "true":
@@ -72,9 +72,9 @@ def on_device(network, device, config):
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
     padded = bool(config.prompts_file)
 
-    def call(tokens, **options):
+    def call(*inputs, **options):
         with autocast:
-            return network(tokens.to(device), padded=padded, **options)
+            return network(*(x.to(device) for x in inputs), padded=padded, **options)
 
     return call
 

@@ -20,10 +20,10 @@ repeats.
 import torch
 import torch.nn.functional as F
 
-from data.dataset import VOCABULARY, decode
 from data.lexicon import hidden_spans, is_valid
 from data.per_word import begins_word, mean_over_blanks, mean_over_words
 from data.user_mistake import Mistake, refuse
+from data.vocabulary import VOCABULARY, decode
 
 CPU_ROWS = 32  # rows that a CPU judges at once; many more would overflow its cache
 CUDA_ROWS = 8192  # rows that a GPU judges at once, so that the activations fit into its memory

@@ -17,8 +17,8 @@ import torch
 from tqdm import tqdm
 
 from data.masking import parse_masking
-from data.text.prepare import VOCABULARY
 from data.user_mistake import exit_on_mistake, refuse
+from data.vocabulary import VOCABULARY
 from grpo.distributed import pick_device
 from grpo.plumbing.checkpoint import load_model, model_file, write
 from grpo.plumbing.config import Config, read_arguments

@@ -15,7 +15,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from data.per_word import mean_over_words, number_words, spread
+from data.per_word import mean_over_words, spread
 
 IMPOSSIBLE = -1e9  # like -inf, but the difference of two is 0 and not NaN
 
@@ -129,19 +129,20 @@ class Generator(nn.Module):
             nn.init.normal_(self.prior.weight, std=0.02)
             nn.init.zeros_(self.prior.bias)
 
-    def forward(self, tokens, **options):
+    def forward(self, tokens, words, **options):
         """Map masked inputs (B,T) to the tensors that the policy is made from, as a tuple.
 
-        For `Product` there is one tensor, the logits (B,T,V). For `Latent` there are two tensors.
-        The first has the logits of the prior (B,T,K), equal at all blanks of a word. The second has
-        the logits of the letters for each z (B,T,K,V). Both are 0 where there is no blank. The mask
-        token can never be drawn. The options are those of `Trunk`.
+        words (B,T) numbers the hidden words of each input. For `Product`, which does not need it,
+        there is one tensor, the logits (B,T,V). For `Latent` there are two tensors. The first has
+        the logits of the prior (B,T,K), equal at all blanks of a word. The second has the logits of
+        the letters for each z (B,T,K,V). Both are 0 where there is no blank. The mask token can
+        never be drawn. The options are those of `Trunk`.
         """
         features = self.trunk(tokens, **options)  # (B,T,C)
         if self.n_latent == 1:
             return (F.pad(self.head(features), (0, 1), value=IMPOSSIBLE),)
-        mask = tokens == self.trunk.config.vocab_size - 1  # (B,T)
-        of_word = mean_over_words(features.float().mT, number_words(mask)).mT  # (B,T,C)
+        mask = words > 0  # (B,T)
+        of_word = mean_over_words(features.float().mT, words).mT  # (B,T,C)
         prior = self.prior(of_word[mask]).float()  # (M,K)
         letters = self.head(features[mask]).float().unflatten(-1, (self.n_latent, -1))  # (M,K,V-1)
         letters = F.pad(letters, (0, 1), value=IMPOSSIBLE)  # (M,K,V)

@@ -15,7 +15,8 @@ import torch
 
 import train_grpo
 from data.per_word import number_words
-from data.text.prepare import VOCABULARY, prepare
+from data.text.prepare import prepare
+from data.vocabulary import VOCABULARY
 from grpo import batch
 from grpo.plumbing.checkpoint import model_file, read, write
 from model.transformer import Generator, Judge, TransformerConfig

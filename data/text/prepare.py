@@ -12,16 +12,14 @@ import argparse
 import ast
 import hashlib
 import re
-import string
 import unicodedata
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
 from data.user_mistake import Mistake, exit_on_mistake, refuse
+from data.vocabulary import VOCABULARY
 
-BLANK = "_"  # the mask token, so it is never a character of the text
-VOCABULARY = " " + string.ascii_lowercase + BLANK
 MIN_CHARACTERS = 1000  # train.bin and val.bin must each have at least this many
 SOURCES = {  # folders to read; all of torch would take too long for what it adds
     "numpy": "_core lib linalg fft random polynomial ma matrixlib",

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from data.dataset import MASK_ID, decode
 from data.lexicon import hidden_spans, highlight, is_valid, lexicon
 from data.per_word import mean_over_blanks, sum_over_words
+from data.vocabulary import MASK_ID, decode
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first
 from grpo.evaluation.ngram import ngram, ngram_bits

@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from data.dataset import encode
 from data.per_word import begins_word, number_words, sum_over_words
+from data.vocabulary import encode
 from grpo.batch import TARGET, draw_uniforms
 from grpo.latent_policy import Latent
 from grpo.reward import log_odds

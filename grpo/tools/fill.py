@@ -27,11 +27,11 @@ from typing import NamedTuple
 
 import torch
 
-from data.dataset import MASK_ID, decode, encode, encode_prompt, typed_words
+from data.dataset import encode_prompt, typed_words
 from data.lexicon import highlight
 from data.per_word import mean_over_blanks
-from data.text.prepare import BLANK
 from data.user_mistake import exit_on_mistake, refuse
+from data.vocabulary import BLANK, MASK_ID, decode, encode
 from grpo.batch import make_batch
 from grpo.plumbing.checkpoint import LATEST, load_model, read
 from grpo.plumbing.config import Config, Parser, number

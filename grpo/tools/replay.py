@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from data.dataset import VOCABULARY, decode
 from data.user_mistake import exit_on_mistake, refuse
+from data.vocabulary import VOCABULARY, decode
 from grpo.distributed import is_first
 from grpo.logprobs import log_softmax
 from grpo.loss import log_ratio, policy_objective

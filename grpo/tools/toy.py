@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from data.dataset import decode, encode
-from data.text.prepare import VOCABULARY
 from data.user_mistake import exit_on_mistake, refuse
+from data.vocabulary import VOCABULARY, decode, encode
 from grpo.batch import make_batch
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config, check, read_arguments
@@ -72,7 +71,7 @@ class Table(torch.nn.Module):
             self.prior = torch.nn.Parameter(logits.new_zeros(1, T, n_latent))  # (1,T,K)
         self.logits = torch.nn.Parameter(logits.squeeze(2))  # (1,T,V) or (1,T,K,V)
 
-    def forward(self, tokens, **options):
+    def forward(self, tokens, words, **options):
         return tuple(self.parameters())
 
 

@@ -10,7 +10,8 @@ import torch
 from conftest import make_batch
 
 from data import per_word
-from data.dataset import MASK_ID, Dataset
+from data.dataset import Dataset
+from data.vocabulary import MASK_ID
 from grpo.batch import Batch, draw_batch, minibatches
 from grpo.logprobs import Scores
 from grpo.metrics import Rollout

@@ -244,12 +244,14 @@ def test_a_generator_has_a_prior_for_each_word_and_letters_for_each_blank():
     generator = Generator(replace(SHAPE, n_latent=3))
     for weight in generator.parameters():
         torch.nn.init.normal_(weight, std=0.4)
-    prior, letters = generator(TEXT)
+    words = number_words(TEXT == 5)
+    words[1, 7] = 1  # the last blank belongs to the word of the first, though far from it
+    prior, letters = generator(TEXT, words)
     assert prior.shape == (2, 8, 3) and letters.shape == (2, 8, 3, 6)
     blank = TEXT == 5
     assert not prior[~blank].any() and not letters[~blank].any()
     assert not letters[blank].softmax(dim=-1)[..., 5].any()  # it never writes a blank
-    words = number_words(blank) + torch.tensor([[0], [10]])
+    words = words + torch.tensor([[0], [10]])
     same = words[blank][:, None] == words[blank]  # (M,M)
     apart = (prior[blank][:, None] - prior[blank]).abs().amax(dim=-1)  # (M,M)
     assert not apart[same].any() and (apart[~same] > 0.01).all()
@@ -260,10 +262,12 @@ def test_a_latent_begins_as_copies_of_a_product(monkeypatch):
     torch.manual_seed(0)
     product = Generator(SHAPE)
     batch = make_batch(TEXT, TEXT == 5, 5, 1, (1,))
-    letters = with_latent(product, 4)(TEXT)[1][batch.mask].log_softmax(dim=-1)  # (M,K,V)
+    letters = with_latent(product, 4)(TEXT, batch.words)[1][batch.mask].log_softmax(
+        dim=-1
+    )  # (M,K,V)
     assert (letters - letters[:, :1]).abs().max() > 1e-4
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
-    have = Latent(*with_latent(product, 4)(TEXT), batch, Config()).marginal()
-    want = Product(*product(TEXT), batch, Config())
+    have = Latent(*with_latent(product, 4)(TEXT, batch.words), batch, Config()).marginal()
+    want = Product(*product(TEXT, batch.words), batch, Config())
     y = torch.randint(5, (2, 9, 8), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(have.log_prob(y), want.log_prob(y))

@@ -160,8 +160,8 @@ def test_equal_rewards_leave_the_kl_alone(loss_type):
     before, after, *_ = step(settings, tokens, mask, indifferent_judge)
     generator, reference = models(6, 8)
     masked = tokens.masked_fill(mask, 5)
-    log_p = log_softmax(generator(masked)[0], 0.7)[..., :5]  # (B,T,5)
-    log_r = log_softmax(reference(masked)[0], 0.7)[..., :5]  # (B,T,5)
+    log_p = log_softmax(generator(masked, None)[0], 0.7)[..., :5]  # (B,T,5)
+    log_r = log_softmax(reference(masked, None)[0], 0.7)[..., :5]  # (B,T,5)
     kl = (log_p.exp() * (log_p - log_r)).sum(dim=-1)  # (B,T)
     # Each of the 4 inputs has 4 blanks, so a mean of means also divides by 16.
     per_blank = {"grpo": 16, "dapo": 16, "bnpo": 16, "dr_grpo": 4 * 8, "sum": 4}[loss_type]
@@ -300,7 +300,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(distribution):
     config = Config(**PLAIN, batch_size=2, group_size=4)
 
     def policy(network):
-        return lambda batch: distribution(*network(batch.masked), batch, Config())
+        return lambda batch: distribution(*network(batch.masked, batch.words), batch, Config())
 
     rewards = Rewards({"judge": (partial(judge_reward, some_judge, "log_odds"), 1.0)})
     before = weights_of(generator)

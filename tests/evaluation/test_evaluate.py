@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
-from data.dataset import decode
+from data.vocabulary import decode
 from grpo.evaluation.evaluate import (
     COLUMNS,
     HeldOut,

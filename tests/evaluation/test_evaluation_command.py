@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.text.prepare import VOCABULARY
+from data.vocabulary import VOCABULARY
 from grpo.evaluation.__main__ import main
 from grpo.evaluation.evaluate import EVALUATION_SEED
 from grpo.plumbing.checkpoint import model_file, write

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from conftest import BLANK, encode, make_batch
 
-from data.dataset import decode
-from data.text.prepare import VOCABULARY
+from data.vocabulary import VOCABULARY, decode
 from grpo.batch import draw_uniforms
 from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank, fill_blindly, target
 from grpo.latent_policy import Latent

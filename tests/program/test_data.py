@@ -8,10 +8,11 @@ import pytest
 import torch
 from conftest import TEXT
 
-from data.dataset import MASK_ID, PAD, Dataset, Prompts, decode
+from data.dataset import Dataset, Prompts
 from data.masking import MASKINGS, make_mask
 from data.text.prepare import is_validation, normalise, prepare
 from data.user_mistake import Mistake
+from data.vocabulary import MASK_ID, PAD, decode
 
 LINE = "the old cat sat on the mat and ran"
 TEXTS = np.array([[*LINE]] * 2000)  # (B,T)

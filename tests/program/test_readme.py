@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import BLANK, encode
 
-from data.dataset import decode
+from data.vocabulary import decode
 from grpo.advantage import group_advantages
 from grpo.evaluation.__main__ import MORE_COLUMNS
 from grpo.evaluation.evaluate import COLUMNS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import browse, needs_browser, run
 
-from data.dataset import decode
+from data.vocabulary import decode
 from grpo.tools import replay
 
 

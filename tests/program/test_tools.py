@@ -8,7 +8,7 @@ import torch
 from conftest import run
 
 from data.dataset import encode_prompt
-from data.text.prepare import VOCABULARY
+from data.vocabulary import VOCABULARY
 from grpo.plumbing.checkpoint import load_model
 from grpo.tools import bench, fill
 from model.transformer import Generator
@@ -42,7 +42,8 @@ def test_fills_come_with_their_exact_probability(world, kind):
     torch.nn.init.normal_(generator.head.weight)  # so that the values of the latent differ
     found = fill.fill(generator, "h_l_ me", k=200, temperature=0.7)
     with torch.no_grad():
-        *prior, letters = generator(encode_prompt("h_l_ me", 16, "text")[None])
+        words = torch.tensor([[0, 1, 0, 1, 0, 0, 0]])
+        *prior, letters = generator(encode_prompt("h_l_ me", 16, "text")[None], words)
     q = (letters.double() / 0.7).softmax(dim=-1)[0].view(7, -1, 28)  # (T,K,V)
     p_z = (prior[0][0, 1].double() / 0.7).softmax(dim=-1) if prior else torch.ones(1)  # (K,)
     for one in found:
