@@ -19,11 +19,10 @@ from tqdm import tqdm
 from data.masking import parse_masking
 from data.user_mistake import exit_on_mistake, refuse
 from data.vocabulary import VOCABULARY
-from grpo.distributed import pick_device
 from grpo.plumbing.checkpoint import load_model, model_file, write
 from grpo.plumbing.config import Config, read_arguments
-from grpo.plumbing.load import check_length, load_text
-from grpo.policy import Policy, make_judge
+from grpo.plumbing.load import check_length, load_splits
+from grpo.plumbing.network import Policy, make_judge, pick_device
 from model.losses import PRETRAINING, generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
@@ -141,7 +140,7 @@ def pretrain(args):
     if args.policy:
         models.append(load_model(args.policy, Generator))
     check_length(args.block_size, *models, judge)
-    train, val = load_text(config)
+    train, val = load_splits(config)
     out = Path(args.out_dir)
     out.mkdir(parents=True, exist_ok=True)  # what cannot be written fails now, not in half an hour
     sources = [Policy(model, config, device) for model in models]
@@ -168,7 +167,7 @@ def pretrain(args):
         judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)
     fit("judge", judge, loss_of_judge, args.judge_steps, peak)
     write(out / "judge.pt", model_file(judge, torch.float16))
-    report(policy, score, val)
+    report(policy, score, val, "short")
 
 
 def parse(arguments):

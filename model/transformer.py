@@ -120,6 +120,7 @@ class Generator(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.trunk = Trunk(config)
+        self.vocab_size = config.vocab_size
         self.n_latent = config.n_latent
         characters = config.vocab_size - 1  # all but the mask token
         self.head = nn.Linear(config.n_embd, config.n_latent * characters, bias=False)

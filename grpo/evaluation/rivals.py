@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from data.per_word import begins_word, number_words, sum_over_words
 from data.vocabulary import encode
 from grpo.batch import TARGET, draw_uniforms
-from grpo.latent_policy import Latent
+from grpo.policy import integer_weights
 from grpo.reward import log_odds
-from grpo.sampling import integer_weights
+from grpo.variants.latent import Latent
 
 NEARLY_0 = 1e-3  # a temperature at which practically only the best has a chance
 
@@ -97,18 +97,12 @@ def temper(q, choose, spell):
 
 
 def fill_blindly(batch, text):
-    """Fill each hidden word with a word of its length: -> common (N,1,T), random (N,n,T), nats.
+    """Fill each hidden word with a word of its length: -> common (N,1,T), random (N,n,T).
 
     `common` has the word that `text` has most often. `random` has words drawn as often as `text`
     has them. If it has none of this length, both write only "a". They never look at the visible
     letters. Even so, if whole words are hidden, almost every word that they fill in is valid. That
     is why the table calls them cheats.
-
-    `nats` is −log of the probability of the hidden words, per letter. A word that `text` has c
-    times gets the probability (c + 1) / (C + W + 1), where C is the sum of the counts of all words
-    of its length. So each word counts once more than `text` has it, and whatever is no word of
-    `text` counts once. Where not whole words are hidden, most runs of blanks are no words of
-    `text`, and the figure is too good.
     """
     by_length = {}  # {L: [words (W,L), counts (W,)]}, most frequent first
     for word, count in Counter(text.split()).most_common():
@@ -120,7 +114,6 @@ def fill_blindly(batch, text):
     on_cpu = batch.map(torch.Tensor.cpu)
     uniforms = F.pad(on_cpu.uniforms[..., 1], (0, 0, 1, 0))  # (N,1+n,T) the 0 in front for `common`
     fills = on_cpu.masked[:, None].repeat(1, uniforms.shape[1], 1)  # (N,1+n,T)
-    nats = 0.0
     for row, numbers in enumerate(on_cpu.words):
         for number in range(1, int(numbers.max()) + 1):
             at = (numbers == number).nonzero().squeeze(1)  # (L,)
@@ -129,7 +122,5 @@ def fill_blindly(batch, text):
             up_to = counts.cumsum(dim=0).double()  # (W,)
             drawn = uniforms[row, :, at[0]] * up_to[-1]  # (1+n,)
             fills[row, :, at] = words[torch.searchsorted(up_to, drawn, right=True)]  # (1+n,L)
-            c = counts[(words == on_cpu.tokens[row, at]).all(dim=1)].sum()
-            nats -= torch.log((c + 1) / (up_to[-1] + len(words) + 1)).item()
     fills = fills.to(batch.mask.device)
-    return fills[:, :1], fills[:, 1:], nats / batch.mask.sum().item()
+    return fills[:, :1], fills[:, 1:]

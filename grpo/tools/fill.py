@@ -36,7 +36,7 @@ from grpo.batch import make_batch
 from grpo.plumbing.checkpoint import LATEST, load_model, read
 from grpo.plumbing.config import Config, Parser, number
 from grpo.plumbing.load import check_length
-from grpo.policy import Policy
+from grpo.plumbing.network import Policy
 from grpo.reward import log_odds
 from model.transformer import Generator, Judge
 

@@ -24,11 +24,11 @@ import torch
 from data.user_mistake import exit_on_mistake, refuse
 from data.vocabulary import VOCABULARY, decode
 from grpo.distributed import is_first
-from grpo.logprobs import log_softmax
-from grpo.loss import log_ratio, policy_objective
+from grpo.loss import OBJECTIVES
 from grpo.plumbing.checkpoint import write
 from grpo.plumbing.config import Parser
 from grpo.plumbing.log import cut_back, read_lines
+from grpo.policy import log_softmax
 
 PAGE = Path(__file__).with_suffix(".html")
 CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy")
@@ -107,13 +107,13 @@ def record(policy, held_out, config, step, rollout):
     words, mask = group.batch.words, group.batch.mask[0]  # (1,T), (T,)
     q = policy(group.batch)
     logp = q.score(group.fills, q).logp  # (1,G,T)
-    drawn = (group.old.logp, group.advantages, words, config)
+    objective = OBJECTIVES[config.objective]
     of_draws = {
         "reward": group.reward,
         "advantage": group.advantages,
         "logp": group.old.logp,
-        "log_ratio": log_ratio(logp, group.old.logp, words, config.importance_sampling_level),
-        "bounded": policy_objective(logp, *drawn)[1],
+        "log_ratio": logp - group.old.logp,
+        "bounded": objective(logp, group.old.logp, group.advantages, words, config)[1],
     }
     text = group.batch.masked[group.batch.masked >= 0]  # padding is -1
     shown = slice(max(1, DRAWS // int(mask.sum())))
