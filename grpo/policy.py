@@ -134,13 +134,15 @@ def integer_weights(logits, temperature):
 def may_be_drawn(weights, uniforms, config):
     """Find the set S of the characters that may be drawn: weights (...,V) -> (...,V) bool.
 
-    By default these are all of positive weight. Each truncation whose setting is on leaves some
-    out. uniforms (...,n) are all random numbers of a blank, for a truncation that tosses a coin.
+    By default S is the whole vocabulary. Each truncation whose setting is on leaves some out, and
+    all of them together whatever has the weight 0. uniforms (...,n) are all random numbers of a
+    blank, for a truncation that tosses a coin.
     """
-    kept = weights > 0
-    for setting, (off, truncate) in TRUNCATIONS.items():
-        if getattr(config, setting) != off:
-            kept = truncate(weights, kept, uniforms, config)
+    settings = [name for name, (off, _) in TRUNCATIONS.items() if getattr(config, name) != off]
+    kept = weights > 0 if settings else torch.ones_like(weights, dtype=torch.bool)
+    for name in settings:
+        _, truncate = TRUNCATIONS[name]
+        kept = truncate(weights, kept, uniforms, config)
     return kept
 
 

@@ -143,7 +143,7 @@ class Generator(nn.Module):
         if self.n_latent == 1:
             return (F.pad(self.head(features), (0, 1), value=IMPOSSIBLE),)
         mask = words > 0  # (B,T)
-        of_word = mean_over_words(features.float().mT, words).mT  # (B,T,C)
+        of_word = mean_over_words(features.mT, words).mT  # (B,T,C)
         prior = self.prior(of_word[mask]).float()  # (M,K)
         letters = self.head(features[mask]).float().unflatten(-1, (self.n_latent, -1))  # (M,K,V-1)
         letters = F.pad(letters, (0, 1), value=IMPOSSIBLE)  # (M,K,V)

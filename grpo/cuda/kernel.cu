@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(THREADS) logprobs_backward(
 // there on we compute with whole numbers, so the order of a sum makes no difference. top-k, top-p
 // and min-p each drop all characters whose weight is below some threshold. So the set S is
 // described by one number, the largest of these thresholds. It is at least 1, so no character of
-// weight 0 is in S.
+// weight 0 is in S. Only if nothing is truncated is S the whole vocabulary.
 
 // Find the largest threshold that keeps enough characters, or 0 if there are not enough. `enough`
 // is the number of characters that must be kept, or with by_weight their total weight. We find the
@@ -342,7 +342,9 @@ __global__ void __launch_bounds__(THREADS, 10) sample_completions(
     }
     team_max<LANES>(top);
     const double scale = 1 / temperature;
-    unsigned weight[PER], low = 1;     // S has the characters whose weight is at least `low`
+    unsigned weight[PER], low = 1;     // S has the characters whose weight is at least `low`, and
+                                       // if nothing is truncated, all others, too
+    const bool whole = p.blank && !(top_k > 0 || top_p < 1 || min_p > 0);
     #pragma unroll
     for (int i = 0; i < PER; i++) {
         const double w = exp(((double)z[i] - top[0]) * scale) * (1 << 21);
@@ -374,7 +376,7 @@ __global__ void __launch_bounds__(THREADS, 10) sample_completions(
         Card<unsigned> end;
         unsigned own = 0;
         for (int k = 0; k < 4; k++) {
-            s.x[k] = weight[i + k] >= low;
+            s.x[k] = whole || weight[i + k] >= low;
             own += s.x[k] ? weight[i + k] : 0;
             end.x[k] = own;
         }
