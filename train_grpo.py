@@ -11,6 +11,9 @@ lists and gives reasons for. `main` is the whole run around it. From Python:
 Shapes: B masked inputs, T characters of each, G completions of each input.
 """
 
+import data  # noqa: F401, sets how threads wait, which must come before the first import of torch
+
+# isort: split
 import sys
 import time
 
@@ -18,7 +21,7 @@ import torch
 
 from data.user_mistake import exit_on_mistake, refuse
 from grpo.advantage import compute_advantages
-from grpo.batch import draw_batch, minibatches
+from grpo.batch import draw_batch, minibatches, seed_all
 from grpo.distributed import is_first, join_processes
 from grpo.evaluation.evaluate import evaluate, peek, try_rewards
 from grpo.loss import grpo_loss, loss_weights
@@ -121,7 +124,6 @@ def main(arguments=()):
     rewards = load_rewards(config, judge, held_out.rule, device)
     try_rewards(judge, rewards, held_out)  # a faulty reward fails now and not in the first step
     optimizer = Optimizer(make_adamw(policy.network, config), config.grad_clip)
-    torch.manual_seed(config.seed)  # nothing here uses it, but a reward of your own may
 
     start = 0
     if config.init_from == "resume":  # restores weights, reference, moments and random generator
@@ -136,6 +138,7 @@ def main(arguments=()):
             # The inputs and random numbers of a step are a function of (seed, step) alone. Each
             # process draws them all and keeps its share.
             batch = draw_batch(train, config, step, device)
+            seed_all(config.seed, step)  # nothing here needs it, but a reward of your own may
             rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
             # By default the reference stays as it is. With reference_mode=ema or periodic it
             # follows the policy.

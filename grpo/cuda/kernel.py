@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from data.user_mistake import Mistake
+from grpo import policy
 from grpo.policy import Fills, Product, Scores
 
 SOURCE = Path(__file__).with_name("kernel.cu")
@@ -54,7 +55,9 @@ def choose(config, device, network):
     else:
         try:
             load(device.index or 0, getattr(torch, config.dtype), layout(vocab_size))
-            return "cuda"
+            if agrees(config, device, vocab_size):
+                return "cuda"
+            reason = "its results differ from those of PyTorch on this device"
         except (ImportError, OSError, RuntimeError) as error:  # no cuda.bindings, no NVRTC, ...
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if config.kernel == "cuda":
@@ -62,6 +65,32 @@ def choose(config, device, network):
     if device.type == "cuda":
         print(f"the CUDA kernel cannot run, PyTorch does its work: {reason}", file=sys.stderr)
     return "torch"
+
+
+def agrees(config, device, vocab_size):
+    """Tell whether the kernel draws what PyTorch draws, and scores it alike, in a small batch.
+
+    The draws are whole numbers and have to be equal. Scores and gradients may differ by rounding.
+    """
+    numbers = torch.Generator().manual_seed(0)
+    shape = (2, 8, vocab_size)  # B, T, V
+    logits, ref_logits = (
+        torch.randn(shape, generator=numbers).to(device, getattr(torch, config.dtype))
+        for _ in range(2)
+    )
+    mask = (torch.arange(16).view(2, 8) % 3 > 0).to(device)  # (B,T)
+    uniforms = torch.rand(2, 5, 8, 2, generator=numbers).to(device)  # (B,G,T,2)
+    outputs = []
+    for sample, score in (
+        (policy.sample_completions, policy.compute_logprobs),
+        (sample_completions, logprobs),
+    ):
+        completions, kept = sample(logits, mask.long(), mask, uniforms, config)
+        leaf = logits.clone().requires_grad_()
+        scores = score(leaf, ref_logits, completions, kept, mask, config.temperature)
+        (gradient,) = torch.autograd.grad(sum(x.sum() for x in scores), leaf)
+        outputs.append([completions.double(), kept.double(), *scores, gradient.float()])
+    return all(torch.allclose(a, b, rtol=1e-2, atol=1e-3) for a, b in zip(*outputs))
 
 
 def layout(vocab_size):

@@ -160,20 +160,16 @@ def best_of_draws(q, judge, batch):
 def table_rows(models, held_out, config, everything):
     """List the rows of the table: [(title, a function that returns fills (N,n,T))].
 
-    With `everything`, a base model with a latent gets the row of the target, too, which takes as
-    long as all other rows together.
+    `everything` adds the rows that take more than some seconds, those that ask the judge about many
+    fills or fill one blank after the other.
     """
     batch = held_out.batch
     before, after = models.base(batch), models.policy(batch)
-    one_by_one = partial(fill_blank_by_blank, models.base, batch, config.seed)
     blindly = partial(fill_blindly, batch, held_out.text)
     rows = [
         ("the text", lambda: batch.tokens[:, None]),
         ("before, sampled", partial(draws, before, batch)),
         ("before, argmax", partial(argmax, before)),
-        ("before, best of 16", partial(best_of_draws, before, models.judge, batch)),
-        ("one by one, drawn", one_by_one),
-        ("one by one, surest", partial(one_by_one, surest=True)),
         ("cheat: common words", lambda: blindly()[0]),
         ("cheat: random words", lambda: blindly()[1]),
         ("after, sampled", partial(draws, after, batch)),
@@ -184,7 +180,14 @@ def table_rows(models, held_out, config, everything):
         at_zero["before, temperatures 0.5 and 0"] = (before, 0.5)
         for title, (q, choose) in at_zero.items():
             rows.append((title, partial(draws, temper(q, choose, 0), batch)))
-        if everything:
+    if everything:
+        one_by_one = partial(fill_blank_by_blank, models.base, batch, config.seed)
+        rows += [
+            ("before, best of 16", partial(best_of_draws, before, models.judge, batch)),
+            ("one by one, drawn", one_by_one),
+            ("one by one, surest", partial(one_by_one, surest=True)),
+        ]
+        if isinstance(before, Latent):
             beta = 1 if config.direction == "forward" else config.kl_beta
             rows.append(("the target", partial(target, before, models.judge, beta)))
     return rows
@@ -197,7 +200,8 @@ def evaluate(models, rewards, held_out, config, everything=False):
 
     `result` is {a row's title: {a column's name: number}}, for evaluation.json. `lines` is the list
     of dicts for completions.jsonl. The policies of `models` map a batch to a distribution over its
-    fills. `everything` adds the rows that take long.
+    fills. `everything` adds the rows that take long, and lets the judge read all fills of the
+    others, and not only the first one of each input.
     """
     result = {}
     rows = table_rows(models, held_out, config, everything)
@@ -208,10 +212,11 @@ def evaluate(models, rewards, held_out, config, everything=False):
             for name in ("different_valid_words", "pass@16"):
                 del result[title][name]
         if title in ("the text", "before, sampled", "after, sampled"):
-            said = opinions(models.judge, rewards, fills, held_out.batch)
+            read = fills if everything else fills[:, :1]
+            said = opinions(models.judge, rewards, read, held_out.batch)
             result[title] |= {name: values.mean().item() for name, values in said.items()}
         if title == "after, sampled":
-            lines = completion_lines(fills, said, held_out)
+            lines = completion_lines(read, said, held_out)
     return result, lines
 
 
