@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 
 from data.user_mistake import refuse
-from data.vocabulary import VOCABULARY
 from grpo.cuda.kernel import choose
 from grpo.latent_policy import Latent
 from grpo.product_policy import Product
@@ -29,7 +28,7 @@ class Policy:
         dtype = pick_dtype(config.dtype, device)
         compiled = pick_compile(config.compile, device)
         config = replace(config, dtype=dtype, compile=compiled)
-        fused = choose(config, device, len(VOCABULARY), network.n_latent)
+        fused = choose(config, device, network.trunk.config.vocab_size, network.n_latent)
         # What `auto` means on this device. A checkpoint keeps it beside the settings.
         self.settled = {"device": device.type, "dtype": dtype, "compile": compiled, "kernel": fused}
         self.network = network
@@ -44,7 +43,8 @@ class Policy:
         tensors = [torch.cat(pieces).to(batch.masked.device) for pieces in zip(*outputs)]
         penalty = self.config.repetition_penalty
         if penalty != 1:
-            tensors[-1] = penalise_repetition(tensors[-1], batch.masked, batch.mask, penalty)
+            where = (batch.masked, batch.mask, self.network.blank)
+            tensors[-1] = penalise_repetition(tensors[-1], *where, penalty)
         distribution = Latent if self.network.n_latent > 1 else Product  # add your own kind here
         return distribution(*tensors, batch, self.config)
 

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data.dataset import Dataset, Prompts
+from data.dataset import Dataset, read_dataset, read_prompts
 from data.text.prepare import prepare
 from data.user_mistake import refuse
 from grpo.distributed import is_first, pick_device, wait_for_all
@@ -58,10 +58,10 @@ def load_text(config):
         print(f"making {folder} from the documentation of numpy and torch", flush=True)
         prepare(folder)
     wait_for_all()  # no process reads before the first one has written
-    train = Dataset(folder, "train", config.block_size)
-    val = Dataset(folder, "val", config.block_size)
+    train = read_dataset(folder, "train", config.block_size)
+    val = read_dataset(folder, "val", config.block_size)
     if config.prompts_file:
-        train = Prompts(folder, config.prompts_file, config.block_size)
+        train = read_prompts(config.prompts_file, train, config.block_size)
     return train, val
 
 
