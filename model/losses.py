@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data.per_word import mean_over_blanks, mean_over_words, number_words
+from data.per_word import mean_over_blanks, mean_over_words
 from grpo.batch import INPUTS, make_batch
 
 PRETRAINING = 2**31 + 1  # begins the seeds here, so that no run draws the same random numbers
@@ -35,7 +35,7 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
         hide = np.where(whole, 1.0, share)  # (B,)
         stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
         mask = mask & torch.from_numpy(stays)
-    return make_batch(tokens, mask, number_words(mask), 1, (*seed, 2))
+    return make_batch(tokens, mask, dataset.number_words(tokens, mask), 1, (*seed, 2))
 
 
 def generator_loss(policy, dataset, args, seed):

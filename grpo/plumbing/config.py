@@ -31,10 +31,12 @@ from grpo.reward import parse_reward
 class Config:
     # What is read and written.
     out_dir: str = "out"  # folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json
-    dataset: str = "text"  # folder under data/ with train.bin and val.bin, or an absolute path
+    # A folder under data/, or an absolute path. It holds train and val, .bin of a text, .txt of sums.
+    dataset: str = "text"
     generator_checkpoint: str = "model/pretrained/generator.pt"  # the policy to start from
-    judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model
-    # judge, valid_words, JUDGE.pt, FILE.py:FUNCTION, or a weighted sum: judge:1.0,my.py:f:0.5
+    judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model; empty: none
+    # judge, valid_words, right (sums), JUDGE.pt, FILE.py:FUNCTION, or a weighted sum of these:
+    # judge:1.0,my.py:f:0.5
     reward: str = "judge"
     reference_checkpoint: str = ""  # the policy to stay close to; empty: generator_checkpoint
     # static: the reference never changes. ema: it moves towards the policy a little in every step.

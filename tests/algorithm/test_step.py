@@ -10,14 +10,14 @@ from functools import partial
 import pytest
 import torch
 from conftest import PLAIN, make_batch
-
 from grpo.logprobs import Scores, log_softmax
+from grpo.product_policy import Product
+from grpo.sampling import Fills
+
 from grpo.optimizer import Optimizer, make_adamw
 from grpo.plumbing.config import Config
 from grpo.policy import Policy
-from grpo.product_policy import Product
 from grpo.reward import Rewards, judge_reward
-from grpo.sampling import Fills
 from model.transformer import Generator, TransformerConfig
 from train_grpo import grpo_step
 
@@ -57,7 +57,7 @@ def indifferent_judge(tokens):
 def models(V, T, n_latent=1):
     """Make a generator and a reference."""
     torch.manual_seed(0)
-    shape = TransformerConfig(V, T, 1, 1, 16, n_latent)
+    shape = TransformerConfig(V, T, 1, 1, 16, n_latent, blank=V - 1)
     return Generator(shape), Generator(shape)
 
 

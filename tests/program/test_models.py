@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from grpo.latent_policy import Latent
+from grpo.product_policy import Product
 
 from data.dataset import Dataset
-from grpo.latent_policy import Latent
 from grpo.plumbing.checkpoint import load_model, read
 from grpo.plumbing.config import Config, load_config
-from grpo.product_policy import Product
 from model import pretrain
 from model.losses import generator_loss, judge_loss, masked_batch
 from model.pretrain import Settings
 from model.report import auc, calibration
 from model.transformer import Generator, Judge, TransformerConfig
 
-SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32)
-LATENT = TransformerConfig(9, 12, 2, 2, 32, n_latent=3)
+SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32, blank=8)
+LATENT = TransformerConfig(9, 12, 2, 2, 32, n_latent=3, blank=8)
 TOKENS = torch.randint(9, (3, 12), generator=torch.Generator().manual_seed(0))
 
 
