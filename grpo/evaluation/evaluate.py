@@ -101,7 +101,7 @@ def try_rewards(judge, rewards, held_out):
 def measure(fills, held_out):
     """Compute the figures of fills (N,n,T): -> {name: number}.
 
-    valid_words, right     the share of gaps that are filled well, by the rule of the held-out inputs
+    valid_words, right     the share of gaps that are filled well, by the rule of the dataset
     different_...          if n > 1: the mean number of different good fills of a gap
 
     If only the hidden text is the answer that was looked for, there are three more:

@@ -31,7 +31,7 @@ from grpo.reward import parse_reward
 class Config:
     # What is read and written.
     out_dir: str = "out"  # folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json
-    # A folder under data/, or an absolute path. It holds train and val, .bin of a text, .txt of sums.
+    # A folder under data/, or an absolute path, with train and val: .bin of a text, .txt of sums.
     dataset: str = "text"
     generator_checkpoint: str = "model/pretrained/generator.pt"  # the policy to start from
     judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model; empty: none
