@@ -3,6 +3,7 @@
 A sum is `41+47=88`: two numbers of equally many digits and their sum, which has no more digits.
 """
 
+import functools
 import re
 
 from data.vocabulary import BLANK
@@ -28,6 +29,17 @@ def right_answers(masked):
     pattern = re.compile(re.escape(masked).replace(BLANK, "[0-9]"))
     answers = (f"{first}+{result - first}={result}" for first in range(1, result))
     return [text for text in answers if pattern.fullmatch(text) and is_right(text)]
+
+
+@functools.cache
+def most_even_answer(masked):
+    """Return the right fill whose summands differ least: `4_+4_=88` -> `44+44=88`."""
+
+    def difference(answer):
+        first, second = answer.split("=")[0].split("+")
+        return abs(int(first) - int(second))
+
+    return min(right_answers(masked), key=difference)
 
 
 def perfect_blanks(masked_texts, n=16):

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from data.masking import parse_masking
 from data.user_mistake import Mistake, refuse
-from grpo.advantage import DIRECTIONS, SCALES
+from grpo.advantage import BASELINES, DIRECTIONS, SCALES
 from grpo.distributed import is_first, n_processes
 from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
 from grpo.plumbing.checkpoint import LATEST, training_state
@@ -84,7 +84,7 @@ class Config:
     # latent these are first letters, because the entropy there includes that of z.
     top_entropy_quantile: float = 1.0
     loss_type: Literal[*LOSS_TYPES] = "grpo"  # how blanks are weighted
-    baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
+    baseline: Literal[*BASELINES] = "leave_one_out"  # what a reward is compared with
     # Advantages are divided by a standard deviation of rewards. group: that of their own group.
     # batch: that of all blanks of the step. none: they are not divided.
     scale_rewards: Literal[*SCALES] = "none"
