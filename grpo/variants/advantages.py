@@ -36,7 +36,7 @@ DIRECTIONS = {"forward": forward}
 
 
 def minus_nothing(reward):
-    """r itself. If rewards are 0 or 1, only the good fills teach: rejection sampling fine-tuning."""
+    """r itself. With rewards of 0 and 1 only good fills teach: rejection sampling fine-tuning."""
     return reward
 
 
