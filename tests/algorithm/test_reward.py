@@ -10,8 +10,8 @@ from conftest import BLANK, encode, make_batch
 from data.per_word import mean_over_blanks
 from data.user_mistake import Mistake
 from grpo.plumbing.config import parse_reward
+from grpo.policy import Fills
 from grpo.reward import Rewards, judge_logits, judge_reward, log_odds, own_reward, valid_share
-from grpo.sampling import Fills
 
 PAD = -1
 
@@ -130,7 +130,7 @@ def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
     With credit=word a blank gets the mean of its own word, with credit=input the sum of the means
     of all words. A reward of the whole completion is added to each blank as it is.
     """
-    parts = {"judge": (partial(judge_reward, some_judge, "log_odds"), 2.0)}
+    parts = {"judge": (partial(judge_reward, some_judge), 2.0)}
     parts |= {"letters": (of_letters, 1.0), "whole": (of_whole, -0.5)}
     completions = some_completions(2, 3, 4)  # (B,G,T)
     batch = batch_of(MASK)

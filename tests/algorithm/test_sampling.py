@@ -9,15 +9,17 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
-from grpo.logprobs import compute_logprobs, log_softmax, restrict
 from grpo.plumbing.config import Config
-from grpo.policy import Policy
-from grpo.sampling import (
+from grpo.plumbing.network import Policy
+from grpo.policy import (
+    compute_logprobs,
     draw,
     exclude_top_choices,
     integer_weights,
     keep,
+    log_softmax,
     penalise_repetition,
+    restrict,
     sample_completions,
 )
 from model.transformer import Generator, TransformerConfig

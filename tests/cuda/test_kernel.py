@@ -25,7 +25,7 @@ from data.user_mistake import Mistake
 from grpo import logprobs, policy, sampling
 from grpo.cuda import kernel
 from grpo.plumbing.config import Config
-from grpo.product_policy import Product
+from grpo.policy import Product
 from model.transformer import Generator, TransformerConfig
 
 EPS = 2.0**-24  # float32: half a unit in the last place of 1

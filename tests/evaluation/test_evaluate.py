@@ -21,11 +21,11 @@ from grpo.evaluation.evaluate import (
     peek,
 )
 from grpo.evaluation.rivals import target
-from grpo.latent_policy import Latent
 from grpo.plumbing.config import Config
 from grpo.plumbing.load import load_text
-from grpo.product_policy import Product
+from grpo.policy import Product
 from grpo.reward import Rewards
+from grpo.variants.latent import Latent
 
 
 def held_out_of(texts, masks, words):

@@ -14,9 +14,9 @@ from conftest import BLANK, encode, make_batch
 from data.vocabulary import VOCABULARY, decode
 from grpo.batch import draw_uniforms
 from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank, fill_blindly, target
-from grpo.latent_policy import Latent
 from grpo.plumbing.config import Config
-from grpo.product_policy import Product
+from grpo.policy import Product
+from grpo.variants.latent import Latent
 
 
 def batch_of(masked):
