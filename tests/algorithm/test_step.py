@@ -27,12 +27,12 @@ VARIANTS = (  # every published variant that has a setting, some of them combine
     {
         "baseline": "leave_one_out",
         "scale_rewards": "none",
-        "importance_sampling_level": "none",
+        "objective": "reinforce",
         "kl_estimator": "k1",
     },
     {
         "num_iterations": 2,
-        "importance_sampling_level": "sequence",
+        "objective": "gspo",
         "kl_estimator": "k3",
         "credit": "word",
         "batch_size": 2,
