@@ -1,16 +1,17 @@
 """Which fills are good? A rule says it, for the reward, the progress bar and the table alike.
 
-A rule has a `name`, and a `title` for people. It finds the gaps of a text, and tells whether a gap
-is filled well:
+A rule has a `name`, and a `title` for people. `one_answer` says whether only the hidden text is the
+answer that was looked for. A rule finds the gaps of a text, and tells whether a gap is filled well:
 
-    gaps(original, mask)      lists (start, end) of each gap of a text, whose blanks are in `mask`
-    is_good(fill, start, end) tells whether fill[start:end] is good
+    gaps(original, mask)       lists (start, end) of each gap of a text, whose blanks are in `mask`
+    is_good(fill, start, end)  tells whether fill[start:end] is good
 
-Add a rule of your own for a dataset of your own, and give it to `load_data` in
-grpo/plumbing/load.py.
+If you have a dataset of your own, write a rule for it, and let `load_data` in grpo/plumbing/load.py
+choose it.
 """
 
 from data.lexicon import hidden_spans, is_valid, lexicon
+from data.sums.rule import is_right
 
 
 class WordRule:
@@ -21,6 +22,7 @@ class WordRule:
 
     name = "valid_words"
     title = "valid words on held-out text"
+    one_answer = True
 
     def __init__(self, text, cut=True):
         self.lexicon = lexicon(text)
@@ -31,3 +33,17 @@ class WordRule:
 
     def is_good(self, fill, start, end):
         return is_valid(fill, start, end, self.lexicon)
+
+
+class SumRule:
+    """A gap is a whole sum, and a fill is good if the sum is right. There are many right fills."""
+
+    name = "right"
+    title = "right sums on held-out results"
+    one_answer = False
+
+    def gaps(self, original, mask):
+        return [(0, len(original))]
+
+    def is_good(self, fill, start, end):
+        return is_right(fill)

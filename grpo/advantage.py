@@ -3,9 +3,23 @@
 Shapes: B masked inputs, T characters, G completions of each.
 """
 
-from grpo.variants.advantages import DIRECTIONS, EPSILON, LIMITS, SCALES
+from grpo.variants.advantages import BASELINES, DIRECTIONS, EPSILON, LIMITS, SCALES
 
 INDISTINCT = 1e-6  # if the rewards of a group span no more than this, we call them equal
+
+
+def minus_mean(reward):
+    """r − the mean of the group, as in GRPO (2402.03300, section 4.1.2): (B,G,T) -> (B,G,T)."""
+    return reward - reward.mean(dim=1, keepdim=True)
+
+
+def minus_mean_of_others(reward):
+    """r − the mean of the other rewards of the group, as in RLOO (2402.14740): (B,G,T) -> (B,G,T).
+
+    It is G/(G−1) times as large as `minus_mean`.
+    """
+    G = reward.shape[1]
+    return minus_mean(reward) * (G / (G - 1))
 
 
 def deviation_of_group(reward, mask):
@@ -18,27 +32,21 @@ def undivided(reward, mask):
     return 1
 
 
+BASELINES = {"mean": minus_mean, "leave_one_out": minus_mean_of_others} | BASELINES
 SCALES = {"none": undivided, "group": deviation_of_group} | SCALES
 
 
 def group_advantages(reward, old, batch, config):
     """Compare each reward with its group, A = (r − baseline) / scale: (B,G,T) -> (B,G,T).
 
-    baseline        mean           the mean of the group, as in GRPO (2402.03300, section 4.1.2)
-                    leave_one_out  the mean of the other rewards of the group, as in RLOO
-                                   (2402.14740). It gives G/(G−1) times the A of `mean`.
-    scale_rewards   group          the group's standard deviation, as in GRPO
-                    none           1, as in Dr. GRPO (2503.20783)
-                    and those of grpo/variants/advantages.py
+    The setting `baseline` names one of BASELINES, and scale_rewards one of SCALES: `none` divides
+    by 1, as in Dr. GRPO (2503.20783), `group` by the group's standard deviation, as in GRPO.
 
     If the rewards of a group differ by 1e-6 at most, we take that for rounding, and set the group's
     advantages to 0. Dividing by a tiny standard deviation would only magnify the rounding.
     """
-    G = reward.shape[1]
-    centred = reward - reward.mean(dim=1, keepdim=True)
-    if config.baseline == "leave_one_out":
-        centred = centred * (G / (G - 1))
-    scaled = centred / SCALES[config.scale_rewards](reward, batch.mask)
+    centred = BASELINES[config.baseline](reward)  # (B,G,T)
+    scaled = centred / SCALES[config.scale_rewards](reward, batch.mask)  # (B,G,T)
 
     span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)
     equal = span <= INDISTINCT  # NaN <= x is False, so a NaN stays, and ends the run

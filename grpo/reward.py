@@ -113,7 +113,7 @@ def own_reward(name, function, completions, batch):
 
 
 PART = re.compile(
-    r"(judge|valid_words|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
+    r"(judge|valid_words|right|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
 )
 
 
@@ -126,8 +126,8 @@ def parse_reward(text):
         refuse(
             not math.isfinite(weight) or match[1] in weights,
             f"reward={text!r} has a part {part!r} that is not allowed; write NAME or NAME:WEIGHT,"
-            " with each NAME only once, where NAME is judge, valid_words, FILE.py:FUNCTION or"
-            " JUDGE.pt",
+            " with each NAME only once, where NAME is judge, valid_words, right, FILE.py:FUNCTION"
+            " or JUDGE.pt",
         )
         weights[match[1]] = weight
     return weights
@@ -143,8 +143,10 @@ def make_rewards(text, judge, rule, load_judge):
     for name, weight in parse_reward(text).items():
         path, _, function = name.rpartition(":")  # my.py:f has the short name f in the metrics
         if name == "judge":
+            refuse(judge is None, f"reward={text} needs a judge; name one as judge_checkpoint")
             part = partial(judge_reward, judge)
-        elif name == rule.name:
+        elif name in ("valid_words", "right"):
+            refuse(name != rule.name, f"reward={name} does not fit this dataset; use {rule.name}")
             part = partial(rule_reward, rule)
         elif name.endswith(".pt"):
             part = partial(judge_reward, load_judge(name))

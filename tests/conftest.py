@@ -85,7 +85,7 @@ def world(tmp_path_factory):
     (folder / "text.txt").write_text(TEXT)
     prepare(folder / "text", folder / "text.txt")
     torch.manual_seed(0)
-    shape = TransformerConfig(len(VOCABULARY), block_size=16, n_layer=2, n_head=2, n_embd=32)
+    shape = TransformerConfig(block_size=16, n_layer=2, n_head=2, n_embd=32)
     judge = Judge(shape)
     torch.nn.init.normal_(judge.head.weight)  # with its initial zeros, all scores are equal
     write(folder / "generator.pt", model_file(Generator(shape)))

@@ -63,11 +63,14 @@ def is_prose(paragraph):
     return len(words) >= 8 and len(plain) >= 0.7 * len(words) and ">>>" not in paragraph
 
 
-def normalise(text):
-    """Turn a text into words of a to z, without accents, with one space between two words."""
+def normalise(text, more=""):
+    """Turn a text into words of a to z, without accents, with one space between two words.
+
+    A word may also have the characters in `more`.
+    """
     text = unicodedata.normalize("NFKD", text)
     text = "".join(c for c in text if not unicodedata.combining(c))
-    return re.sub("[^a-z]+", " ", text.lower()).strip()
+    return re.sub(f"[^a-z{re.escape(more)}]+", " ", text.lower()).strip()
 
 
 def is_validation(paragraph):

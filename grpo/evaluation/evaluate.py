@@ -11,6 +11,7 @@ gives both of them away. grpo/README.md#the-table says what each row and column 
 Shapes: N held-out inputs, n fills of each, T characters.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +20,7 @@ from tqdm import tqdm
 
 from data.lexicon import highlight
 from data.per_word import mean_over_blanks, sum_over_words
+from data.sums.rule import perfect_blanks
 from data.vocabulary import decode
 from grpo.batch import Batch, make_batch
 from grpo.evaluation.rivals import (
@@ -40,6 +42,9 @@ COLUMNS = {  # {the name in evaluation.json: (the title in the table, decimal pl
     "distinct_words": ("distinct", 3),
     "different_valid_words": ("in 16", 2),
     "pass@16": ("pass@16", 3),
+    "right": ("right", 3),
+    "different_right": ("in 16", 2),
+    "passes": ("passes", 2),
 }
 
 
@@ -50,6 +55,7 @@ class HeldOut:
     batch: Batch  # N inputs, with the random numbers for 16 fills of each
     rule: object  # says which fills are good, see data/rules.py
     text: str  # the whole training split
+    number_words: Callable  # maps tokens and a mask (N,T) to the number of each blank's word
 
 
 def hold_out(config, val, rule, text, device, seed=EVALUATION_SEED):
@@ -62,7 +68,7 @@ def hold_out(config, val, rule, text, device, seed=EVALUATION_SEED):
     hiding = (config.masking, config.mask_ratio, config.hidden_words)
     texts = val.batch(config.eval_inputs, *hiding, (seed, 0))  # each (N,T)
     batch = make_batch(*texts, SAMPLES, (seed, config.seed))
-    return HeldOut(batch.map(lambda x: x.to(device)), rule, text)
+    return HeldOut(batch.map(lambda x: x.to(device)), rule, text, val.number_words)
 
 
 def opinions(judge, rewards, fills, batch):
@@ -71,10 +77,12 @@ def opinions(judge, rewards, fills, batch):
     The column of a judge is its probability that a word is real, averaged over the blanks of each
     fill. Each part of the reward that is not the run's judge has a column "reward_NAME".
     """
-    p_real = log_odds(judge, fills, batch.words).sigmoid()  # (N,n,T)
-    said = {"judge": mean_over_blanks(p_real, batch.mask)}  # (N,n)
+    said = {}
+    if judge:
+        p_real = log_odds(judge, fills, batch.words).sigmoid()  # (N,n,T)
+        said["judge"] = mean_over_blanks(p_real, batch.mask)  # (N,n)
     for name, (function, _) in rewards.parts.items():
-        if name != "judge":
+        if name not in ("judge", "valid_words", "right"):  # these have columns of their own
             values = function(fills, batch)  # (N,n) or (N,n,T)
             values = values.sigmoid() if name.endswith(".pt") else values
             whole = values.shape == fills.shape[:2]
@@ -93,11 +101,14 @@ def try_rewards(judge, rewards, held_out):
 def measure(fills, held_out):
     """Compute the figures of fills (N,n,T): -> {name: number}.
 
-    valid_words            the share of gaps that are filled with a word of the lexicon
+    valid_words, right     the share of gaps that are filled well, by the rule of the dataset
+    different_...          if n > 1: the mean number of different good fills of a gap
+
+    If only the hidden text is the answer that was looked for, there are three more:
+
     exact_words            the share of gaps that are filled with the hidden word
     distinct_words         the number of different valid words in one fill of all inputs, divided by
                            the number of different hidden words: the mean over the n fills
-    different_valid_words  if n > 1: the mean number of different valid fills of a gap
     pass@n                 if n > 1: the share of inputs that have a fill with all blanks right
     """
     n = fills.shape[1]
@@ -116,13 +127,14 @@ def measure(fills, held_out):
             hidden.append(original[start:end])
     total = max(len(hidden), 1)  # avoids 0 / 0 if no whole word is hidden
     distinct = {(j, word) for _, j, word in good}
-    figures = {
-        rule.name: len(good) / (total * n),
-        "exact_words": exact / (total * n),
-        "distinct_words": len(distinct) / (max(len({*hidden}), 1) * n),
-    }
+    figures = {rule.name: len(good) / (total * n)}
     if n > 1:
         figures[f"different_{rule.name}"] = len({(gap, word) for gap, _, word in good}) / total
+    if not rule.one_answer:
+        return figures
+    figures["exact_words"] = exact / (total * n)
+    figures["distinct_words"] = len(distinct) / (max(len({*hidden}), 1) * n)
+    if n > 1:
         right = (fills == batch.tokens[:, None]).all(dim=-1)  # (N,n) visible text is always right
         figures[f"pass@{n}"] = right.any(dim=1).float().mean().item()
     return figures
@@ -151,10 +163,19 @@ def argmax(q):
     return q.at(1.0).best_guess()[:, None]
 
 
-def best_of_draws(q, judge, batch):
-    """Let the judge choose the best of 16 draws, word by word: -> (N,1,T)."""
+def best_of_draws(q, judge, held_out):
+    """Choose the best of 16 draws: -> (N,1,T).
+
+    The judge chooses word by word. Without a judge, the rule says which draw has the most good
+    gaps.
+    """
+    batch = held_out.batch
     fills = draws(q, batch)  # (N,16,T)
-    return best_by_word(q.at(1.0), fills, log_odds(judge, fills, batch.words))
+    if judge:
+        return best_by_word(q.at(1.0), fills, log_odds(judge, fills, batch.words))
+    good, _ = count_good(held_out.rule, fills, batch)  # (N,16)
+    best = good.argmax(dim=1).view(-1, 1, 1)  # (N,1,1)
+    return fills.take_along_dim(best, dim=1)
 
 
 def table_rows(models, held_out, config, everything):
@@ -166,12 +187,15 @@ def table_rows(models, held_out, config, everything):
     batch = held_out.batch
     before, after = models.base(batch), models.policy(batch)
     blindly = partial(fill_blindly, batch, held_out.text)
+    cheats = [
+        ("cheat: common words", lambda: blindly()[0]),
+        ("cheat: random words", lambda: blindly()[1]),
+    ]
     rows = [
         ("the text", lambda: batch.tokens[:, None]),
         ("before, sampled", partial(draws, before, batch)),
         ("before, argmax", partial(argmax, before)),
-        ("cheat: common words", lambda: blindly()[0]),
-        ("cheat: random words", lambda: blindly()[1]),
+        *(cheats if held_out.rule.one_answer else []),
         ("after, sampled", partial(draws, after, batch)),
         ("after, argmax", partial(argmax, after)),
     ]
@@ -181,13 +205,14 @@ def table_rows(models, held_out, config, everything):
         for title, (q, choose) in at_zero.items():
             rows.append((title, partial(draws, temper(q, choose, 0), batch)))
     if everything:
-        one_by_one = partial(fill_blank_by_blank, models.base, batch, config.seed)
+        how = (models.base, batch, held_out.number_words, config.seed)
+        one_by_one = partial(fill_blank_by_blank, *how)
         rows += [
-            ("before, best of 16", partial(best_of_draws, before, models.judge, batch)),
+            ("before, best of 16", partial(best_of_draws, before, models.judge, held_out)),
             ("one by one, drawn", one_by_one),
             ("one by one, surest", partial(one_by_one, surest=True)),
         ]
-        if isinstance(before, Latent):
+        if isinstance(before, Latent) and models.judge:
             beta = 1 if config.direction == "forward" else config.kl_beta
             rows.append(("the target", partial(target, before, models.judge, beta)))
     return rows
@@ -208,6 +233,8 @@ def evaluate(models, rewards, held_out, config, everything=False):
     for title, fill in tqdm(rows, desc="table", leave=False, disable=None):
         fills = fill()  # (N,n,T)
         result[title] = measure(fills, held_out)
+        if title.startswith("one by one"):
+            result[title]["passes"] = held_out.batch.mask.sum(dim=1).float().mean().item()
         if title == "the target":  # it takes 16 of 64 draws, so it repeats itself
             for name in ("different_valid_words", "pass@16"):
                 del result[title][name]
@@ -217,6 +244,9 @@ def evaluate(models, rewards, held_out, config, everything=False):
             result[title] |= {name: values.mean().item() for name, values in said.items()}
         if title == "after, sampled":
             lines = completion_lines(read, said, held_out)
+    if not held_out.rule.one_answer:
+        for name, figures in perfect_blanks(decode(held_out.batch.masked), SAMPLES).items():
+            result[f"perfect independent blanks, {name}"] = figures
     return result, lines
 
 
@@ -270,6 +300,7 @@ def format_rows(rows, columns=COLUMNS):
     names = dict.fromkeys(name for of_runs in rows.values() for row in of_runs for name in row)
     parts = {name: (name.removeprefix("reward_"), 3) for name in names if "reward_" in name}
     columns = columns | ({"judge": ("judge", 3)} if parts else {}) | parts
+    columns = {name: column for name, column in columns.items() if name in names}
     lines = [["filled by", *(title for title, _ in columns.values())]]
     for title, of_runs in rows.items():
         cells = []
@@ -283,6 +314,6 @@ def format_rows(rows, columns=COLUMNS):
 def format_table(result):
     """Format the dict of evaluation.json as a table: -> str."""
     lines = format_rows({title: [row] for title, row in result.items()})
-    if result["after, sampled"]["judge"] > result["the text"]["judge"]:
+    if result["after, sampled"].get("judge", 0) > result["the text"].get("judge", 1):
         lines.append("the judge prefers these fills to the original text: it is being fooled")
     return "\n".join([*lines, "what the columns are: grpo/README.md#the-table"])

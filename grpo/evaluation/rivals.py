@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from data.per_word import begins_word, number_words, sum_over_words
+from data.per_word import begins_word, sum_over_words
 from data.vocabulary import encode
 from grpo.batch import TARGET, draw_uniforms
 from grpo.policy import integer_weights
@@ -25,12 +25,12 @@ NEARLY_0 = 1e-3  # a temperature at which practically only the best has a chance
 
 
 @torch.no_grad()
-def fill_blank_by_blank(policy, batch, seed, surest=False):
+def fill_blank_by_blank(policy, batch, number_words, seed, surest=False):
     """Fill one blank of each input in each forward pass, until none is left: -> (N,1,T).
 
     Each pass sees what the passes before it filled in. It chooses a blank at random and draws its
     character. With `surest` it chooses the blank whose likeliest character is the most probable,
-    and fills in that character.
+    and fills in that character. number_words(tokens, mask) says which blanks are one word.
     """
     filled = batch.masked.clone()  # (N,T)
     left = batch.mask.clone()  # (N,T)
@@ -39,7 +39,8 @@ def fill_blank_by_blank(policy, batch, seed, surest=False):
         rows = left.any(dim=1).nonzero().squeeze(1)  # (M,)
         now = filled[rows]  # (M,T)
         still = left[rows]  # (M,T)
-        at_hand = replace(batch[rows], masked=now, mask=still, words=number_words(still))
+        words = number_words(batch.tokens[rows], still)  # (M,T)
+        at_hand = replace(batch[rows], masked=now, mask=still, words=words)
         q = policy(at_hand).marginal()
         if surest:
             weights = integer_weights(q.logits, q.config.temperature)  # (M,T,V)

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from data.masking import parse_masking
 from data.user_mistake import Mistake, refuse
-from grpo.advantage import DIRECTIONS, SCALES
+from grpo.advantage import BASELINES, DIRECTIONS, SCALES
 from grpo.distributed import is_first, n_processes
 from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
 from grpo.plumbing.checkpoint import LATEST, training_state
@@ -31,10 +31,12 @@ from grpo.reward import parse_reward
 class Config:
     # What is read and written.
     out_dir: str = "out"  # folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json
-    dataset: str = "text"  # folder under data/ with train.bin and val.bin, or an absolute path
+    # A folder under data/, or an absolute path, with train and val: .bin of a text, .txt of sums.
+    dataset: str = "text"
     generator_checkpoint: str = "model/pretrained/generator.pt"  # the policy to start from
-    judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model
-    # judge, valid_words, JUDGE.pt, FILE.py:FUNCTION, or a weighted sum: judge:1.0,my.py:f:0.5
+    judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model; empty: none
+    # judge, valid_words, right (sums), JUDGE.pt, FILE.py:FUNCTION, or a weighted sum of these:
+    # judge:1.0,my.py:f:0.5
     reward: str = "judge"
     reference_checkpoint: str = ""  # the policy to stay close to; empty: generator_checkpoint
     # static: the reference never changes. ema: it moves towards the policy a little in every step.
@@ -82,7 +84,7 @@ class Config:
     # latent these are first letters, because the entropy there includes that of z.
     top_entropy_quantile: float = 1.0
     loss_type: Literal[*LOSS_TYPES] = "grpo"  # how blanks are weighted
-    baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
+    baseline: Literal[*BASELINES] = "leave_one_out"  # what a reward is compared with
     # Advantages are divided by a standard deviation of rewards. group: that of their own group.
     # batch: that of all blanks of the step. none: they are not divided.
     scale_rewards: Literal[*SCALES] = "none"

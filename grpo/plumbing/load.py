@@ -5,25 +5,27 @@ from typing import NamedTuple
 
 import torch
 
-from data.dataset import Dataset, Prompts
-from data.rules import WordRule
-from data.text.prepare import prepare
+from data.dataset import Lines, read_dataset, read_prompts
+from data.rules import SumRule, WordRule
+from data.sums.prepare import prepare as prepare_sums
+from data.text.prepare import prepare as prepare_text
 from data.user_mistake import refuse
 from data.vocabulary import decode
 from grpo.distributed import is_first, wait_for_all
 from grpo.evaluation.evaluate import EVALUATION_SEED, HeldOut, hold_out
 from grpo.plumbing.checkpoint import load_model
-from grpo.plumbing.config import Config
 from grpo.plumbing.network import Policy, make_judge, pick_device
 from grpo.reward import Rewards, make_rewards
 from model.transformer import Generator, Judge
+
+SHIPPED = {"text": prepare_text, "sums": prepare_sums}  # datasets that are made when first needed
 
 
 class Models(NamedTuple):
     policy: Policy  # learns
     reference: Policy  # the KL is measured from it
     base: Policy  # the policy before GRPO, to compare with; by default the reference itself
-    judge: object  # maps texts to log-odds
+    judge: object  # maps texts to log-odds, or None
 
 
 def load_models(config, device):
@@ -33,8 +35,12 @@ def load_models(config, device):
     reference differ in n_latent.
     """
     generator, base = (load_model(config.generator_checkpoint, Generator) for _ in range(2))
-    judge = load_model(config.judge_checkpoint, Judge)
-    check_length(config.block_size, generator, judge)
+    check_length(config.block_size, generator)
+    judge = None
+    if config.judge_checkpoint:
+        network = load_model(config.judge_checkpoint, Judge)
+        check_length(config.block_size, network)
+        judge = make_judge(network, config, device)
     base = Policy(base, config, device)
     reference = base
     own_file = config.reference_checkpoint or config.generator_checkpoint
@@ -54,7 +60,7 @@ def load_models(config, device):
         there = pick_device(config.reference_device or config.device)
         reference = Policy(network, config, there)
     policy = Policy(generator, config, device)
-    return Models(policy, reference, base, make_judge(judge, config, device))
+    return Models(policy, reference, base, judge)
 
 
 def check_length(block_size, *networks):
@@ -72,18 +78,18 @@ def check_length(block_size, *networks):
 def load_splits(config):
     """Load both splits of the dataset: -> train, val. A prompts_file replaces the inputs of train.
 
-    If the default text is missing, the first process makes it.
+    If a dataset that ships is missing, the first process makes it.
     """
     folder = Path("data") / config.dataset
-    missing = config.dataset == Config.dataset and not (folder / "train.bin").exists()
-    if missing and is_first():
-        print(f"making {folder} from the documentation of numpy and torch", flush=True)
+    prepare = SHIPPED.get(config.dataset)
+    if prepare and is_first() and not any(folder.glob("train.*")):
+        print(f"making {folder}", flush=True)
         prepare(folder)
     wait_for_all()  # no process reads before the first one has written
-    train = Dataset(folder, "train", config.block_size)
-    val = Dataset(folder, "val", config.block_size)
+    train = read_dataset(folder, "train", config.block_size)
+    val = read_dataset(folder, "val", config.block_size)
     if config.prompts_file:
-        train = Prompts(folder, config.prompts_file, config.block_size)
+        train = read_prompts(config.prompts_file, train, config.block_size)
     return train, val
 
 
@@ -91,7 +97,10 @@ def load_data(config, device, eval_seed=EVALUATION_SEED):
     """Load the inputs to train on, and hold out others to measure on: -> dataset, `HeldOut`."""
     train, val = load_splits(config)
     (text,) = decode(torch.from_numpy(train.tokens))
-    rule = WordRule(text, cut=not config.prompts_file)
+    if isinstance(val, Lines):
+        rule = SumRule()
+    else:
+        rule = WordRule(text, cut=not config.prompts_file)
     return train, hold_out(config, val, rule, text, device, eval_seed)
 
 
@@ -107,7 +116,7 @@ def load_rewards(config, judge, rule, device):
 class LoadedRun(NamedTuple):
     models: Models
     rewards: Rewards
-    train: Dataset
+    train: object
     held_out: HeldOut
 
 

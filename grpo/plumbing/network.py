@@ -45,7 +45,8 @@ class Policy:
         tensors = [torch.cat(pieces).to(batch.masked.device) for pieces in zip(*outputs)]
         penalty = self.config.repetition_penalty
         if penalty != 1:
-            tensors[-1] = penalise_repetition(tensors[-1], batch.masked, batch.mask, penalty)
+            where = (batch.masked, batch.mask, self.network.blank)
+            tensors[-1] = penalise_repetition(tensors[-1], *where, penalty)
         return self.kind(*tensors, batch, self.config)
 
 

@@ -1,8 +1,9 @@
 """Other advantages than GRPO's, and limits on who gets one.
 
 DIRECTIONS holds functions of (reward, old, batch, config) that return the advantages (B,G,T), in
-the place of `group_advantages`. `old` holds the `Scores` of the draws. SCALES holds functions of
-(reward, mask) that return what advantages are divided by. LIMITS holds functions of (advantages,
+the place of `group_advantages`. `old` holds the `Scores` of the draws. BASELINES holds functions of
+the reward (B,G,T) that subtract something from it. SCALES holds functions of (reward, mask) that
+return what advantages are divided by. LIMITS holds functions of (advantages,
 old, mask, config), each with the value of its setting that turns it off. To add one of your own,
 write such a function and a line in its table.
 
@@ -32,6 +33,14 @@ def forward(reward, old, batch, config):
 
 
 DIRECTIONS = {"forward": forward}
+
+
+def minus_nothing(reward):
+    """r itself. With rewards of 0 and 1 only good fills teach: rejection sampling fine-tuning."""
+    return reward
+
+
+BASELINES = {"none": minus_nothing}
 
 
 def deviation_of_batch(reward, mask):

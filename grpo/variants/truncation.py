@@ -69,7 +69,7 @@ TRUNCATIONS = {  # {setting: (the value that turns it off, function)}
 }
 
 
-def penalise_repetition(logits, masked, mask, penalty):
+def penalise_repetition(logits, masked, mask, blank, penalty):
     """Make a character less likely if the visible text has it: logits (B,T,...,V) -> (B,T,...,V).
 
     CTRL (1909.05858, section 4.1) divides the logit by the penalty, but division would make a
@@ -79,11 +79,11 @@ def penalise_repetition(logits, masked, mask, penalty):
     alphabet.
     """
     V = logits.shape[-1]
-    visible = masked.masked_fill(mask | (masked < 0), V - 1)  # (B,T), V - 1 at blanks and padding
+    visible = masked.masked_fill(mask | (masked < 0), blank)  # (B,T) padding becomes a blank, too
     seen = torch.zeros(len(masked), V, dtype=torch.bool, device=masked.device)
     seen = seen.scatter(1, visible, True)  # (B,V)
     seen = seen.view(-1, *(1,) * (logits.dim() - 2), V)  # (B,1,...,V)
-    characters = logits[..., :-1]  # all but the mask token, which is last
+    characters = torch.cat([logits[..., :blank], logits[..., blank + 1 :]], dim=-1)  # (B,T,...,V-1)
     centred = logits - characters.mean(dim=-1, keepdim=True)  # (B,T,...,V)
     penalised = torch.where(centred > 0, centred / penalty, centred * penalty)
     return torch.where(seen, penalised, centred)

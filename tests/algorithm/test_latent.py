@@ -234,7 +234,7 @@ def test_logits_that_are_no_numbers_draw_tokens_all_the_same():
         assert policy.score(fills, make(*leaves(1))).entropy.sum().isnan()
 
 
-SHAPE = TransformerConfig(vocab_size=6, block_size=8, n_layer=1, n_head=1, n_embd=16)
+SHAPE = TransformerConfig(vocab_size=6, block_size=8, n_layer=1, n_head=1, n_embd=16, blank=5)
 TEXT = torch.tensor([[5, 5, 1, 5, 5, 5, 2, 3], [0, 1, 5, 4, 4, 4, 4, 5]])  # 5 is a blank
 
 

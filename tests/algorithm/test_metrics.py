@@ -80,8 +80,7 @@ class ShortWords(WordRule):
     name = "short_words"
 
     def __init__(self):
-        self.lexicon = {"cat", "on"}
-        self.cut = True
+        super().__init__("cat on")
 
 
 def test_the_metrics_of_fills_come_from_the_rule_and_from_the_table_of_metrics(monkeypatch):

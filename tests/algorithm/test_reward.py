@@ -41,9 +41,9 @@ def validity(lexicon, masked, *texts, cut=True):
     """Ask a `WordRule` about B·G texts: masked (B,T) -> (B,G) as lists."""
     tokens = torch.stack([pad(encode(text)[0], masked.shape[1]) for text in texts])
     completions = tokens.view(len(masked), -1, masked.shape[1])  # (B,G,T)
-    batch = make_batch(masked, masked == BLANK, BLANK, 1, (0,))
+    original = torch.where(masked == BLANK, 1, masked)  # (B,T)
+    batch = make_batch(original, masked == BLANK, BLANK, 1, (0,))
     rule = WordRule(" ".join(lexicon), cut)
-    rule.lexicon = lexicon  # this one, however often a word has to stand in a text
     return rule_reward(rule, completions, batch).tolist()
 
 

@@ -223,15 +223,15 @@ def test_the_repetition_penalty_is_a_loop_over_what_is_visible(shape):
     logits[..., -1] = -1e9  # the mask token
     masked = torch.tensor([[3, 8, 5, 8, 3, 7], [4, 8, 1, -1, -1, -1]])  # (B,T)
     seen = [{3, 5, 7}, {4, 1}]
-    have = penalise_repetition(logits, masked, masked == 8, 1.3)
+    have = penalise_repetition(logits, masked, masked == 8, 8, 1.3)
     assert have.shape == logits.shape and (have[..., -1] < -1e8).all()
     for row, found, visible in zip(logits, have, seen):
         for s, penalised in zip(row.view(-1, 9).tolist(), found.view(-1, 9).tolist()):
             assert penalised[:-1] == pytest.approx(slow_penalty(s, visible, 1.3))
     shifts = 100 * torch.randn(*shape[:-1], 1, dtype=torch.float64)
-    shifted = penalise_repetition(logits + shifts, masked, masked == 8, 1.3)
+    shifted = penalise_repetition(logits + shifts, masked, masked == 8, 8, 1.3)
     torch.testing.assert_close(shifted[..., :-1], have[..., :-1])
-    same = penalise_repetition(logits, masked, masked == 8, 1.0)
+    same = penalise_repetition(logits, masked, masked == 8, 8, 1.0)
     torch.testing.assert_close(same.softmax(dim=-1), logits.softmax(dim=-1))
 
 
@@ -246,5 +246,5 @@ def test_a_policy_penalises_the_logits_of_its_letters(n_latent, name):
         config = Config(dtype="float32", compile="false", repetition_penalty=penalty)
         return getattr(Policy(generator, config, torch.device("cpu"))(batch), name)
 
-    want = penalise_repetition(logits(1.0), masked, batch.mask, 1.5)
+    want = penalise_repetition(logits(1.0), masked, batch.mask, BLANK, 1.5)
     torch.testing.assert_close(logits(1.5), want)

@@ -55,7 +55,7 @@ def indifferent_judge(tokens):
 def models(V, T, n_latent=1):
     """Make a generator and a reference."""
     torch.manual_seed(0)
-    shape = TransformerConfig(V, T, 1, 1, 16, n_latent)
+    shape = TransformerConfig(V, T, 1, 1, 16, n_latent, blank=V - 1)
     return Generator(shape), Generator(shape)
 
 

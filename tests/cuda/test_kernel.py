@@ -352,7 +352,7 @@ def test_the_sampler_keeps_and_draws_the_same(device, V, dtype):
 @pytest.mark.parametrize("chosen", ["cuda", "torch"])
 def test_a_policys_distributions_know_which_kernel_the_run_chose(monkeypatch, chosen):
     monkeypatch.setattr(policy, "choose", lambda *_: chosen)
-    network = Generator(TransformerConfig(12, 6, 1, 1, 8))
+    network = Generator(TransformerConfig(12, 6, 1, 1, 8, blank=11))
     batch = make_batch(torch.randint(11, (2, 6)), torch.rand(2, 6) < 0.7, 11, 5, (0,))
     q = policy.Policy(network, Config(), torch.device("cpu"))(batch)
     assert q.config.kernel == chosen

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.vocabulary import VOCABULARY
 from grpo.evaluation.__main__ import main
 from grpo.evaluation.evaluate import EVALUATION_SEED
 from grpo.plumbing.checkpoint import model_file, write
@@ -18,7 +17,7 @@ from model.transformer import Generator, TransformerConfig
 
 def generator_file(seed):
     torch.manual_seed(seed)
-    return model_file(Generator(TransformerConfig(len(VOCABULARY), 16, 1, 2, 32)))
+    return model_file(Generator(TransformerConfig(28, 16, 1, 2, 32)))
 
 
 @pytest.fixture

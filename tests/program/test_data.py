@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import TEXT
 
-from data.dataset import Dataset, Prompts
+from data.dataset import Dataset, read_prompts
 from data.masking import MASKINGS, make_mask
 from data.text.prepare import is_validation, normalise, prepare
 from data.user_mistake import Mistake
@@ -92,7 +92,7 @@ def test_prompts_of_any_length(world, tmp_path):
     """A prompt is normalised. All blanks between two spaces are one word, as in h_l_."""
     prompts = [" Café H_l_ m_!", "_", "sat — __ the m_t"]
     (tmp_path / "p.json").write_text(json.dumps({"prompts": prompts}))
-    data = Prompts(world / "text", tmp_path / "p.json", 16)
+    data = read_prompts(tmp_path / "p.json", Dataset(world / "text", "train", 16), 16)
     tokens, mask, words = data.batch(200, None, None, None, (0, 1))
     assert tokens.shape == mask.shape == words.shape == (200, 16)
     found = {}

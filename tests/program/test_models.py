@@ -19,8 +19,8 @@ from model.pretrain import Settings
 from model.report import auc, calibration
 from model.transformer import Generator, Judge, TransformerConfig
 
-SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32)
-LATENT = TransformerConfig(9, 12, 2, 2, 32, n_latent=3)
+SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32, blank=8)
+LATENT = TransformerConfig(9, 12, 2, 2, 32, n_latent=3, blank=8)
 TOKENS = torch.randint(9, (3, 12), generator=torch.Generator().manual_seed(0))
 
 
