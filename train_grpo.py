@@ -6,7 +6,7 @@
 lists and gives reasons for. `main` is the whole run around it. From Python:
 
     from train_grpo import main
-    table = main(["config/quick.py", "--kl_beta=0"])
+    table = main("config/quick.py --kl_beta=0", quiet=True)
 
 Shapes: B masked inputs, T characters of each, G completions of each input.
 """
@@ -103,14 +103,17 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     return Rollout(batch, fills, old, reward, advantages), metrics.result()
 
 
-def main(arguments=()):
+def main(arguments=(), quiet=False):
     """Make one run: read its settings, train, and measure the result. Returns the table, a dict.
+
+    `arguments` are config files and flags, as on the command line: a list, or one text that is
+    split at spaces. With `quiet` there is no bar, and nothing is printed but warnings.
 
     A user's mistake raises a `Mistake` before any file is written. During training the first Ctrl-C
     or SIGTERM lets the step finish, saves it and ends the program. A second one ends it at once.
     """
     # Config files and flags. With --init_from=resume they change the settings of the checkpoint.
-    config = load_config(arguments)
+    config = load_config(arguments.split() if isinstance(arguments, str) else arguments)
     device = pick_device(config.device)
     join_processes(device)  # under torchrun each process has a GPU of its own
 
@@ -128,7 +131,9 @@ def main(arguments=()):
     start = 0
     if config.init_from == "resume":  # restores weights, reference, moments and random generator
         start = load_checkpoint(config, policy, reference, optimizer)
-    with Log(config, start) as log:  # opens the folder; from here on Ctrl-C only asks us to stop
+    with Log(
+        config, start, quiet
+    ) as log:  # opens the folder; from here on Ctrl-C only asks us to stop
         replay.begin(base, held_out, config, start)  # for a page that shows how the run learned
         if is_first():  # of several processes
             log.say(peek(policy, held_out, start))
