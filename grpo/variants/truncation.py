@@ -55,7 +55,8 @@ def exclude_top_choices(weights, kept, uniforms, config):
     coin = (uniforms * UNIT).long().sum(dim=-1, keepdim=True) % UNIT  # (...,1)
     share = config.xtc_threshold * (weights * kept).sum(dim=-1, keepdim=True).double()  # (...,1)
     top = kept & (weights >= share)  # (...,V)
-    least = torch.where(top, weights, weights.amax()).amin(dim=-1, keepdim=True)  # (...,1)
+    most = weights.amax(dim=-1, keepdim=True)  # (...,1)
+    least = torch.where(top, weights, most).amin(dim=-1, keepdim=True)  # (...,1)
     left_out = (coin < config.xtc_probability * UNIT) & top & (weights > least)  # (...,V)
     return kept & ~left_out
 

@@ -20,12 +20,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import make_batch
-from grpo.product_policy import Product
 
 from data.user_mistake import Mistake
 from grpo import logprobs, policy, sampling
 from grpo.cuda import kernel
 from grpo.plumbing.config import Config
+from grpo.policy import Product
 from model.transformer import Generator, TransformerConfig
 
 EPS = 2.0**-24  # float32: half a unit in the last place of 1

@@ -39,10 +39,10 @@ MISTAKES = {
         --reward=judge,{x}/r.py:judge
         --reward={x}/r.py:no
         --reward={x}/r.py:flat
+        --reward={x}/r.py:nothing
         --reward={x}/r.py:not_finite
         --out_dir=
-        --importance_sampling_level=none --num_iterations=2
-        --objective=sapo --importance_sampling_level=sequence
+        --objective=reinforce --num_iterations=2
         --clip_eps_high=0.3 --clip_delta=1.2
         --block_size=17
         group_size=8
@@ -99,6 +99,9 @@ def helper():
 
 def flat(completions, masked, mask, decode):
     return completions[:, 0, 0]
+
+def nothing(completions, masked, mask, decode):
+    pass
 
 def not_finite(completions, masked, mask, decode):
     return completions / 0.0

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from grpo.latent_policy import Latent
-from grpo.product_policy import Product
 
 from data.dataset import Dataset
 from grpo.plumbing.checkpoint import load_model, read
 from grpo.plumbing.config import Config, load_config
+from grpo.policy import Product
+from grpo.variants.latent import Latent
 from model import pretrain
 from model.losses import generator_loss, judge_loss, masked_batch
 from model.pretrain import Settings

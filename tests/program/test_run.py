@@ -213,7 +213,7 @@ def test_rewards_of_the_users_own_and_a_second_judge(flags, own, tmp_path):
     write(strict, model_file(Judge(TransformerConfig(28, 16, 1, 1, 32))))
     parts = {"judge": 0.5, "few_spaces": 2, "early": -1, strict: 0.25}
     reward = f"judge:0.5,{own}:few_spaces:2,{own}:early:-1,{strict}:0.25"
-    _, metrics = run(flags, reward=reward, credit="word", judge_score="probability")
+    _, metrics = run(flags, reward=reward, credit="word")
     for line in metrics:
         assert line[f"reward_{strict}"] == 0.5
         want = sum(weight * line[f"reward_{name}"] for name, weight in parts.items())
