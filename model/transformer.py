@@ -137,8 +137,8 @@ class Generator(nn.Module):
         words (B,T) numbers the hidden words of each input. For `Product`, which does not need it,
         there is one tensor, the logits (B,T,V). For `Latent` there are two tensors. The first has
         the logits of the prior (B,T,K), equal at all blanks of a word. The second has the logits of
-        the letters for each z (B,T,K,V). Both are 0 where there is no blank. The options are those of
-        `Trunk`.
+        the letters for each z (B,T,K,V). Both are 0 where there is no blank. The options are those
+        of `Trunk`.
         """
         features = self.trunk(tokens, **options)  # (B,T,C)
         if self.n_latent == 1:
