@@ -1,6 +1,5 @@
 import io
 import json
-import math
 import re
 import sys
 from dataclasses import replace
@@ -18,7 +17,6 @@ from grpo.evaluation.evaluate import (
     HeldOut,
     evaluate,
     format_table,
-    hold_out,
     measure,
     peek,
 )
@@ -26,7 +24,7 @@ from grpo.evaluation.rivals import target
 from grpo.plumbing.config import Config
 from grpo.plumbing.load import Models, load_data
 from grpo.policy import Product
-from grpo.reward import Rewards, rule_reward
+from grpo.reward import Rewards
 from grpo.variants.latent import Latent
 
 
