@@ -121,14 +121,14 @@ class Product:
 def integer_weights(logits, temperature):
     """Turn logits into whole numbers, the weights: (...,V) -> (...,V) int64.
 
-    A weight is round(exp((logit − largest logit) / temperature) · 2^21). A logit of -inf gives 0.
-    We compute in float64. In float32 two implementations of exp often differ enough that a weight
+    A weight is round(exp((logit − largest logit) / temperature) · 2^21). A logit of -inf gives 0,
+    and so does NaN. We compute in float64. In float32 two implementations of exp often differ enough that a weight
     rounds to another whole number.
     """
     x = logits.double()
     below_best = x - x.amax(dim=-1, keepdim=True)  # (...,V)
     relative = (below_best * (1 / temperature)).exp()  # (...,V) 1 for the likeliest
-    return relative.mul(SCALE).round().long()
+    return relative.nan_to_num(0).mul(SCALE).round().long()
 
 
 def may_be_drawn(weights, uniforms, config):

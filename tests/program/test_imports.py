@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # with the longest name.
 BELOW = {
     "data": [],
-    "model": [],  # only model/__init__.py
+    "model": ["data"],  # only model/__init__.py
     "model.transformer": ["data"],
     "grpo": ["data", "grpo.variants", "grpo.plumbing.user_file"],
     "grpo.variants": ["data", "grpo"],

@@ -175,7 +175,7 @@ def test_an_error_in_a_users_file_shows_its_traceback_and_then_the_line(
 
 def test_the_default_text_is_made_when_all_other_files_were_found(flags, tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(load, "prepare", made.append)
+    monkeypatch.setitem(load.SHIPPED, "text", made.append)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistake, match="no.pt is missing"):
         run(flags, dataset="text", judge_checkpoint="no.pt")
