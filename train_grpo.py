@@ -2,8 +2,9 @@
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
-`grpo_step` is Algorithm 1 of DeepSeekMath (2402.03300), with a few departures, which grpo/README.md
-lists and gives reasons for. `main` is the whole run around it. From Python:
+`grpo_step` is Algorithm 1 of DeepSeekMath (2402.03300), with a few departures, which
+grpo/variants/README.md lists and gives reasons for. The same in one short file is
+grpo/one_file.py. `main` is the whole run around it. From Python:
 
     from train_grpo import main
     table = main("config/quick.py --kl_beta=0", quiet=True)
@@ -57,7 +58,8 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                      the reference. kl and entropy (B,T) are exact, for each blank.
     batch.mask       (B,T) bool, True at a blank
     batch.words      (B,T) int: 1 in the first hidden word of an input, 2 in the second, ..., and 0
-                     in the visible text. A hidden word is a run of blanks.
+                     in the visible text. In a text a hidden word is a run of blanks, and a sum is
+                     one word.
     batch.uniforms   (B,G,T,2) random numbers. [..., 0] draws the letter of each blank, and
                      [..., 1], at the first blank of a word, draws its z.
     """
@@ -69,9 +71,9 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         fills = q_old.sample(batch.uniforms)
         old = q_old.score(fills, q_ref)  # q_ref gives old.ref_logp and old.kl
 
-    # 2. Judge. By default a frozen classifier reads each completion. It estimates log(p / q_ref) of
-    #    every hidden word, where p is its probability in real text. That is the reward of each
-    #    letter of the word.
+    # 2. Judge. A rule says whether a sum holds. For texts a frozen classifier reads each completion.
+    #    It estimates log(p / q_ref) of every hidden word, where p is its probability in real text.
+    #    That is the reward of each letter of the word.
     reward, parts = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
 
     # 3. Compare each fill with the rest of its group.
@@ -131,9 +133,8 @@ def main(arguments=(), quiet=False):
     start = 0
     if config.init_from == "resume":  # restores weights, reference, moments and random generator
         start = load_checkpoint(config, policy, reference, optimizer)
-    with Log(
-        config, start, quiet
-    ) as log:  # opens the folder; from here on Ctrl-C only asks us to stop
+    # This opens the folder. From here on Ctrl-C only asks us to stop.
+    with Log(config, start, quiet) as log:
         replay.begin(base, held_out, config, start)  # for a page that shows how the run learned
         if is_first():  # of several processes
             log.say(peek(policy, held_out, start))

@@ -24,7 +24,7 @@ def is_right(text):
 
 
 def right_answers(masked):
-    """List the right fills of a sum with blanks in its summands: `4_+4_=88` -> `40+48=88`, ..."""
+    """List the right fills of a sum with blanks in its summands: `4_+4_=88` -> 9 texts."""
     result = int(masked.split("=")[1])
     pattern = re.compile(re.escape(masked).replace(BLANK, "[0-9]"))
     answers = (f"{first}+{result - first}={result}" for first in range(1, result))

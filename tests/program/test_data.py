@@ -16,7 +16,7 @@ from data.vocabulary import MASK_ID, PAD, decode
 
 LINE = "the old cat sat on the mat and ran"
 TEXTS = np.array([[*LINE]] * 2000)  # (B,T)
-SUMS = np.array([[*"41+47=88"]] * 2000)  # (B,T)
+SUMS = np.array([[*"417+471=888"]] * 2000)  # (B,T)
 
 
 def masks(name, ratio=0.25, words=2, seed=0):
