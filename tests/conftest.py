@@ -28,8 +28,15 @@ os.environ.setdefault("WANDB_MODE", "offline")
 # Tests that a shell starts in the background ignore SIGINT. So we put Python's own handler back.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def letters(number):
+    """Write a number with the letters a to j in the place of digits."""
+    return f"{number:03d}".translate(str.maketrans("0123456789", "abcdefghij"))
+
+
 TEXT = "\n\n".join(
-    f"the {a} {b} sat on the {c} and the {d} ran to {e} number {i}"
+    # The number stands twice, as letters, so no two of them share 40 characters in a row.
+    f"the {a} {b} sat on the {c} {(n := letters(i))} and the {d} ran to {e} number {n}"
     for i, (a, b, c, d, e) in enumerate(
         (a, b, c, d, e)
         for a in ("old", "red", "big")
