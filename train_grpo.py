@@ -71,7 +71,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         fills = q_old.sample(batch.uniforms)
         old = q_old.score(fills, q_ref)  # q_ref gives old.ref_logp and old.kl
 
-    # 2. Judge. A rule says whether a sum holds. For texts a frozen classifier reads each completion.
+    # 2. Judge. A rule says whether a sum holds. For texts a frozen classifier reads the completions.
     #    It estimates log(p / q_ref) of every hidden word, where p is its probability in real text.
     #    That is the reward of each letter of the word.
     reward, parts = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
