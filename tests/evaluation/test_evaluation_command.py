@@ -77,14 +77,14 @@ def test_runs_stand_side_by_side(finished, flags, capsys):
     main(outs)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[:3] == [
-        ["settings", "that", "differ", *outs],
-        ["temperature", "0.8", "0.7"],
-        ["kl_beta", "0.1", "0.5"],
+        ["group", "temperature", "kl_beta", "runs"],
+        ["1", "0.8", "0.1", outs[0]],
+        ["2", "0.7", "0.5", outs[1]],
     ]
     assert lines[4][-2:] == ["judge", judge]  # the columns of the reward
-    rows = [line[:3] for line in lines if line and line[0][:-1] in outs]
+    rows = [line[:3] for line in lines[5:9]]
     both = [["before,", "sampled"], ["after,", "sampled"]]
-    assert rows == [[f"{out}:", *title] for out in outs for title in both]
+    assert rows == [[f"{group}:", *title] for title in both for group in (1, 2)]
 
 
 def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):
