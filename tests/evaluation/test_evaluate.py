@@ -303,8 +303,9 @@ def knowing(tokens, certainty):
     return policy
 
 
-def test_a_peek_says_what_the_table_says(settings):
-    config = replace(settings, eval_inputs=100)
+@pytest.mark.parametrize("masking", ["word", "span", "random"])
+def test_a_peek_says_what_the_table_says(settings, masking):
+    config = replace(settings, eval_inputs=100, masking=masking)
     held_out = held_out_for(config)
     before, after = (knowing(held_out.batch.tokens, certainty) for certainty in (2.5, 4.0))
     result, _ = evaluated(config, after, before)
