@@ -18,11 +18,10 @@ from tqdm import tqdm
 
 from data.masking import parse_masking
 from data.user_mistake import exit_on_mistake, refuse
-from grpo.distributed import pick_device
 from grpo.plumbing.checkpoint import load_model, model_file, write
 from grpo.plumbing.config import Config, read_arguments
-from grpo.plumbing.load import check_length, load_text
-from grpo.policy import Policy, make_judge
+from grpo.plumbing.load import check_length, load_splits
+from grpo.plumbing.network import Policy, make_judge, pick_device
 from model.losses import PRETRAINING, generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
@@ -35,6 +34,7 @@ class Settings:
     # A generator.pt to begin from. Its size replaces n_layer and n_embd. Empty: random weights.
     start: str = ""
     masking: str = "word:0.5,random:0.25,span:0.1,sticky:0.15"  # what is hidden from the generator
+    one_answer: bool = False  # sums: learn only the most even one of the right answers
     judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
     block_size: int = 64  # characters per input
     n_layer: int = 6  # layers of the generator
@@ -44,7 +44,7 @@ class Settings:
     # from the generator's.
     policy: str = ""
     n_embd: int = 128  # width, a multiple of 32
-    n_latent: int = 1  # how many values the latent can take (grpo/latent_policy.py); 1: no latent
+    n_latent: int = 1  # how many values the latent can take (grpo/variants/latent.py); 1: no latent
     batch_size: int = 64  # inputs per step
     generator_steps: int = 2500  # training steps of the generator; 0: none
     judge_steps: int = 1000  # training steps of the judge; 0 without start_judge: make no judge
@@ -126,10 +126,7 @@ def with_latent(product, n_latent):
 
 
 def pretrain(args):
-    """Train the generator, then the judge, and write each in float16 as soon as it is trained.
-
-    Without a judge we print the generator's loss on held-out inputs instead of a report.
-    """
+    """Train the generator, then the judge, and write each in float16 as soon as it is trained."""
     device = pick_device(args.device)
     config = Config(
         dataset=args.dataset,
@@ -138,7 +135,7 @@ def pretrain(args):
         dtype=args.dtype,
         compile="false",
     )
-    train, val = load_text(config)
+    train, val = load_splits(config)
     generator, judge = make_models(args, train.vocab_size)
     models = [generator]  # these models take turns to fill the judge's inputs
     if args.policy:
@@ -164,9 +161,7 @@ def pretrain(args):
     fit("generator", generator, loss_of_generator, args.generator_steps, peak)
     write(out / "generator.pt", model_file(generator, torch.float16))
     if not (args.judge_steps or args.start_judge):
-        with torch.no_grad():
-            nats = generator_loss(policy, val, args, (PRETRAINING, args.seed, 2))
-        print(f"held-out nats {nats:.3f}")
+        report(policy, None, val, args.masking)
         return
     peak = 1e-3
     if not args.start_judge:
@@ -175,7 +170,7 @@ def pretrain(args):
         judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)
     fit("judge", judge, loss_of_judge, args.judge_steps, peak)
     write(out / "judge.pt", model_file(judge, torch.float16))
-    report(policy, score, val)
+    report(policy, score, val, args.judge_masking)
 
 
 def parse(arguments):

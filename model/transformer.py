@@ -27,7 +27,7 @@ class TransformerConfig:
     n_layer: int = 6
     n_head: int = 4
     n_embd: int = 128
-    n_latent: int = 1  # K, how many values the latent can take; see grpo/latent_policy.py
+    n_latent: int = 1  # K, how many values the latent can take; see grpo/variants/latent.py
     blank: int = 27  # the token of a blank, which the generator never draws
 
 
@@ -121,6 +121,7 @@ class Generator(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.trunk = Trunk(config)
+        self.vocab_size = config.vocab_size
         self.n_latent = config.n_latent
         self.blank = config.blank
         characters = config.vocab_size - 1  # all but the blank
@@ -144,7 +145,7 @@ class Generator(nn.Module):
         if self.n_latent == 1:
             return (self.with_blank(self.head(features)),)
         mask = words > 0  # (B,T)
-        of_word = mean_over_words(features.float().mT, words).mT  # (B,T,C)
+        of_word = mean_over_words(features.mT, words).mT  # (B,T,C)
         prior = self.prior(of_word[mask]).float()  # (M,K)
         letters = self.head(features[mask]).float().unflatten(-1, (self.n_latent, -1))  # (M,K,V-1)
         return spread(prior, mask), spread(self.with_blank(letters), mask)

@@ -3,6 +3,7 @@
 A sum is `41+47=88`: two numbers of equally many digits and their sum, which has no more digits.
 """
 
+import functools
 import re
 
 from data.vocabulary import BLANK
@@ -30,16 +31,27 @@ def right_answers(masked):
     return [text for text in answers if pattern.fullmatch(text) and is_right(text)]
 
 
+@functools.cache
+def most_even_answer(masked):
+    """Return the right fill whose summands differ least: `4_+4_=88` -> `44+44=88`."""
+
+    def difference(answer):
+        first, second = answer.split("=")[0].split("+")
+        return abs(int(first) - int(second))
+
+    return min(right_answers(masked), key=difference)
+
+
 def perfect_blanks(masked_texts, n=16):
-    """Compute what independent blanks can reach at best: -> {name: the mean over the inputs}.
+    """Compute what independent blanks can reach at best: -> {how: figures}, means over the inputs.
 
     Given an input, all of its right answers are equally likely (data/sums/prepare.py). We give each
     blank its exact distribution over these answers, which no cross-entropy can improve on.
 
-    sampled    the probability that one draw of all blanks is right
-    argmax     the same where each blank has its likeliest digit, and ties are broken at random
-    best       the probability that one of n draws is right
-    different  the expected number of different right answers among n draws
+    sampled    draw all blanks: the probability that this is right, and the expected number of
+               different right answers among n draws
+    argmax     give each blank its likeliest digit, and break ties at random
+    best of n  choose a right one of n draws, if there is one
     """
     total = {"sampled": 0.0, "argmax": 0.0, "best": 0.0, "different": 0.0}
     for masked in masked_texts:
@@ -57,4 +69,9 @@ def perfect_blanks(masked_texts, n=16):
         total["argmax"] += sum(surest)
         total["best"] += 1 - (1 - sum(each)) ** n
         total["different"] += sum(1 - (1 - p) ** n for p in each)
-    return {name: value / len(masked_texts) for name, value in total.items()}
+    mean = {name: value / len(masked_texts) for name, value in total.items()}
+    return {
+        "sampled": {"right": mean["sampled"], "different_right": mean["different"]},
+        "argmax": {"right": mean["argmax"]},
+        f"best of {n}": {"right": mean["best"]},
+    }

@@ -1,24 +1,26 @@
 """Print the table of a finished run, or of several runs side by side.
 
     python -m grpo.evaluation out                        # prints the table that the run made
-    python -m grpo.evaluation out-a out-b                # and the settings in which runs differ
-    python -m grpo.evaluation out-1 out-2 out-3 --mean   # means over runs, and their spread
+    python -m grpo.evaluation out-*                      # compares runs, with means over seeds
     python -m grpo.evaluation out --again                # computes the table anew, with the target
     python -m grpo.evaluation out --eval_seed=1          # takes other inputs, and keeps nothing
     python -m grpo.evaluation out --reward=judge,A.pt    # what these judges say, and keeps nothing
+
+Several runs are grouped by their settings, and only runs that differ in their seed are averaged. If
+there is one group, it gets the whole table, and otherwise each group gets one row.
 
 With another --reward than the run's, a judge's column is its P(real), the probability that a word
 is real text. A checkpoint may name a FILE.py as its reward. We do not run a file just because a
 checkpoint names it, so you have to name the run's reward again with --reward.
 """
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 
 from data.user_mistake import exit_on_mistake, refuse
 from grpo.evaluation.evaluate import (
-    COLUMNS,
     EVALUATION_SEED,
     aligned,
     evaluate,
@@ -26,53 +28,92 @@ from grpo.evaluation.evaluate import (
     format_table,
 )
 from grpo.plumbing.checkpoint import LATEST, training_state
-from grpo.plumbing.config import Config, Parser, number, saved_settings
+from grpo.plumbing.config import Parser, number, saved_settings
 from grpo.plumbing.load import load_run
-from grpo.plumbing.log import read_lines, save_table
+from grpo.plumbing.log import save_table
+from grpo.plumbing.runs import differences, group_runs
 
-MORE_COLUMNS = {"entropy": ("entropy", 2), "mean_kl": ("KL", 2)}
+BEFORE, AFTER = "before, sampled", "after, sampled"  # rows of the table
+SPREAD = "± half of the distance between the least and the largest"
+# The held-out inputs of a run depend on these settings.
+INPUTS = ("dataset", "block_size", "masking", "mask_ratio", "hidden_words", "eval_inputs")
 
 
 def stored(out_dir):
-    """Read the settings and the table of a finished run: -> {name: value}, {row: {column: x}}."""
+    """Read the table of a finished run: -> {row: {column: number}}."""
     path = Path(out_dir) / "evaluation.json"
     refuse(
         not path.exists(),
         f"{path} is missing, because the run has not ended, or {out_dir} is not a run's folder;"
         f" name another folder, or compute the table: python -m grpo.evaluation {out_dir} --again",
     )
-    settings = json.loads(path.with_name("config.json").read_text())
-    return settings, json.loads(path.read_text())
+    return json.loads(path.read_text())
 
 
-def side_by_side(out_dirs):
-    """Return the settings in which runs differ, and what they had before and after: -> text."""
-    runs = {out_dir: stored(out_dir) for out_dir in out_dirs}
-    cells = [["settings that differ", *out_dirs]]
-    for name in vars(Config()):
-        values = [str(settings.get(name)) for settings, _ in runs.values()]
-        if name != "out_dir" and len({*values}) > 1:
-            cells.append([f"  {name}", *values])
-    rows = {}
-    for out_dir, (_, result) in runs.items():
-        for title in ("before, sampled", "after, sampled"):
-            rows[f"{out_dir}: {title}"] = [result[title]]
-    return "\n".join([*aligned(cells), "", *format_rows(rows)])
+def shape(out_dir):
+    """Return the rows and columns of a run's table: -> {row: columns}. Old runs had others."""
+    return {title: sorted(row) for title, row in stored(out_dir).items()}
 
 
-def mean(out_dirs):
-    """Return the whole table as text, with the mean over several runs and its spread in each cell.
+def compare(out_dirs):
+    """Return the whole table of a group of runs, or one row for each of several groups: -> text."""
+    groups = group_runs(out_dirs, shape)
+    if len(groups) > 1:
+        return side_by_side(groups)
+    results = [stored(out_dir) for out_dir in groups[0].folders]
+    if len(results) == 1:
+        return format_table(results[0])
+    rows = {title: [result[title] for result in results] for title in results[0]}
+    return "\n".join([*format_rows(rows), f"means of {len(results)} runs, {SPREAD}"])
 
-    Two columns are added: the entropy of a blank, and the KL in the last step of training.
+
+def side_by_side(groups):
+    """Return the settings in which groups differ, and what they had before and after: -> text.
+
+    Groups that were measured on other inputs, or in other columns, get a table of their own.
     """
+    own = differences(groups)
+    lines = [["group", *own[0], "runs"]]
+    tables = {}  # {(inputs, columns): {number of a group: the tables of its runs}}
+    for i, (group, settings) in enumerate(zip(groups, own), 1):
+        lines.append([str(i), *map(str, settings.values()), " ".join(group.folders)])
+        results = [stored(folder) for folder in group.folders]
+        inputs = tuple(group.settings.get(name) for name in INPUTS)
+        opinions = ("judge", "reward_")  # they may differ, because each run has its own reward
+        columns = tuple(x for x in sorted(results[0][AFTER]) if not x.startswith(opinions))
+        tables.setdefault((inputs, columns), {})[str(i)] = results
+    text = aligned(lines)
+    if len(tables) > 1:
+        causes = [name for name in INPUTS if name in own[0]]
+        if len({columns for _, columns in tables}) > 1:
+            causes.append("the columns of their tables")
+        text.append(f"groups in different tables cannot be compared: see {', '.join(causes)}")
+    if any(a.settings == b.settings for a, b in itertools.combinations(groups, 2)):
+        text.append(
+            "groups with the same settings have tables with other rows or columns, so we do not"
+            " average them; --again makes a run's table anew"
+        )
+    for results in tables.values():
+        text += ["", *format_rows(before_and_after(results))]
+    return "\n".join([*text, f"means of the runs, {SPREAD}"])
+
+
+def before_and_after(groups):
+    """Make two rows of {number of a group: the tables of its runs}: -> {title: rows}.
+
+    Groups that began with the same draws of the same model share their row before GRPO.
+    """
+    starts = {}  # {rows before GRPO as text: numbers of groups}
+    for i, results in groups.items():
+        before = json.dumps([result[BEFORE] for result in results])
+        starts.setdefault(before, []).append(i)
     rows = {}
-    for out_dir in out_dirs:
-        _, result = stored(out_dir)
-        metrics = read_lines(Path(out_dir) / "metrics.jsonl")
-        result["after, sampled"]["mean_kl"] = metrics[-1]["mean_kl"]
-        for title, row in result.items():
-            rows.setdefault(title, []).append(row)
-    return "\n".join(format_rows(rows, COLUMNS | MORE_COLUMNS))
+    for before, numbers in starts.items():
+        runs = json.loads(before)
+        rows[f"{', '.join(numbers)}: {BEFORE} (runs: {len(runs)})"] = runs
+    for i, results in groups.items():
+        rows[f"{i}: {AFTER} (runs: {len(results)})"] = [result[AFTER] for result in results]
+    return rows
 
 
 def again(args):
@@ -82,13 +123,10 @@ def again(args):
     given = {name: getattr(args, name) for name in names if getattr(args, name)}
     own = saved_settings(training_state(path), given, path)
     other_reward = given.get("reward", own.reward) != own.reward
-    if other_reward:
-        given["judge_score"] = "probability"
     # The table compares with the generator that the run started from, and not with its reference.
     config = replace(own, reference_checkpoint="", **given)
     run = load_run(config, path, args.eval_seed)
-    parts = (run.policy, run.before, run.judge, run.rewards, run.held_out, config)
-    result, fills = evaluate(*parts, everything=True)
+    result, fills = evaluate(run.models, run.rewards, run.held_out, config, everything=True)
     if args.eval_seed == EVALUATION_SEED and not other_reward:
         save_table(args.out_dir[0], result, fills)
     return format_table(result)
@@ -97,8 +135,7 @@ def again(args):
 def main(arguments=None):
     parser = Parser(prog="python -m grpo.evaluation", description="Print the table of a run.")
     add = parser.add_argument
-    add("out_dir", nargs="+", help="a run's folder; several are put side by side")
-    add("--mean", action="store_true", help="average several runs, which differ in their seed")
+    add("out_dir", nargs="+", help="a run's folder; several are compared, with means over seeds")
     add("--again", action="store_true", help="compute the table again, and save it")
     seed_help = "a number that chooses the held-out inputs"
     add("--eval_seed", type=number(int, 0, 2**32), default=EVALUATION_SEED, help=seed_help)
@@ -110,14 +147,7 @@ def main(arguments=None):
         other_inputs = args.eval_seed != EVALUATION_SEED
         compute = args.again or other_inputs or args.reward or args.device
         refuse(compute and len(args.out_dir) > 1, "a table is computed for one run; name only one")
-        if compute:
-            print(again(args))
-        elif args.mean:
-            print(mean(args.out_dir))
-        elif len(args.out_dir) > 1:
-            print(side_by_side(args.out_dir))
-        else:
-            print(format_table(stored(args.out_dir[0])[1]))
+        print(again(args) if compute else compare(args.out_dir))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """Show how a run learns: `python -m grpo.tools.replay out` writes the web page out/replay.html.
 
+With several runs, `python -m grpo.tools.replay out-a out-b` writes curves.html into the working
+directory. This page draws each metric of metrics.jsonl, with one line for each group of runs that
+differ only in their seed. What follows is about the page of one run.
+
 The page shows step by step how the run fills held-out texts, and which of the letters drawn in a
 step became likelier or less likely. The template beside this file, replay.html, draws the page.
 This command puts data into the template: the run's metrics, its settings, and the lines that the
@@ -24,14 +28,17 @@ import torch
 from data.user_mistake import exit_on_mistake, refuse
 from data.vocabulary import VOCABULARY, decode
 from grpo.distributed import is_first
-from grpo.logprobs import log_softmax
-from grpo.loss import log_ratio, policy_objective
+from grpo.loss import OBJECTIVES
 from grpo.plumbing.checkpoint import write
 from grpo.plumbing.config import Parser
 from grpo.plumbing.log import cut_back, read_lines
+from grpo.plumbing.runs import differences, group_runs
+from grpo.policy import log_softmax
 
 PAGE = Path(__file__).with_suffix(".html")
-CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy")
+PAGE_OF_CURVES = PAGE.with_name("curves.html")
+# Of these metrics the page shows those that the run has.
+CURVES = ("mean_reward", "valid_words", "right", "mean_kl", "entropy")
 FILE = "replay.jsonl"
 INPUTS = 8  # each line shows this many held-out inputs
 DRAWS = 200  # a line records about this many drawn letters
@@ -76,7 +83,7 @@ def begin(before, held_out, config, start):
     few = shown_inputs(held_out)
     header = {
         "iteration": -1,
-        "vocabulary": VOCABULARY,
+        "vocabulary": VOCABULARY[: before.network.vocab_size],
         "texts": decode(few.tokens),
         "masked": decode(few.masked),
         **view(before, few),
@@ -107,13 +114,13 @@ def record(policy, held_out, config, step, rollout):
     words, mask = group.batch.words, group.batch.mask[0]  # (1,T), (T,)
     q = policy(group.batch)
     logp = q.score(group.fills, q).logp  # (1,G,T)
-    drawn = (group.old.logp, group.advantages, words, config)
+    objective = OBJECTIVES[config.objective]
     of_draws = {
         "reward": group.reward,
         "advantage": group.advantages,
         "logp": group.old.logp,
-        "log_ratio": log_ratio(logp, group.old.logp, words, config.importance_sampling_level),
-        "bounded": policy_objective(logp, *drawn)[1],
+        "log_ratio": logp - group.old.logp,
+        "bounded": objective(logp, group.old.logp, group.advantages, words, config)[1],
     }
     text = group.batch.masked[group.batch.masked >= 0]  # padding is -1
     shown = slice(max(1, DRAWS // int(mask.sum())))
@@ -144,24 +151,52 @@ def page(folder):
         "run": str(folder),
         "lines": lines,
         "curves": {
-            name: [figures[line["iteration"]][name] for line in lines[1:]] for name in CURVES
+            name: [figures[line["iteration"]][name] for line in lines[1:]]
+            for name in CURVES
+            if name in metrics[0]
         },
         "config": json.loads((Path(folder) / "config.json").read_text()),
     }
+    return fill_template(PAGE, shown)
+
+
+def fill_template(path, shown):
     content = json.dumps(shown).replace("<", "\\u003c")  # no text can close the <script>
-    return PAGE.read_text().replace("DATA", content, 1)
+    return path.read_text().replace("DATA", content, 1)
+
+
+def page_of_curves(folders):
+    """Fill the template with the metrics of several runs, in groups: -> the page as HTML."""
+    groups = group_runs(folders)
+    shown = []
+    for group, settings in zip(groups, differences(groups)):
+        runs = {folder: read_metrics(folder) for folder in group.folders}
+        shown.append({"settings": settings, "runs": runs})
+    return fill_template(PAGE_OF_CURVES, shown)
+
+
+def read_metrics(folder):
+    """Read metrics.jsonl: -> a list of dicts. Raises a Mistake if it holds no step."""
+    path = Path(folder) / "metrics.jsonl"
+    lines = read_lines(path) if path.exists() else []
+    refuse(not lines, f"{path} is missing or holds no step; leave this run out")
+    return lines
 
 
 def main(arguments=None):
     with exit_on_mistake("replay"):
         parser = Parser(
             prog="python -m grpo.tools.replay",
-            description="Write the web page replay.html, which shows how a run learned.",
+            description="Write a web page which shows how a run learned, or compares several.",
         )
-        parser.add_argument("folder", metavar="out_dir", help="a run's folder")
-        folder = parser.parse_args(arguments).folder
-        write(Path(folder) / "replay.html", page(folder).encode())
-        print(f"open in a browser: {folder}/replay.html")
+        parser.add_argument("folders", metavar="out_dir", nargs="+", help="a run's folder")
+        folders = parser.parse_args(arguments).folders
+        if len(folders) == 1:
+            path, html = Path(folders[0]) / "replay.html", page(folders[0])
+        else:
+            path, html = Path("curves.html"), page_of_curves(folders)
+        write(path, html.encode())
+        print(f"open in a browser: {path}")
 
 
 if __name__ == "__main__":

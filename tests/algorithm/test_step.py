@@ -11,13 +11,11 @@ import pytest
 import torch
 from conftest import PLAIN, make_batch
 
-from grpo.logprobs import Scores, log_softmax
 from grpo.optimizer import Optimizer, make_adamw
 from grpo.plumbing.config import Config
-from grpo.policy import Policy
-from grpo.product_policy import Product
+from grpo.plumbing.network import Policy
+from grpo.policy import Fills, Product, Scores, log_softmax
 from grpo.reward import Rewards, judge_reward
-from grpo.sampling import Fills
 from model.transformer import Generator, TransformerConfig
 from train_grpo import grpo_step
 
@@ -29,12 +27,12 @@ VARIANTS = (  # every published variant that has a setting, some of them combine
     {
         "baseline": "leave_one_out",
         "scale_rewards": "none",
-        "importance_sampling_level": "none",
+        "objective": "reinforce",
         "kl_estimator": "k1",
     },
     {
         "num_iterations": 2,
-        "importance_sampling_level": "sequence",
+        "objective": "gspo",
         "kl_estimator": "k3",
         "credit": "word",
         "batch_size": 2,
@@ -79,7 +77,7 @@ def step(settings, tokens, mask, judge=some_judge, n_latent=1):
     optimizer = descend(generator, config, rate=1.0)
     policies = [Policy(model, config, torch.device("cpu")) for model in (generator, reference)]
     batch = make_batch(tokens, mask, V - 1, config.group_size, (1, 0))
-    rewards = Rewards({"judge": (partial(judge_reward, judge, "log_odds"), 1.0)})
+    rewards = Rewards({"judge": (partial(judge_reward, judge), 1.0)})
     before = weights_of(generator)
     rollout, metrics = grpo_step(*policies, rewards, optimizer, batch, config)
     after = weights_of(generator)
@@ -302,7 +300,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(distribution):
     def policy(network):
         return lambda batch: distribution(*network(batch.masked, batch.words), batch, Config())
 
-    rewards = Rewards({"judge": (partial(judge_reward, some_judge, "log_odds"), 1.0)})
+    rewards = Rewards({"judge": (partial(judge_reward, some_judge), 1.0)})
     before = weights_of(generator)
     optimizer = Optimizer(make_adamw(generator, config), config.grad_clip)
     policies = policy(generator), policy(reference)

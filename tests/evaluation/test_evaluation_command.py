@@ -50,7 +50,7 @@ def refused(capsys, *arguments):
     return shown.err
 
 
-def test_the_same_table_again_and_another_is_only_printed(finished, capsys):
+def test_the_same_table_again_and_another_is_only_printed(finished, flags, capsys):
     out = finished()
     main([str(out), "--again"])
     own = files_of(out)
@@ -58,16 +58,17 @@ def test_the_same_table_again_and_another_is_only_printed(finished, capsys):
     main([str(out)])
     assert capsys.readouterr().out == first  # it prints the stored table
     json.loads(own[0], parse_constant=pytest.fail)
-    for flag in ("--eval_seed=1", "--reward=valid_words"):
+    for flag in ("--eval_seed=1", f"--reward=judge,{flags['judge_checkpoint']}"):
         main([str(out), flag])
         assert capsys.readouterr().out != first and files_of(out) == own
     main([str(out), f"--eval_seed={EVALUATION_SEED}", "--device=cpu", "--again"])
     assert capsys.readouterr().out == first and files_of(out) == own
 
 
-def test_runs_stand_side_by_side(finished, capsys):
+def test_runs_stand_side_by_side(finished, flags, capsys):
     """The settings that differ come first, then the rows before and after of each run."""
-    reward = "judge,valid_words"
+    judge = flags["judge_checkpoint"]
+    reward = f"judge,{judge}"
     outs = [
         str(finished(reward=reward)),
         str(finished("b", reward=reward, kl_beta=0.5, temperature=0.7)),
@@ -82,7 +83,7 @@ def test_runs_stand_side_by_side(finished, capsys):
         ["temperature", "0.8", "0.7"],
         ["kl_beta", "0.1", "0.5"],
     ]
-    assert lines[4][-2:] == ["judge", "valid_words"]  # the columns of the reward
+    assert lines[4][-2:] == ["judge", judge]  # the columns of the reward
     rows = [line[:3] for line in lines if line and line[0][:-1] in outs]
     both = [["before,", "sampled"], ["after,", "sampled"]]
     assert rows == [[f"{out}:", *title] for out in outs for title in both]
@@ -91,13 +92,13 @@ def test_runs_stand_side_by_side(finished, capsys):
 def test_a_mean_over_runs_comes_with_half_of_its_range(finished, capsys):
     outs = [str(finished(name)) for name in "abc"]
     for out, x in zip(outs, (0.1, 0.2, 0.6)):
-        row = {"valid_words": x, "nats": 1.23456, "entropy": x, "judge": 0.5, "reward_f": 2 * x}
+        row = {"valid_words": x, "exact_words": 0.12345, "judge": 0.5, "reward_f": 2 * x}
         write(Path(out) / "evaluation.json", json.dumps({"after, sampled": row}).encode())
         write(Path(out) / "metrics.jsonl", b'{"mean_kl": 9}\n{"mean_kl": 2}\n')
     main([*outs, "--mean"])
     cells = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
-    assert cells[0][-5:] == ["pass@16", "entropy", "KL", "judge", "f"]
-    figures = ["0.300 ± 0.250", "1.235", "0.30 ± 0.25", "2.00", "0.500", "0.600 ± 0.500"]
+    assert cells[0] == ["filled by", "valid", "exact", "KL", "judge", "f"]
+    figures = ["0.300 ± 0.250", "0.123", "2.00", "0.500", "0.600 ± 0.500"]
     assert cells[1:] == [["after, sampled", *figures]]
 
 
