@@ -47,7 +47,7 @@ class Settings:
     n_latent: int = 1  # how many values the latent can take (grpo/variants/latent.py); 1: no latent
     batch_size: int = 64  # inputs per step
     generator_steps: int = 2500  # training steps of the generator; 0: none
-    judge_steps: int = 1000  # training steps of the judge; 0: make no judge
+    judge_steps: int = 1000  # training steps of the judge; 0 without start_judge: make no judge
     seed: int = 1  # for the weights, inputs and draws
     # auto: bfloat16 if it is fast here. A step then takes two thirds of the time.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -160,7 +160,7 @@ def pretrain(args):
     peak = 2e-3 if args.start else 8e-3
     fit("generator", generator, loss_of_generator, args.generator_steps, peak)
     write(out / "generator.pt", model_file(generator, torch.float16))
-    if args.judge_steps == 0:
+    if not (args.judge_steps or args.start_judge):
         report(policy, None, val, args.masking)
         return
     peak = 1e-3
