@@ -6,6 +6,7 @@ out_dir = "out-sums"
 dataset = "sums"
 generator_checkpoint = "model/pretrained/sums.pt"
 reward = "right"
+judge_checkpoint = ""  # a rule needs no judge
 block_size = 11
 masking = "columns"
 batch_size = 128
