@@ -119,7 +119,7 @@ def grpo_loss(now, old, ref, completions, A, mask):
 
 
 def train(generator, reference, sums):
-    """Take all steps, and yield after each its loss, and the share of right fills that it drew."""
+    """Take all steps, and yield their losses."""
     adamw = torch.optim.AdamW(generator.parameters(), betas=(0.9, 0.99), weight_decay=0)
     for step in range(STEPS):
         cosine = (1 + math.cos(math.pi * max(0, step - WARMUP) / (STEPS - WARMUP))) / 2  # 1 to 0
@@ -128,8 +128,7 @@ def train(generator, reference, sums):
         with torch.no_grad():  # one forward pass serves all G completions
             old, ref = log_q(generator, masked), log_q(reference, masked)  # each (B,T,V)
         completions = sample(old, masked, uniforms)  # (B,G,T)
-        right = reward(completions)  # (B,G)
-        A = advantages(right)  # (B,G)
+        A = advantages(reward(completions))  # (B,G)
         total = 0
         for _ in range(UPDATES):
             now = log_q(generator, masked)  # (B,T,V)
@@ -139,7 +138,7 @@ def train(generator, reference, sums):
             torch.nn.utils.clip_grad_norm_(generator.parameters(), 1.0)
             adamw.step()
             total += loss.item()
-        yield total / UPDATES, right.mean().item()
+        yield total / UPDATES
 
 
 @torch.no_grad()
@@ -155,10 +154,10 @@ if __name__ == "__main__":
     generator, reference = load(), load()
     before, share = evaluate(reference, masked, uniforms)
     print(f"step 0: right on held-out sums {share:.3f}")
-    for step, (loss, right) in enumerate(train(generator, reference, sums), 1):
+    for step, loss in enumerate(train(generator, reference, sums), 1):
         if step % 10 == 0:
             now, share = evaluate(generator, masked, uniforms)
-            print(f"step {step}: loss {loss:.3f}, right {right:.3f}, on held-out sums {share:.3f}")
+            print(f"step {step}: loss {loss:.3f}, right on held-out sums {share:.3f}")
     for i in range(3):
         for name, texts in {"input": decode(masked), "before": before, "now": now}.items():
             print(f"{name:7s}", texts[i])
