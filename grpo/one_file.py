@@ -3,11 +3,11 @@
     python -m grpo.one_file    # in the project's folder
 
 The generator, a small transformer, fills all blanks of a sum such as `4_7+4_1=888` in one step. No
-blank sees what the others get. The sum has ten right answers, so the generator believes in many
-digits at each blank, and most of the time the two that it draws do not go together. Whether a sum
-is right can be checked, but no gradient leads from the check back through the draw of a digit. GRPO
-needs none. It fills each input G times, and makes the digits of the right fills likelier and those
-of the wrong ones rarer, until they agree. The losses are those of train_grpo.py, as a test shows.
+blank sees what the others get. The sum has nine right answers, so many digits are likely at each
+blank, and the two that are drawn seldom go together. A rule can check the sum, but no gradient
+leads from the rule back through the draw of a digit. GRPO needs none. It fills each input G times,
+and makes the digits of right fills likelier and those of wrong fills rarer, until they agree. Its
+losses are those of train_grpo.py, as a test shows.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
@@ -37,8 +37,7 @@ def make_sums():
     """Make the sums of data/sums: -> those to train on, and those of held-out results, as texts."""
     rng = np.random.default_rng(0)
     results = np.arange(200, 1000)
-    by_last_digit = [rng.permutation(results[results % 10 == last]) for last in range(10)]
-    shuffled = np.stack(by_last_digit)  # (10,80)
+    shuffled = np.stack([rng.permutation(results[results % 10 == d]) for d in range(10)])  # (10,80)
     # Of each last digit, four results are held out here, and four served to choose the settings.
     parts = []
     for some, size, seed in ((shuffled[:, 8:], 200_000, 1), (shuffled[:, 4:8], 4_000, 2)):
@@ -71,19 +70,19 @@ def log_q(generator, masked):
     return logits.double().log_softmax(dim=-1)  # double, so that the probabilities add up to 1
 
 
-def sample(log_q, masked, uniforms):
+def sample(old, masked, uniforms):
     """Fill each blank G times: (B,T,V), (B,T), (B,G,T) -> completions (B,G,T)."""
     # Each character owns a piece of [0,1) as long as its probability. Which piece was hit?
-    ends = log_q.exp().cumsum(dim=-1)[:, None]  # (B,1,T,V) where the pieces end
+    ends = old.exp().cumsum(dim=-1)[:, None]  # (B,1,T,V) where the pieces end
     characters = (ends <= uniforms[..., None]).sum(dim=-1)  # (B,G,T)
     return torch.where(masked[:, None] == BLANK, characters, masked[:, None])
 
 
 def is_right(text):
-    """Check a sum such as 417+471=888, which may hold any character where blanks were."""
+    """Tell whether a sum such as 417+471=888 holds. A summand begins with 1 to 9."""
     first, second, result = text[:3], text[4:7], text[8:]
-    digits = (first + second).isdigit() and "0" not in (first[0], second[0])
-    return digits and int(first) + int(second) == int(result)
+    numbers = (first + second).isdigit() and "0" not in (first[0], second[0])
+    return numbers and int(first) + int(second) == int(result)
 
 
 def decode(tokens):
@@ -120,7 +119,7 @@ def grpo_loss(now, old, ref, completions, A, mask):
 
 
 def train(generator, reference, sums):
-    """Take all steps, and yield after each its loss, and the share of right fills that it drew."""
+    """Take all steps, and yield their losses."""
     adamw = torch.optim.AdamW(generator.parameters(), betas=(0.9, 0.99), weight_decay=0)
     for step in range(STEPS):
         cosine = (1 + math.cos(math.pi * max(0, step - WARMUP) / (STEPS - WARMUP))) / 2  # 1 to 0
@@ -129,8 +128,7 @@ def train(generator, reference, sums):
         with torch.no_grad():  # one forward pass serves all G completions
             old, ref = log_q(generator, masked), log_q(reference, masked)  # each (B,T,V)
         completions = sample(old, masked, uniforms)  # (B,G,T)
-        right = reward(completions)  # (B,G)
-        A = advantages(right)  # (B,G)
+        A = advantages(reward(completions))  # (B,G)
         total = 0
         for _ in range(UPDATES):
             now = log_q(generator, masked)  # (B,T,V)
@@ -140,7 +138,7 @@ def train(generator, reference, sums):
             torch.nn.utils.clip_grad_norm_(generator.parameters(), 1.0)
             adamw.step()
             total += loss.item()
-        yield total / UPDATES, right.mean().item()
+        yield total / UPDATES
 
 
 @torch.no_grad()
@@ -156,10 +154,10 @@ if __name__ == "__main__":
     generator, reference = load(), load()
     before, share = evaluate(reference, masked, uniforms)
     print(f"step 0: right on held-out sums {share:.3f}")
-    for step, (loss, right) in enumerate(train(generator, reference, sums), 1):
+    for step, loss in enumerate(train(generator, reference, sums), 1):
         if step % 10 == 0:
             now, share = evaluate(generator, masked, uniforms)
-    XX
+            print(f"step {step}: loss {loss:.3f}, right on held-out sums {share:.3f}")
     for i in range(3):
         for name, texts in {"input": decode(masked), "before": before, "now": now}.items():
             print(f"{name:7s}", texts[i])
