@@ -1,6 +1,7 @@
 """A user's mistake ends a program with one line on stderr and exit code 2."""
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
@@ -30,6 +31,15 @@ def exit_on_mistake(program):
         yield
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # nobody reads what we print, as in `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if not error.filename:
+            raise
+        line = f"{program}: {error.filename} cannot be used ({error.strerror}); name another path"
+        print(f"{line}, or change its permissions", file=sys.stderr)
+        sys.exit(2)
     except Mistake as error:
         if error.__cause__:
             traceback.print_exception(error.__cause__)

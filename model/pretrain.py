@@ -142,7 +142,7 @@ def pretrain(args):
         models.append(load_model(args.policy, Generator))
     check_length(args.block_size, *models, judge)
     out = Path(args.out_dir)
-    out.mkdir(parents=True, exist_ok=True)  # what cannot be written fails now, not in half an hour
+    out.mkdir(parents=True)  # what cannot be written fails now, and not in half an hour
     sources = [Policy(model, config, device) for model in models]
     policy = sources[0]
     score = make_judge(judge, config, device)
@@ -181,15 +181,25 @@ def parse(arguments):
     parse_masking(args.judge_masking)
     refuse(not args.out_dir, "out_dir is empty; write for example --out_dir=out-pretrain")
     refuse(args.n_embd % 32, f"n_embd={args.n_embd} is not allowed; it takes a multiple of 32")
-    for name in ("generator.pt", "judge.pt"):
-        file = Path(args.out_dir) / name
-        refuse(file.exists(), f"{file} exists and would be overwritten; name another --out_dir")
+    refuse(Path(args.out_dir).exists(), f"{args.out_dir} exists already; name another --out_dir")
     return args
 
 
 def main(arguments):
     with exit_on_mistake("pretrain"):
-        pretrain(parse(arguments))
+        args = parse(arguments)
+        try:
+            pretrain(args)
+        except KeyboardInterrupt:
+            saved = sorted(path.name for path in Path(args.out_dir).glob("*.pt"))
+            print(
+                f"stopped; {args.out_dir} holds {', '.join(saved) or 'no model'}", file=sys.stderr
+            )
+            if saved:
+                print(
+                    "for the judge alone: --generator_steps=0 --start=generator.pt of that folder"
+                )
+            raise
 
 
 if __name__ == "__main__":

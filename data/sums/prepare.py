@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.files import write_whole
 from data.user_mistake import Mistake, exit_on_mistake
 
 DIGITS = 3
@@ -55,13 +56,9 @@ def prepare(out_dir, digits=DIGITS, held_out="report"):
         "train.txt": draw_sums(split["train"], digits, TRAIN, seed=1),
         "val.txt": draw_sums(split[held_out], digits, VAL, seed=2),
     }
-    out_dir = Path(out_dir)
     try:
-        out_dir.mkdir(parents=True, exist_ok=True)
         for name, lines in files.items():
-            beside = out_dir / f"{name}.tmp"
-            beside.write_text("\n".join(lines) + "\n")
-            beside.replace(out_dir / name)
+            write_whole(Path(out_dir) / name, ("\n".join(lines) + "\n").encode())
     except OSError as error:
         raise Mistake(f"{out_dir} cannot be written ({error}); name another folder") from None
     return {name: len(lines) for name, lines in files.items()}

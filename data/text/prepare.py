@@ -17,6 +17,7 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
+from data.files import write_whole
 from data.user_mistake import Mistake, exit_on_mistake, refuse
 from data.vocabulary import VOCABULARY
 
@@ -25,6 +26,19 @@ MIN_CHARACTERS = 1000  # train.bin and val.bin must each have at least this many
 SOURCES = {  # folders to read; all of torch would take too long for what it adds
     "numpy": "_core lib linalg fft random polynomial ma matrixlib",
     "torch": "nn optim distributions utils autograd linalg fft special func cuda amp masked",
+}
+LEARNED = "b1fad3dd8d50"  # the SHA-256 of the train.bin that the shipped models learned begins so
+# What Unicode does not take apart into a letter and an accent.
+PLAIN = {
+    "ß": "ss",
+    "æ": "ae",
+    "œ": "oe",
+    "ø": "o",
+    "ł": "l",
+    "đ": "d",
+    "ð": "d",
+    "þ": "th",
+    "ı": "i",
 }
 PLAIN_WORD = re.compile(r"[\"'(*`]*[A-Za-z][a-z'-]*[\"').,:;*`?!]*")
 
@@ -64,14 +78,19 @@ def is_prose(paragraph):
     return len(words) >= 8 and len(plain) >= 0.7 * len(words) and ">>>" not in paragraph
 
 
+def plain(text):
+    """Turn a text into small letters without accents, where a letter has such a form."""
+    text = unicodedata.normalize("NFKD", text)
+    text = "".join(c for c in text if not unicodedata.combining(c))
+    return text.lower().translate(str.maketrans(PLAIN))
+
+
 def normalise(text, more=""):
     """Turn a text into words of a to z, without accents, with one space between two words.
 
     A word may also have the characters in `more`.
     """
-    text = unicodedata.normalize("NFKD", text)
-    text = "".join(c for c in text if not unicodedata.combining(c))
-    return re.sub(f"[^a-z{re.escape(more)}]+", " ", text.lower()).strip()
+    return re.sub(f"[^a-z{re.escape(more)}]+", " ", plain(text)).strip()
 
 
 def is_validation(paragraph):
@@ -80,7 +99,7 @@ def is_validation(paragraph):
 
 
 def windows(text):
-    """Yield every SHARED characters of a text that stand one after the other."""
+    """Yield every piece of SHARED characters of a text."""
     return (text[start : start + SHARED] for start in range(len(text) - SHARED + 1))
 
 
@@ -91,7 +110,7 @@ def hold_out(train, val):
     would not be held out.
     """
     of_val = {window for paragraph in val for window in windows(paragraph)}
-    shared = {window for window in windows(" ".join(train)) if window in of_val}
+    shared = of_val.intersection(windows(" ".join(train)))
     return [paragraph for paragraph in val if shared.isdisjoint(windows(paragraph))]
 
 
@@ -99,7 +118,8 @@ def prepare(out_dir, input_file=None):
     """Write val.bin and train.bin into `out_dir`: -> {file: its size in bytes}.
 
     If the text is not UTF-8 or too short, this raises a Mistake before it writes anything. It also
-    raises one if the folder cannot be written.
+    raises one if the folder cannot be written, or holds another text. It prints what share of the
+    letters in your text is lost, if that is above a hundredth.
     """
     if input_file:
         try:
@@ -109,6 +129,11 @@ def prepare(out_dir, input_file=None):
                 f"{input_file} cannot be read as UTF-8 text ({error}); name another file, or"
                 " convert this one to UTF-8"
             ) from None
+        text = re.sub(r"\b['’]\b", "", text)  # didn't becomes the word didnt
+        letters = [c for c in plain(text) if c.isalpha()]
+        lost = sum(c > "z" for c in letters) / max(1, len(letters))
+        if lost > 0.01:
+            print(f"{input_file}: {lost:.0%} of its letters are not a to z, and are left out")
     else:
         text = "\n\n".join(documentation())
     splits = {"val": {}, "train": {}}  # {paragraph: None}, without duplicates, in order
@@ -123,17 +148,24 @@ def prepare(out_dir, input_file=None):
         refuse(
             len(content) < MIN_CHARACTERS,
             f"{input_file} has only {len(content)} letters and spaces for {split}.bin, but"
-            f" {MIN_CHARACTERS} are needed; give a longer text",
+            f" {MIN_CHARACTERS} are needed; give a longer text, or one that repeats itself less",
         )
         files[f"{split}.bin"] = bytes(map(VOCABULARY.index, content))
+    learned = hashlib.sha256(files["train.bin"]).hexdigest().startswith(LEARNED)
+    if not input_file and not learned:
+        print(
+            "this is not the text that the shipped models learned, because numpy or torch is not of"
+            " the version in requirements.txt"
+        )
 
-    out_dir = Path(out_dir)
+    train = Path(out_dir) / "train.bin"
     try:
-        out_dir.mkdir(parents=True, exist_ok=True)
+        refuse(
+            train.exists() and train.read_bytes() != files["train.bin"],
+            f"{train} holds another text; remove it, or name another folder with --out_dir",
+        )
         for name, content in files.items():
-            beside = out_dir / f"{name}.tmp"
-            beside.write_bytes(content)
-            beside.replace(out_dir / name)
+            write_whole(train.with_name(name), content)
     except OSError as error:
         raise Mistake(f"{out_dir} cannot be written ({error}); name another folder") from None
     return {name: len(content) for name, content in files.items()}

@@ -47,7 +47,7 @@ def stored(out_dir):
         f"{path} is missing, because the run has not ended, or {out_dir} is not a run's folder;"
         f" name another folder, or compute the table: python -m grpo.evaluation {out_dir} --again",
     )
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def shape(out_dir):

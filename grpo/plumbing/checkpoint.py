@@ -6,13 +6,13 @@ a generator is asked for.
 """
 
 import io
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
+from data.files import find, write_whole
 from data.user_mistake import Mistake, refuse
 from grpo.distributed import is_first, n_processes
 from model.transformer import TransformerConfig
@@ -23,28 +23,17 @@ LATEST = "checkpoint.pt"
 def write(path, content):
     """Write `content`, which is bytes or anything that torch.save takes, to the file `path`.
 
-    A reader finds either the complete old file or the complete new one, even after a power cut.
-    Raises FloatingPointError for a tensor that is not finite.
+    Only the first of several processes writes. Raises FloatingPointError for a tensor that is not
+    finite.
     """
-    if not is_first():  # only the first process writes
+    if not is_first():
         return
     if not isinstance(content, bytes):
         check_tensors(content, Path(path).name)
         buffer = io.BytesIO()
         torch.save(content, buffer)
         content = buffer.getvalue()
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "xb") as file:  # never through a link that somebody left there
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(Path(path), content)
 
 
 def check_tensors(content, name):
@@ -61,7 +50,8 @@ def read(path):
 
     Raises a Mistake if the file is missing, is damaged, or holds something else.
     """
-    refuse(not Path(path).is_file(), f"checkpoint {path} is missing; make it, or name another")
+    path = find(path)
+    refuse(not path.is_file(), f"checkpoint {path} is missing; make it, or name another")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         whole = {"kind", "architecture", "weights"} <= {*content}

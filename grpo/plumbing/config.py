@@ -9,6 +9,7 @@ so that argparse converts and refuses both.
 
 import argparse
 import contextlib
+import difflib
 import inspect
 import os
 import re
@@ -214,27 +215,35 @@ def read_arguments(settings, arguments, usage=""):
     parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for field in fields(settings):
         parser.add_argument(f"--{field.name}", **how_to_read(field))
+    names = [field.name for field in fields(settings)]
     flags = []
     for argument in arguments:
         if argument in ("-h", "--help"):
             source = "\n\n".join(map(inspect.getsource, settings.__mro__[:-1]))
             print(usage, re.sub(r"\*([A-Z_]+)", names_of, source), sep="\n\n")
             sys.exit()
-        flags += [argument] if argument.startswith("-") else read_config_file(argument)
+        flags += [argument] if argument.startswith("-") else read_config_file(argument, names)
     return vars(parser.parse_args(flags))
 
 
-def read_config_file(path):
-    """Turn what a config file assigns into flags: -> ["--group_size=8", ...]."""
+def read_config_file(path, settings):
+    """Turn what a config file assigns into flags: -> ["--group_size=8", ...].
+
+    `settings` are the names that it may assign, and those that begin with _.
+    """
     flags = []
     for name, value in run_file(path, "config file").items():
         if not name.startswith("_"):
+            near = difflib.get_close_matches(name, settings, n=1)
+            meant = f"; did you mean {near[0]}?" if near else "; --help lists all"
+            refuse(name not in settings, f"config file {path}: {name} is no setting{meant}")
             refuse(
                 not isinstance(value, (bool, int, float, str)),
                 f"config file {path}: {name} is {value!r:.50}, but a setting is a number, text, or"
                 " true or false; begin a name of your own with _",
             )
             flags.append(f"--{name}={value}")
+    refuse(not flags, f"config file {path} assigns no setting; write for example group_size = 8")
     return flags
 
 
@@ -291,6 +300,10 @@ def resume(out, given):
     return new
 
 
+# Files that a run reads. A new run would move them aside if they were in its own folder.
+READ = ("generator_checkpoint", "reference_checkpoint", "judge_checkpoint", "prompts_file")
+
+
 def check(config):
     """Raise a Mistake if settings contradict each other."""
     refuse(not config.out_dir, "out_dir is empty; write for example --out_dir=out")
@@ -319,9 +332,9 @@ def check(config):
         " set top_entropy_quantile=1, or objective=clip",
     )
     parse_masking(config.masking)
-    parse_reward(config.reward)
-    for name in ("generator_checkpoint", "reference_checkpoint", "judge_checkpoint"):
-        path = getattr(config, name)
+    named = [(name, getattr(config, name)) for name in READ]
+    named += [("reward", name.rpartition(":")[0] or name) for name in parse_reward(config.reward)]
+    for name, path in named:
         refuse(
             Path(config.out_dir).resolve() in Path(path).resolve().parents,
             f"{name}: {path} lies in out_dir, which a new run moves aside; name another out_dir",

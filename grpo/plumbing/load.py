@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from data.dataset import Lines, read_dataset, read_prompts
+from data.files import find
 from data.rules import SumRule, WordRule
 from data.sums.prepare import prepare as prepare_sums
 from data.text.prepare import prepare as prepare_text
@@ -80,7 +81,7 @@ def load_splits(config):
 
     If a dataset that ships is missing, the first process makes it.
     """
-    folder = Path("data") / config.dataset
+    folder = find(Path("data") / config.dataset)
     prepare = SHIPPED.get(config.dataset)
     if prepare and is_first() and not any(folder.glob("train.*")):
         print(f"making {folder}", flush=True)

@@ -183,7 +183,7 @@ def first_line(error):
 
 def read_lines(path):
     """Read a .jsonl file: -> a list of dicts. Leaves out the last line if a kill cut it short."""
-    lines = Path(path).read_text().splitlines(keepends=True)
+    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
@@ -220,7 +220,7 @@ def claim(folder, start):
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a")
+        file = open(path, "a", encoding="utf-8")
         lock(file)
         if os.fstat(file.fileno()).st_ino != path.stat().st_ino:  # just moved aside by another run
             raise OSError(errno.EAGAIN, "another run has begun there")

@@ -101,6 +101,7 @@ def pick_device(name):
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     elif name == "auto":
         name = "cpu"
+    refuse(name == "mps", "device mps is not supported; use --device=cpu")
     there = ["cpu", *gpus]
     refuse(name not in there, f"device {name} is not on this machine; it has {', '.join(there)}")
     return torch.device(name)

@@ -25,7 +25,7 @@ def group_runs(folders, version=lambda folder: None):
     for folder in folders:
         path = Path(folder) / "config.json"
         refuse(not path.exists(), f"{path} is missing; name the out_dir of a run")
-        settings = json.loads(path.read_text())
+        settings = json.loads(path.read_text(encoding="utf-8"))
         seed = settings["seed"]
         shared = {name: value for name, value in settings.items() if name not in OWN}
         key = json.dumps([shared, version(folder)], sort_keys=True)

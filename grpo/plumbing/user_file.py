@@ -2,18 +2,20 @@
 
 import runpy
 import sys
-from pathlib import Path
 
+from data.files import find
 from data.user_mistake import Mistake, refuse
 
 
 def run_file(path, what):
     """Execute a user's Python file: -> {name: value}. If it fails, this raises a Mistake."""
+    path = find(path)
     refuse(
-        not Path(path).is_file(),
-        f"{what} {path} does not exist; name another file, or write a setting as --key=value",
+        path.suffix != ".py" or not path.is_file(),
+        f"{what} {path} does not exist, or is no .py file; name another file, or write a setting as"
+        " --key=value",
     )
-    sys.path.append(str(Path(path).parent))  # so that the user's file can import files beside it
+    sys.path.append(str(path.parent))  # so that the user's file can import files beside it
     try:
         return runpy.run_path(path)
     except (Exception, SystemExit) as error:  # any error in that file is the user's mistake

@@ -125,6 +125,9 @@ def main(arguments=None):
             check_length(after.trunk.config.block_size, judge)
         for text in args.text:
             masked = encode_input(after, text)  # (T,)
+            (known,) = decode(masked[None])
+            if known != text:
+                print(f'the model reads "{known}"')
             for title, model in models.items():
                 print(title)
                 show(fill(model, text, args.k, args.temperature), judge, masked)

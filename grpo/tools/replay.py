@@ -71,7 +71,7 @@ def view(policy, batch):
 
 def append(config, line):
     if is_first():  # only the first process writes
-        with open(Path(config.out_dir) / FILE, "a") as file:
+        with open(Path(config.out_dir) / FILE, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
@@ -155,14 +155,14 @@ def page(folder):
             for name in CURVES
             if name in metrics[0]
         },
-        "config": json.loads((Path(folder) / "config.json").read_text()),
+        "config": json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")),
     }
     return fill_template(PAGE, shown)
 
 
 def fill_template(path, shown):
     content = json.dumps(shown).replace("<", "\\u003c")  # no text can close the <script>
-    return path.read_text().replace("DATA", content, 1)
+    return path.read_text(encoding="utf-8").replace("DATA", content, 1)
 
 
 def page_of_curves(folders):

@@ -10,6 +10,7 @@ from conftest import TEXT
 
 from data.dataset import Dataset, read_prompts
 from data.masking import MASKINGS, make_mask
+from data.text import prepare as prepare_module
 from data.text.prepare import is_validation, normalise, prepare
 from data.user_mistake import Mistake
 from data.vocabulary import MASK_ID, PAD, decode
@@ -75,12 +76,66 @@ def test_prepared_text_comes_back(tmp_path):
     assert 0.04 < sizes["val.bin"] / len(TEXT) < 0.2
 
 
-def test_the_default_text_is_the_one_that_the_shipped_models_learned(tmp_path):
-    """The text is documentation of the pinned numpy and torch. No version of Python changes it."""
+def test_the_default_text_is_the_one_that_the_shipped_models_learned(tmp_path, capsys):
+    """The text is documentation of the pinned numpy and torch. No version of Python changes it.
+
+    Nothing of 64 characters stands both in train.bin and in val.bin.
+    """
     prepare(tmp_path)
+    assert not capsys.readouterr().out
     found = {path.stem: hashlib.sha256(path.read_bytes()) for path in tmp_path.glob("*.bin")}
     begins = {name: digest.hexdigest()[:12] for name, digest in found.items()}
     assert begins == {"train": "b1fad3dd8d50", "val": "180a9319f990"}
+    train, val = ((tmp_path / f"{name}.bin").read_bytes() for name in ("train", "val"))
+    of_val = {val[i : i + 64] for i in range(len(val) - 63)}
+    assert of_val.isdisjoint(train[i : i + 64] for i in range(len(train) - 63))
+
+
+def test_a_text_that_the_shipped_models_did_not_learn_is_named(tmp_path, capsys, monkeypatch):
+    """It stands in for the documentation of another version of numpy."""
+    monkeypatch.setattr(prepare_module, "documentation", lambda: 9 * [TEXT])
+    monkeypatch.setattr(prepare_module, "is_prose", lambda _: True)
+    prepare(tmp_path)
+    assert "not the text that the shipped models learned" in capsys.readouterr().out
+
+
+def test_val_loses_what_shares_40_characters_with_train(tmp_path):
+    own, val = TEXT.split("\n\n"), tmp_path / "d" / "val.bin"
+    (tmp_path / "in.txt").write_text(TEXT)
+    prepare(tmp_path / "d", tmp_path / "in.txt")
+    whole = val.read_bytes()
+    paragraph = next(p for p in own if is_validation(p))
+    (tmp_path / "in.txt").write_text("\n\n".join([*own, f"a {paragraph[-40:]}"]))
+    assert not is_validation(f"a {paragraph[-40:]}")
+    prepare(tmp_path / "e", tmp_path / "in.txt")
+    left = (tmp_path / "e" / "val.bin").read_bytes()
+    assert len(left) == len(whole) - len(paragraph) - 1
+
+
+def test_letters_of_the_users_own_text(tmp_path, capsys):
+    """What has a plain form is kept, apostrophes join, and a share that is lost is named."""
+    assert (
+        normalise("GROẞ groß Søren Łódź æon œuvre đak") == "gross gross soren lodz aeon oeuvre dak"
+    )
+    (tmp_path / "in.txt").write_text(TEXT.replace(" number", " don't"), encoding="utf-8")
+    prepare(tmp_path / "d", tmp_path / "in.txt")
+    data = Dataset(tmp_path / "d", "train", 16)
+    assert " dont " in decode(torch.from_numpy(data.tokens))[0]
+    assert not capsys.readouterr().out
+    (tmp_path / "in.txt").write_text(TEXT + 100 * " мир", encoding="utf-8")
+    prepare(tmp_path / "e", tmp_path / "in.txt")
+    assert "3% of its letters are not a to z, and are left out" in capsys.readouterr().out
+
+
+def test_the_dataset_of_another_text_is_not_replaced(tmp_path):
+    (tmp_path / "in.txt").write_text(TEXT)
+    prepare(tmp_path / "d", tmp_path / "in.txt")
+    prepare(tmp_path / "d", tmp_path / "in.txt")  # the same text again
+    before = (tmp_path / "d" / "train.bin").read_bytes()
+    (tmp_path / "in.txt").write_text(TEXT.replace("cow", "owl"))
+    with pytest.raises(Mistake, match="d/train.bin holds another text; remove it, or name"):
+        prepare(tmp_path / "d", tmp_path / "in.txt")
+    assert (tmp_path / "d" / "train.bin").read_bytes() == before
 
 
 @pytest.mark.parametrize("content", [b"ab", b"\x1b" * 100])
