@@ -71,9 +71,9 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         fills = q_old.sample(batch.uniforms)
         old = q_old.score(fills, q_ref)  # q_ref gives old.ref_logp and old.kl
 
-    # 2. Judge. A rule says whether a sum holds. For texts a frozen classifier reads the completions.
-    #    It estimates log(p / q_ref) of every hidden word, where p is its probability in real text.
-    #    That is the reward of each letter of the word.
+    # 2. Judge. A rule says whether a sum holds. Texts are read by a frozen classifier. It estimates
+    #    log(p / q_ref) of every hidden word, where p is its probability in real text. That is the
+    #    reward of each letter of the word.
     reward, parts = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
 
     # 3. Compare each fill with the rest of its group.
@@ -125,8 +125,8 @@ def main(arguments=(), quiet=False):
     # files that it began with.
     models = load_models(config, device)
     policy, reference, base, judge = models
-    train, held_out = load_data(config, device)
-    rewards = load_rewards(config, judge, held_out.rule, device)
+    train, rule, held_out = load_data(config, device)  # the rule says which fills are good
+    rewards = load_rewards(config, judge, rule, device)
     try_rewards(judge, rewards, held_out)  # a faulty reward fails now and not in the first step
     optimizer = Optimizer(make_adamw(policy.network, config), config.grad_clip)
 
@@ -150,7 +150,7 @@ def main(arguments=(), quiet=False):
             # follows the policy.
             update_reference(reference.network, policy.network, step + 1, config)
             metrics = check_finite(metrics, step)  # tensors to numbers; a NaN ends the run here
-            metrics |= fill_metrics(rollout, held_out.rule)
+            metrics |= fill_metrics(rollout, rule)
             metrics["lr"] = learning_rate(step, config)
             metrics["step_ms"] = 1000 * (time.perf_counter() - began)
             log.write(step, metrics)

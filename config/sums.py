@@ -6,8 +6,8 @@
 out_dir = "out-sums"
 dataset = "sums"
 generator_checkpoint = "model/pretrained/sums.pt"
-judge_checkpoint = ""  # the rule needs no judge
 reward = "right"
+judge_checkpoint = ""  # a rule needs no judge
 block_size = 11
 masking = "columns"
 batch_size = 128

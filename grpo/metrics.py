@@ -122,4 +122,4 @@ def fill_metrics(rollout, rule):
     """
     good, gaps = count_good(rule, rollout.fills.completions, rollout.batch)  # (B,G), (B,)
     share = gather(good).sum() / (gather(gaps).sum() * good.shape[1]).clamp(min=1)
-    return {rule.name: share.item()} | {name: f(rollout) for name, f in METRICS.items()}
+    return {rule.name: share.item()} | {name: float(f(rollout)) for name, f in METRICS.items()}

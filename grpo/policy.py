@@ -122,8 +122,8 @@ def integer_weights(logits, temperature):
     """Turn logits into whole numbers, the weights: (...,V) -> (...,V) int64.
 
     A weight is round(exp((logit − largest logit) / temperature) · 2^21). A logit of -inf gives 0,
-    and so does NaN. We compute in float64. In float32 two implementations of exp often differ enough that a weight
-    rounds to another whole number.
+    and so does NaN. We compute in float64. In float32 two implementations of exp often differ
+    enough that a weight rounds to another whole number.
     """
     x = logits.double()
     below_best = x - x.amax(dim=-1, keepdim=True)  # (...,V)

@@ -25,6 +25,7 @@ from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
 from grpo.plumbing.checkpoint import LATEST, training_state
 from grpo.plumbing.user_file import run_file
 from grpo.reward import parse_reward
+from grpo.variants.reference import REFERENCE_MODES
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Config:
     reference_checkpoint: str = ""  # the policy to stay close to; empty: generator_checkpoint
     # static: the reference never changes. ema: it moves towards the policy a little in every step.
     # periodic: every reference_update_freq steps it becomes a copy of the policy.
-    reference_mode: Literal["static", "ema", "periodic"] = "static"
+    reference_mode: Literal[*REFERENCE_MODES] = "static"
     ema_alpha: float = 0.01  # ema: reference = (1 - ema_alpha) reference + ema_alpha policy
     reference_update_freq: int = 10  # periodic: steps between two copies
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt

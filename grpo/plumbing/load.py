@@ -94,14 +94,17 @@ def load_splits(config):
 
 
 def load_data(config, device, eval_seed=EVALUATION_SEED):
-    """Load the inputs to train on, and hold out others to measure on: -> dataset, `HeldOut`."""
+    """Load the inputs to train on, and hold out others to measure on: -> dataset, rule, `HeldOut`.
+
+    The rule says which fills of the inputs to train on are good.
+    """
     train, val = load_splits(config)
     (text,) = decode(torch.from_numpy(train.tokens))
-    if isinstance(val, Lines):
-        rule = SumRule()
-    else:
-        rule = WordRule(text, cut=not config.prompts_file)
-    return train, hold_out(config, val, rule, text, device, eval_seed)
+    rule = SumRule() if isinstance(val, Lines) else WordRule(text)
+    held_out = hold_out(config, val, rule, text, device, eval_seed)
+    if config.prompts_file and isinstance(rule, WordRule):
+        rule = WordRule(text, cut=False)  # a prompt begins and ends with whole words
+    return train, rule, held_out
 
 
 def load_rewards(config, judge, rule, device):
@@ -125,6 +128,6 @@ def load_run(config, generator_file, eval_seed=EVALUATION_SEED):
     device = pick_device(config.device)
     models = load_models(config, device)
     models = models._replace(policy=Policy(load_model(generator_file, Generator), config, device))
-    train, held_out = load_data(config, device, eval_seed)
-    rewards = load_rewards(config, models.judge, held_out.rule, device)
+    train, rule, held_out = load_data(config, device, eval_seed)
+    rewards = load_rewards(config, models.judge, rule, device)
     return LoadedRun(models, rewards, train, held_out)

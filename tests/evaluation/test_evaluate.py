@@ -1,5 +1,6 @@
 import io
 import json
+import math
 import re
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from conftest import BLANK, encode, make_batch
 from data.per_word import number_words
 from data.rules import WordRule
 from data.vocabulary import decode
+from grpo.evaluation import evaluate as evaluate_module
 from grpo.evaluation.evaluate import (
     COLUMNS,
     HeldOut,
@@ -20,11 +22,11 @@ from grpo.evaluation.evaluate import (
     measure,
     peek,
 )
-from grpo.evaluation.rivals import target
+from grpo.evaluation.rivals import best_by_word, target
 from grpo.plumbing.config import Config
 from grpo.plumbing.load import Models, load_data
 from grpo.policy import Product
-from grpo.reward import Rewards
+from grpo.reward import Rewards, log_odds
 from grpo.variants.latent import Latent
 
 
@@ -144,7 +146,7 @@ def latent(seed):
 
 
 def held_out_for(config):
-    return load_data(config, torch.device("cpu"))[1]
+    return load_data(config, torch.device("cpu"))[2]
 
 
 def evaluated(config, policy, before, parts=(), everything=False):
@@ -235,6 +237,42 @@ def test_the_target_is_chosen_with_beta_and_by_the_runs_judge(settings):
     assert result["the target"] == want
 
 
+def test_the_target_of_a_forward_run_has_beta_1(settings, monkeypatch):
+    """The weights of the forward direction hold the reference already, so its β is 0."""
+    betas = []
+    monkeypatch.setattr(evaluate_module, "target", lambda q, _, beta: betas.append(beta) or q)
+    config = replace(settings, direction="forward", kl_beta=0.0)
+    models = Models(latent(1), latent(0), latent(0), judge)
+    titles = dict(evaluate_module.table_rows(models, held_out_for(config), config, True))
+    titles["the target"]()
+    assert betas == [1]
+
+
+def test_the_judges_column_is_the_mean_of_its_probabilities(settings):
+    result, lines = evaluated(settings, product(1), product(0), everything=True)
+    batch = held_out_for(settings).batch
+    fills = product(1)(batch).sample(batch.uniforms).completions  # (N,16,T)
+    means = []
+    for i, group in enumerate(fills):
+        for fill in group:
+            words = [batch.words[i] == n for n in batch.words[i][batch.mask[i]].tolist()]
+            chances = [1 / (1 + math.exp(-judge(fill[word]).mean())) for word in words]
+            means.append(sum(chances) / len(chances))
+    assert result["after, sampled"]["judge"] == pytest.approx(sum(means) / len(means), abs=1e-5)
+    assert [line["judge"] for line in lines] == pytest.approx(means, abs=1e-5)
+
+
+def test_the_best_of_16_is_likeliest_at_temperature_1(settings):
+    """The draws come from the run's temperature, but the judge's score is about temperature 1."""
+    held_out = held_out_for(settings)
+    q = product(0)(held_out.batch)
+    fills = q.sample(held_out.batch.uniforms).completions  # (N,16,T)
+    scores = log_odds(judge, fills, held_out.batch.words)  # (N,16,T)
+    want = best_by_word(q.at(1.0), fills, scores)
+    assert not torch.equal(want, best_by_word(q, fills, scores))
+    assert torch.equal(evaluate_module.best_of_draws(q, judge, held_out), want)
+
+
 def test_own_rewards_have_columns(settings):
     """The judge and the rewards are asked about the text, and about what both policies draw."""
     parts = {"judge": (None, 1.0), "half": (half, 2.0)}
@@ -303,8 +341,9 @@ def knowing(tokens, certainty):
     return policy
 
 
-def test_a_peek_says_what_the_table_says(settings):
-    config = replace(settings, eval_inputs=100)
+@pytest.mark.parametrize("masking", ["word", "span", "random"])
+def test_a_peek_says_what_the_table_says(settings, masking):
+    config = replace(settings, eval_inputs=100, masking=masking)
     held_out = held_out_for(config)
     before, after = (knowing(held_out.batch.tokens, certainty) for certainty in (2.5, 4.0))
     result, _ = evaluated(config, after, before)

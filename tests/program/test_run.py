@@ -222,7 +222,9 @@ def test_rewards_of_the_users_own_and_a_second_judge(flags, own, tmp_path):
 
 
 def test_a_metric_of_ones_own_reaches_the_file(flags, monkeypatch):
-    monkeypatch.setitem(METRICS, "longest", lambda rollout: rollout.batch.mask.sum(dim=1).max())
+    monkeypatch.setitem(
+        METRICS, "longest", lambda rollout: rollout.batch.mask.sum(dim=1).max().item()
+    )
     _, steps = run(flags)
     assert all(0 < step["longest"] <= 16 for step in steps)
 
@@ -230,7 +232,9 @@ def test_a_metric_of_ones_own_reaches_the_file(flags, monkeypatch):
 def test_prompts_of_the_users_own_may_have_any_length(flags, tmp_path):
     (tmp_path / "p.json").write_text(json.dumps({"prompts": ["th_ cat", "the ___ cat sat", "_"]}))
     reward = "judge,valid_words:0.5"
-    _, steps = run(flags, prompts_file=tmp_path / "p.json", credit="word", reward=reward)
+    _, steps = run(
+        flags, prompts_file=tmp_path / "p.json", credit="word", reward=reward, group_size=16
+    )
     assert len(steps) == 4
     for step in steps:
         assert step["grad_norm"] > 0
