@@ -1,5 +1,5 @@
 # Sums: a rule is the reward. The model fills the blanks of 4_7+4_1=888 in one pass, and earns 1 if
-# the sum is right, and 0 if not. After 80 steps nine of ten held-out sums are right, and with
+# the sum is right, and 0 if not. After 100 steps nine of ten held-out sums are right, and with
 # --max_iters=200 more than nineteen of twenty.
 #     python train_grpo.py config/sums.py
 
@@ -11,7 +11,7 @@ judge_checkpoint = ""  # a rule needs no judge
 block_size = 11
 masking = "columns"
 batch_size = 128
-max_iters = 80
+max_iters = 100
 # This is GRPO as published: the mean of the group is the baseline, and its deviation the scale.
 baseline = "mean"
 scale_rewards = "group"

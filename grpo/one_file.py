@@ -22,7 +22,7 @@ from model.transformer import Generator, TransformerConfig
 VOCABULARY = " abcdefghijklmnopqrstuvwxyz_0123456789+="  # a token is an index into these
 BLANK = VOCABULARY.index("_")
 B, G, T = 128, 16, 11
-STEPS, WARMUP, UPDATES = 80, 5, 2  # all steps, those that warm up, and the updates in each step
+STEPS, WARMUP, UPDATES = 100, 5, 2  # all steps, those that warm up, and the updates in each step
 LEARNING_RATE, CLIP, BETA = 1e-3, 0.2, 0.05
 
 

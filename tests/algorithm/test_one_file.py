@@ -85,7 +85,7 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
     source = FILE.read_text()
     smaller = {
         "B, G, T = 128, 16,": "B, G, T = 2, 2,",
-        "= 80, 5, 2": "= 10, 1, 1",
+        "= 100, 5, 2": "= 10, 1, 1",
         "held_out, 256,": "held_out, 8,",
     }
     for old, new in smaller.items():
