@@ -1,5 +1,6 @@
 # Sums: a rule is the reward. The model fills the blanks of 4_7+4_1=888 in one pass, and earns 1 if
-# the sum is right, and 0 if not. This takes half a minute.
+# the sum is right, and 0 if not. After 100 steps nine of ten held-out sums are right, and with
+# --max_iters=200 more than nineteen of twenty.
 #     python train_grpo.py config/sums.py
 
 out_dir = "out-sums"
@@ -10,8 +11,11 @@ judge_checkpoint = ""  # a rule needs no judge
 block_size = 11
 masking = "columns"
 batch_size = 128
+max_iters = 100
 # This is GRPO as published: the mean of the group is the baseline, and its deviation the scale.
 baseline = "mean"
 scale_rewards = "group"
-kl_beta = 0.0  # nobody can fool a rule, so the policy need not stay near the base model
-max_iters = 60
+# Nobody can fool a rule, so the KL need not hold the policy back. But without it the policy settles
+# too early: on some inputs all 16 fills are equal and wrong, and a group of equal rewards teaches
+# nothing. A little KL keeps several digits likely until one of the fills is right.
+kl_beta = 0.05

@@ -22,8 +22,8 @@ from model.transformer import Generator, TransformerConfig
 VOCABULARY = " abcdefghijklmnopqrstuvwxyz_0123456789+="  # a token is an index into these
 BLANK = VOCABULARY.index("_")
 B, G, T = 128, 16, 11
-STEPS, WARMUP, UPDATES = 60, 5, 2  # all steps, those that warm up, and the updates in each step
-LEARNING_RATE, CLIP, BETA = 1e-3, 0.2, 0.0
+STEPS, WARMUP, UPDATES = 100, 5, 2  # all steps, those that warm up, and the updates in each step
+LEARNING_RATE, CLIP, BETA = 1e-3, 0.2, 0.05
 
 
 def load(path="model/pretrained/sums.pt"):
@@ -108,7 +108,9 @@ def grpo_loss(now, old, ref, completions, A, mask):
     and of the one before training. A is a fill's advantage (B,G). ρ = q/q_old says how much
     likelier a digit has become since it was drawn. At first it is 1, and the gradient of ρA is
     A ∇log q. Its mean over draws is the gradient of the expected reward, as ∇q = q ∇log q. Once ρ
-    is above 1.2 with A > 0, or below 0.8 with A < 0, the minimum is constant: no further push.
+    is above 1.2 with A > 0, or below 0.8 with A < 0, the minimum is constant: no further push. The
+    KL divergence to the generator before training keeps the policy from settling too early on a
+    wrong answer, when all of its fills are equal and there is nothing to compare.
     """
     A = A[:, :, None]  # (B,G,1)
     ratio = (now - old).gather(-1, completions.mT).exp().mT  # (B,G,T)

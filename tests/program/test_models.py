@@ -191,6 +191,7 @@ def test_a_judge_starts_as_the_first_layers_of_its_generator(layers, world, tmp_
 def test_the_models_of_every_experiment_ship(name):
     config = load_config(["config/grpo_config.py", f"config/{name}"])
     for kind in (Generator, Judge):
-        path = Path(getattr(config, f"{kind.__name__.lower()}_checkpoint"))
-        assert path.stat().st_size <= 4e6
-        load_model(path, kind)
+        name = getattr(config, f"{kind.__name__.lower()}_checkpoint")
+        if name:  # a rule needs no judge
+            assert Path(name).stat().st_size <= 4e6
+            load_model(name, kind)
