@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from data.vocabulary import VOCABULARY
-from grpo.evaluation.__main__ import main
+from grpo.evaluation.__main__ import INPUTS, main
 from grpo.evaluation.evaluate import EVALUATION_SEED
 from grpo.plumbing.checkpoint import model_file, write
 from grpo.plumbing.config import Config
+from grpo.plumbing.runs import OWN
 from model.transformer import Generator, TransformerConfig
 
 
@@ -66,40 +67,107 @@ def test_the_same_table_again_and_another_is_only_printed(finished, capsys):
     assert capsys.readouterr().out == first and files_of(out) == own
 
 
-def test_runs_stand_side_by_side(finished, capsys):
-    """The settings that differ come first, then the rows before and after of each run."""
-    reward = "judge,valid_words"
+@pytest.fixture
+def with_table(finished):
+    """Give a function that makes a finished run whose table has made-up figures.
+
+    `before` and `after` are its shares of valid words, and `more` are further rows.
+    """
+
+    def make(name, before=0.1, after=0.5, more=None, **changes):
+        out = finished(name, **changes)
+        rows = {"before, sampled": before, "after, sampled": after} | (more or {})
+        table = {title: {"valid_words": x} for title, x in rows.items()}
+        write(out / "evaluation.json", json.dumps(table).encode())
+        return str(out)
+
+    return make
+
+
+def printed(capsys, *arguments):
+    """Run the command: -> the tables that it prints, each a list of lines, which are lists."""
+    main(list(map(str, arguments)))
+    blocks = capsys.readouterr().out.removesuffix("\n").split("\n\n")
+    return [[re.split("  +", line) for line in block.splitlines()] for block in blocks]
+
+
+def test_each_group_of_runs_has_a_row_below_the_settings_that_differ(with_table, capsys):
+    """The figures of a group are means over its seeds, ± half of the range."""
+    a = [with_table(f"a{seed}", seed / 10, x, seed=seed) for seed, x in enumerate((0.1, 0.2, 0.6))]
+    b = with_table("b", 0.3, 0.9, kl_beta=0.5, temperature=0.7, wandb_run_name="b")
+    settings, rows = printed(capsys, a[2], b, a[0], a[1])
+    assert settings == [
+        ["group", "temperature", "kl_beta", "runs"],
+        ["1", "0.8", "0.1", " ".join(a)],
+        ["2", "0.7", "0.5", b],
+    ]
+    assert [row[:2] for row in rows[:-1]] == [
+        ["filled by", "valid"],
+        ["1: before, sampled (runs: 3)", "0.100 ± 0.100"],
+        ["2: before, sampled (runs: 1)", "0.300"],
+        ["1: after, sampled (runs: 3)", "0.300 ± 0.250"],
+        ["2: after, sampled (runs: 1)", "0.900"],
+    ]
+
+
+def test_groups_with_the_same_start_share_its_row(with_table, capsys):
     outs = [
-        str(finished(reward=reward)),
-        str(finished("b", reward=reward, kl_beta=0.5, temperature=0.7)),
+        with_table(f"{beta}{seed}", kl_beta=beta, seed=seed) for beta in (0, 1) for seed in (1, 2)
     ]
-    for out in outs:
-        main([out, "--again"])
-    capsys.readouterr()
-    main(outs)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[:3] == [
-        ["settings", "that", "differ", *outs],
-        ["temperature", "0.8", "0.7"],
-        ["kl_beta", "0.1", "0.5"],
-    ]
-    assert lines[4][-2:] == ["judge", "valid_words"]  # the columns of the reward
-    rows = [line[:3] for line in lines if line and line[0][:-1] in outs]
-    both = [["before,", "sampled"], ["after,", "sampled"]]
-    assert rows == [[f"{out}:", *title] for out in outs for title in both]
+    _, rows = printed(capsys, *outs)
+    titles = ["1, 2: before, sampled", "1: after, sampled", "2: after, sampled"]
+    assert [row[0] for row in rows[1:-1]] == [f"{title} (runs: 2)" for title in titles]
 
 
-def test_a_mean_over_runs_comes_with_half_of_its_range(finished, capsys):
-    outs = [str(finished(name)) for name in "abc"]
-    for out, x in zip(outs, (0.1, 0.2, 0.6)):
-        row = {"valid_words": x, "nats": 1.23456, "entropy": x, "judge": 0.5, "reward_f": 2 * x}
-        write(Path(out) / "evaluation.json", json.dumps({"after, sampled": row}).encode())
-        write(Path(out) / "metrics.jsonl", b'{"mean_kl": 9}\n{"mean_kl": 2}\n')
-    main([*outs, "--mean"])
-    cells = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
-    assert cells[0][-5:] == ["pass@16", "entropy", "KL", "judge", "f"]
-    figures = ["0.300 ± 0.250", "1.235", "0.30 ± 0.25", "2.00", "0.500", "0.600 ± 0.500"]
-    assert cells[1:] == [["after, sampled", *figures]]
+def test_one_group_of_runs_has_the_whole_table(with_table, capsys):
+    text = {"the text": 1}
+    outs = [with_table(str(i), after=x, more=text, seed=i) for i, x in enumerate((0.25, 0.75))]
+    (rows,) = printed(capsys, *outs)
+    assert rows[1:] == [
+        ["before, sampled", "0.100"],
+        ["after, sampled", "0.500 ± 0.250"],
+        ["the text", "1.000"],
+        ["means of 2 runs, ± half of the distance between the least and the largest"],
+    ]
+
+
+def test_nothing_is_averaged_over_different_settings(with_table, capsys):
+    """Groups with other held-out inputs do not even share a table."""
+    outs = [with_table("a"), with_table("b", seed=2)]
+    path = Path(outs[1]) / "config.json"
+    config = json.loads(path.read_text())
+    for name in config:
+        path.write_text(json.dumps(config | {name: 7}))
+        settings, *tables = printed(capsys, *outs)
+        if name in OWN:
+            assert not tables
+            continue
+        assert settings[0] == ["group", name, "runs"]
+        assert len(tables) == (2 if name in INPUTS else 1)
+        said = [f"groups in different tables cannot be compared: see {name}"]
+        assert settings[3:] == ([said] if name in INPUTS else [])
+
+
+def test_nothing_is_averaged_over_different_tables(with_table, capsys):
+    """A table with one more row stands beside the others, and one with other columns apart."""
+    outs = [with_table(name, seed=i) for i, name in enumerate("ab")]
+    outs.append(with_table("c", more={"the target": 0.9}, seed=3))
+    settings, rows = printed(capsys, *outs)
+    assert "other rows or columns" in settings[-1][0]
+    assert [row[1] for row in settings[1:-1]] == [" ".join(outs[:2]), outs[2]]
+    assert [row[0] for row in rows[-3:-1]] == [
+        f"{i}: after, sampled (runs: {3 - i})" for i in (1, 2)
+    ]
+    path = Path(outs[1]) / "evaluation.json"
+    path.write_text(path.read_text().replace("valid_words", "exact_words"))
+    settings, *tables = printed(capsys, *outs)
+    assert "the columns of their tables" in settings[-2][0] and len(tables) == 2
+
+
+def test_a_run_does_not_count_twice(with_table, capsys):
+    a, b = with_table("a"), with_table("b")
+    assert "name only one" in refused(capsys, a, b) and "name only one" in refused(capsys, a, a)
+    assert "config.json is missing" in refused(capsys, a, "nowhere")
 
 
 def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):

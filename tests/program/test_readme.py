@@ -13,7 +13,6 @@ from conftest import BLANK, encode
 
 from data.vocabulary import decode
 from grpo.advantage import group_advantages
-from grpo.evaluation.__main__ import MORE_COLUMNS
 from grpo.evaluation.evaluate import COLUMNS
 from grpo.plumbing.config import Config, check, read_arguments
 from grpo.tools import toy
@@ -155,7 +154,7 @@ def stored_figures():
 def test_figures_of_several_seeds_are_those_that_were_stored():
     """A row with a ± shows the figures of one row in config/figures.txt."""
     stored = stored_figures()
-    titles = {title for title, _ in (COLUMNS | MORE_COLUMNS).values()}
+    titles = {title for title, _ in COLUMNS.values()}
     for name, head, rows in tables(READMES):
         for row in rows:
             shown = {title: row[title] for title in head if title in titles}
