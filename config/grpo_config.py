@@ -20,11 +20,11 @@ max_iters = 30
 learning_rate = 1e-3  # far above an LLM's 1e-6 to 1e-5, because the model is so small
 warmup_iters = 5
 
-# The reward of a word is the judge's log p/q. Here p is the distribution of the text, and q is the
-# base model's. With kl_beta = 1 the expected reward minus the KL is greatest if the policy is p.
+# The reward of a word is the judge's log p/q_ref. Here p is the distribution of the text, and q_ref
+# is the base model's. With kl_beta = 1 the expected reward minus the KL is greatest if the policy
+# is p.
 # So nothing may rescale the reward. A fill's own reward must also stay out of its baseline, because
 # it would shrink the advantage.
-judge_score = "log_odds"
 scale_rewards = "none"
 baseline = "leave_one_out"
 # But our policy cannot equal p, because its blanks are independent. With kl_beta = 1 many blanks

@@ -4,7 +4,7 @@
 #     python train_grpo.py config/grpo_config.py config/gspo.py
 
 out_dir = "out-gspo"
-importance_sampling_level = "sequence"
+objective = "gspo"
 credit = "input"
 baseline = "mean"
 scale_rewards = "group"

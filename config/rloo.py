@@ -7,6 +7,6 @@ out_dir = "out-rloo"
 loss_type = "sum"
 baseline = "leave_one_out"
 scale_rewards = "none"
-importance_sampling_level = "none"
+objective = "reinforce"
 num_iterations = 1
 credit = "input"  # the other value, "word", would bias the gradient

@@ -1,4 +1,4 @@
-"""Hide characters in five ways, mixed by weight: `masking="random:0.5,span:0.5"`.
+"""Hide characters in seven ways, mixed by weight: `masking="random:0.5,span:0.5"`.
 
     the cat purred on the mat
     t_e cat pu_red _n the mat  random   single characters
@@ -6,6 +6,9 @@
     the ___ ______ on the mat  word     whole words, between two spaces
     the ___ purred on ___ mat  short    whole words of two to four letters
     the c___purred _____e mat  sticky   runs of four characters on average
+
+    4_+4_=88                   columns  the ones, the tens or both, in both summands of a sum
+    _1+_7=88                   digits   single digits of the summands
 
 Each way is a function of four arguments. `characters` (T,) is one input, an array of one-letter
 strings. `ratio` and `words` are the settings mask_ratio and hidden_words. `rng` is a numpy
@@ -19,7 +22,7 @@ from functools import partial
 
 import numpy as np
 
-from data.user_mistake import Mistake
+from data.user_mistake import Mistake, refuse
 
 
 def whole_words(characters):
@@ -70,6 +73,35 @@ def sticky_mask(characters, ratio, words, rng):
     return np.array(mask)
 
 
+def summands(characters):
+    """Return the places of the digits of a sum's two summands, one row each: (2,digits)."""
+    refuse(
+        "+" not in characters or "=" not in characters,
+        f"{''.join(characters)!r:.100} is no sum, so masking=columns and masking=digits cannot hide"
+        " a part of it; set dataset=sums, or another masking",
+    )
+    digits = characters.tolist().index("+")
+    return np.arange(digits) + [[0], [digits + 1]]
+
+
+def columns_mask(characters, ratio, words, rng):
+    """Hide whole columns of both summands. We draw first how many, and then which."""
+    columns = summands(characters).T  # (digits,2)
+    hidden = rng.permutation(columns)[: rng.integers(1, len(columns) + 1)]
+    mask = np.zeros(len(characters), dtype=bool)
+    mask[hidden] = True
+    return mask
+
+
+def digits_mask(characters, ratio, words, rng):
+    """Hide digits of the two summands. We draw first how many, and then which."""
+    digits = summands(characters).ravel()
+    hidden = rng.permutation(digits)[: rng.integers(1, len(digits) + 1)]
+    mask = np.zeros(len(characters), dtype=bool)
+    mask[hidden] = True
+    return mask
+
+
 MASKINGS = {
     "random": random_mask,
     "span": span_mask,
@@ -77,6 +109,8 @@ MASKINGS = {
     # These words are so short that a policy learns within minutes to spell them.
     "short": partial(word_mask, shortest=2, longest=4),
     "sticky": sticky_mask,
+    "columns": columns_mask,
+    "digits": digits_mask,
 }
 
 

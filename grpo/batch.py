@@ -7,6 +7,7 @@ takes its share.
 Shapes: B masked inputs, T characters, G completions of each input.
 """
 
+import random
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from data.vocabulary import MASK_ID
 from grpo.distributed import n_processes, share
 
 # What a stream of random numbers is for, which is a part of its seed.
-INPUTS, LETTERS, SHUFFLE, LATENTS, TARGET = range(5)
+INPUTS, LETTERS, SHUFFLE, LATENTS, TARGET, OWN = range(6)
 
 
 class Rows:
@@ -52,6 +53,14 @@ class Batch(Rows):
 def draw_uniforms(shape, seed):
     """Draw float32 numbers in [0,1) on the CPU, so that a seed gives the same ones everywhere."""
     return torch.from_numpy(np.random.default_rng(seed).random(shape, dtype=np.float32))
+
+
+def seed_all(seed, step):
+    """Seed the random numbers of torch, numpy and random, for code that draws from these."""
+    number = int(np.random.default_rng((seed, step, OWN)).integers(2**32))
+    torch.manual_seed(number)
+    np.random.seed(number)
+    random.seed(number)
 
 
 def make_batch(tokens, mask, words, G, seed):

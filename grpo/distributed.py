@@ -15,8 +15,6 @@ import os
 import torch
 import torch.distributed as dist
 
-from data.user_mistake import refuse
-
 
 def n_processes():
     """Return how many processes torchrun started, or 1 without torchrun."""
@@ -30,22 +28,6 @@ def rank():
 
 def is_first():
     return rank() == 0
-
-
-def pick_device(name):
-    """Turn `auto`, or a device's name, into a torch.device.
-
-    Under torchrun, `auto` and `cuda` mean this process's own GPU. Raises a Mistake for a device
-    that is not on this machine.
-    """
-    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    if name == "cuda" or (name == "auto" and gpus):
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    elif name == "auto":
-        name = "cpu"
-    there = ["cpu", *gpus]
-    refuse(name not in there, f"device {name} is not on this machine; it has {', '.join(there)}")
-    return torch.device(name)
 
 
 def join_processes(device):

@@ -1,8 +1,9 @@
 """Compute the metrics of one step.
 
-`StepMetrics` computes metrics as tensors, and never makes the CPU wait for a GPU. `text_metrics`
-reads the fills as text when a line is logged. If a metric of your own needs the words, add it to
-`text_metrics`.
+`StepMetrics` computes metrics as tensors, and never makes the CPU wait for a GPU. METRICS holds
+functions of the finished step: to add a metric of your own, write such a function and add a line.
+It then stands in metrics.jsonl, and the page of curves offers it. If you want to see it in the
+progress bar, too, add it to SHOWN in grpo/plumbing/log.py.
 
 Shapes: B inputs, T characters, G completions of each input.
 """
@@ -15,9 +16,14 @@ import torch
 from grpo.advantage import INDISTINCT
 from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
-from grpo.logprobs import Scores
-from grpo.reward import valid_share
-from grpo.sampling import Fills
+from grpo.policy import Fills, Scores
+from grpo.reward import count_good
+
+# What the updates of a step are averaged to. Causes stand before effects, see `check_finite`.
+NAMES = (
+    *("entropy", "mean_log_prob", "mean_kl", "approx_kl", "clip_ratio"),  # means over the blanks
+    *("loss", "pg_loss", "kl_penalty"),
+)
 
 
 def check_finite(metrics, step):
@@ -62,45 +68,58 @@ class StepMetrics:
             "frac_reward_zero_std": (span <= INDISTINCT).float().mean(),
         }
         self.figures |= {name: values.mean() for name, values in parts.items()}
-        self.sums = {}
+        self.sums = 0  # of the update at hand, (9,)
+        self.updates = []  # of each finished update
         self.norms = []
 
     @torch.no_grad()
-    def add(self, now, old, terms, blanks):
-        """Add the metrics of one micro-batch.
+    def add(self, now, old, terms, mask):
+        """Add the metrics of one micro-batch, whose blanks are in `mask` (B,T).
 
-        `now` and `old` are its `Scores`, and `terms` is its `Terms`. `blanks` is the number of
-        blanks in the whole update, on all processes.
+        `now` and `old` are its `Scores`, and `terms` is its `Terms`.
         """
-        draws = now.logp.shape[1] * blanks
+        G = now.logp.shape[1]
         d = now.logp - old.logp  # (B,G,T)
         drift = d.exp() - 1 - d  # (B,G,T) the k3 estimate of KL(old‖now)
-        figures = {  # causes before effects, see `check_finite`
-            "entropy": now.entropy.sum() / blanks,
-            "mean_log_prob": now.logp.sum() / draws,
-            "mean_kl": now.kl.sum() / blanks,
-            "approx_kl": drift.sum() / draws,
-            "clip_ratio": terms.clipped / draws,
-            "loss": terms.loss,
-            "pg_loss": terms.pg_loss,
-            "kl_penalty": terms.kl_penalty,
-        }
-        for name, value in figures.items():
-            self.sums[name] = self.sums.get(name, 0) + value.float()
+        of_blanks = [  # in the order of NAMES
+            now.entropy.sum(),
+            now.logp.sum() / G,
+            now.kl.sum(),
+            drift.sum() / G,
+            terms.clipped / G,
+        ]
+        of_loss = [terms.loss, terms.pg_loss, terms.kl_penalty]
+        self.sums = self.sums + torch.stack([mask.sum(), *of_blanks, *of_loss]).float()
 
-    def updated(self, grad_norm):
-        """Count an update, and keep the norm of its gradient, a scalar tensor."""
+    def end_update(self, grad_norm):
+        """Close an update, whose gradient had this norm, a scalar tensor."""
+        self.updates.append(self.sums)
+        self.sums = 0
         self.norms.append(grad_norm)
 
     def result(self):
         """Return the metrics of the whole step, {name: scalar tensor}."""
-        sums = torch.stack(list(self.sums.values())) / len(self.norms)
-        of_updates = dict(zip(self.sums, total_over_processes(sums)))
+        sums = total_over_processes(torch.stack(self.updates))  # (updates,9)
+        blanks, of_blanks, of_loss = sums.split([1, 5, 3], dim=1)
+        means = torch.cat([of_blanks / blanks.clamp(min=1), of_loss], dim=1)  # (updates,8)
+        of_updates = dict(zip(NAMES, sum(means) / len(means)))
         return self.figures | of_updates | {"grad_norm": torch.stack(self.norms).mean()}
 
 
-def text_metrics(rollout, lexicon, cut):
-    """Return {metric: number} of the whole step. `valid_share` explains lexicon and cut."""
-    completions = rollout.fills.completions  # (B,G,T)
-    shares = valid_share(lexicon, completions, rollout.batch, cut)  # (B,G)
-    return {"valid_words": gather(shares).mean().item()}
+def different_fills(rollout):
+    """Count the different completions of each group, and average the counts over the groups."""
+    groups = gather(rollout.fills.completions)  # (B,G,T)
+    return sum(len(group.unique(dim=0)) for group in groups) / len(groups)
+
+
+METRICS = {"different_fills": different_fills}  # {name: function of a `Rollout`, to a number}
+
+
+def fill_metrics(rollout, rule):
+    """Return {metric: number} of the step's fills: the METRICS, and the share that is good.
+
+    `rule` says which fills are good (data/rules.py), and its name is that of the share.
+    """
+    good, gaps = count_good(rule, rollout.fills.completions, rollout.batch)  # (B,G), (B,)
+    share = gather(good).sum() / (gather(gaps).sum() * good.shape[1]).clamp(min=1)
+    return {rule.name: share.item()} | {name: float(f(rollout)) for name, f in METRICS.items()}

@@ -1,118 +1,138 @@
-"""Teach a model to fill blanks with GRPO (2402.03300): the default experiment, in one file.
+"""Teach a model to solve sums with GRPO (2402.03300), in one file: what config/sums.py trains.
 
-    python -m grpo.one_file    # in the project's folder, once train_grpo.py has made data/text
+    python -m grpo.one_file    # in the project's folder
 
-The generator, a small transformer, fills all blanks of `the ___ sat on a ____ mat` in one step. No
-blank sees what the others get, so the letters of a word often clash. The judge, a second one, has
-learned to tell real words from such fills. We want fills that it takes for real, but no gradient
-leads from it back through the draw of a letter. GRPO needs none. It fills each input G times, and
-makes the letters of a fill likelier if the judge likes it better than the other fills of the same
-word, and rarer if it does not. The losses are those of train_grpo.py's defaults, as a test shows.
+The generator, a small transformer, fills all blanks of a sum such as `4_7+4_1=888` in one step. No
+blank sees what the others get. The sum has nine right answers, so many digits are likely at each
+blank, and the two that are drawn seldom go together. A rule can check the sum, but no gradient
+leads from the rule back through the draw of a digit. GRPO needs none. It fills each input G times,
+and makes the digits of right fills likelier and those of wrong fills rarer, until they agree. Its
+losses are those of train_grpo.py, as a test shows.
 
-Shapes: B inputs, T characters of each, G completions of each input, V letters.
+Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
 
 import math
-import os
-import re
 
 import numpy as np
 import torch
 
-from model.transformer import Generator, Judge, TransformerConfig
+from model.transformer import Generator, TransformerConfig
 
-LETTERS = np.array(list(" abcdefghijklmnopqrstuvwxyz_"))  # a token is an index into these
-BLANK = 27
-B, G, T = 40, 16, 64
-STEPS, WARMUP, UPDATES = 30, 5, 2  # all steps, those that warm up, and the updates in each step
-LEARNING_RATE, CLIP, BETA = 1e-3, 0.2, 0.65
-
-
-def load(kind, name):
-    saved = torch.load(f"model/pretrained/{name}.pt", weights_only=True)
-    model = kind(TransformerConfig(**saved["architecture"]))
-    model.load_state_dict(saved["weights"])
-    return model
+VOCABULARY = " abcdefghijklmnopqrstuvwxyz_0123456789+="  # a token is an index into these
+BLANK = VOCABULARY.index("_")
+B, G, T = 128, 16, 11
+STEPS, WARMUP, UPDATES = 60, 5, 2  # all steps, those that warm up, and the updates in each step
+LEARNING_RATE, CLIP, BETA = 1e-3, 0.2, 0.0
 
 
-def draw_inputs(text, size, seed):
-    """Draw windows of the text, and hide up to three words of 2 to 4 letters in each.
+def load(path="model/pretrained/sums.pt"):
+    saved = torch.load(path, weights_only=True)
+    generator = Generator(TransformerConfig(**saved["architecture"]))
+    generator.load_state_dict(saved["weights"])
+    return generator
 
-    `words` (B,T) is 1, 2 and 3 at the letters of the hidden words, and 0 in the visible text.
-    `uniforms` (B,G,T) holds a random number from 0 to 1 for every letter that will be drawn.
+
+def make_sums():
+    """Make the sums of data/sums: -> those to train on, and those of held-out results, as texts."""
+    rng = np.random.default_rng(0)
+    results = np.arange(200, 1000)
+    shuffled = np.stack([rng.permutation(results[results % 10 == d]) for d in range(10)])  # (10,80)
+    # Of each last digit, four results are held out here, and four served to choose the settings.
+    parts = []
+    for some, size, seed in ((shuffled[:, 8:], 200_000, 1), (shuffled[:, 4:8], 4_000, 2)):
+        rng = np.random.default_rng(seed)
+        result = rng.choice(np.sort(some.ravel()), size)  # (size,)
+        first = rng.integers(100, result - 99)  # (size,)
+        parts.append([f"{a}+{c - a}={c}" for a, c in zip(first, result)])
+    return parts
+
+
+def draw_batch(sums, size, seed):
+    """Draw sums, and hide one to three columns of each: -> masked (B,T), uniforms (B,G,T).
+
+    `uniforms` holds a random number from 0 to 1 for every character that will be drawn.
     """
     rng = np.random.default_rng((*seed, 0))
-    starts = rng.integers(len(text) - T + 1, size=size)  # (B,)
-    tokens = text[starts[:, None] + np.arange(T)].astype(int)  # (B,T)
-    words = np.zeros((size, T), dtype=int)  # (B,T)
+    chosen = rng.integers(len(sums), size=size)  # (B,)
+    masked = torch.tensor([[VOCABULARY.index(c) for c in sums[i]] for i in chosen])  # (B,T)
     rng.random(size)  # train_grpo.py draws these, too, to choose a way of hiding for each input
-    for i, window in enumerate(tokens):
-        short = re.finditer("(?<= )[a-z]{2,4}(?= )", "".join(LETTERS[window]))
-        for n, (start, end) in enumerate(rng.permutation([word.span() for word in short])[:3], 1):
-            words[i, start:end] = n
-    empty = np.flatnonzero(~words.any(axis=1))  # a window without short words gets a single blank
-    words[empty, rng.integers(T, size=len(empty))] = 1
+    for row in masked:
+        columns = rng.permutation(3)[: rng.integers(1, 4)]  # of the hundreds, tens and ones
+        row[[*columns, *(columns + 4)]] = BLANK
     uniforms = np.random.default_rng((*seed, 1)).random((size, G, T), dtype=np.float32)
-    tokens, words, uniforms = map(torch.from_numpy, (tokens, words, uniforms))
-    return tokens, tokens.masked_fill(words > 0, BLANK), words, uniforms
+    return masked, torch.from_numpy(uniforms)
 
 
-def log_probs(generator, masked):
-    """Compute the log-probability of each letter at each position: (B,T) -> (B,T,V)."""
-    (logits,) = generator(masked, None)  # (B,T,V+1); the networks have no dropout
-    return logits[..., :BLANK].double().log_softmax(dim=-1)  # double, so that they add up to 1
+def log_q(generator, masked):
+    """Compute the log-probability of each character at each position: (B,T) -> (B,T,V)."""
+    (logits,) = generator(masked, None)  # (B,T,V); the network has no dropout
+    return logits.double().log_softmax(dim=-1)  # double, so that the probabilities add up to 1
 
 
-def sample(log_q, masked, uniforms):
+def sample(old, masked, uniforms):
     """Fill each blank G times: (B,T,V), (B,T), (B,G,T) -> completions (B,G,T)."""
-    # Each letter owns a piece of [0,1) as long as its probability. Which piece was hit?
-    ends = log_q.exp().cumsum(dim=-1)[:, None]  # (B,1,T,V) where the pieces end
-    letters = (ends <= uniforms[..., None]).sum(dim=-1)  # (B,G,T)
-    return torch.where(masked[:, None] == BLANK, letters, masked[:, None])
+    # Each character owns a piece of [0,1) as long as its probability. Which piece was hit?
+    ends = old.exp().cumsum(dim=-1)[:, None]  # (B,1,T,V) where the pieces end
+    characters = (ends <= uniforms[..., None]).sum(dim=-1)  # (B,G,T)
+    return torch.where(masked[:, None] == BLANK, characters, masked[:, None])
 
 
-@torch.no_grad()
-def judge_words(judge, completions, words):
-    """Reward each letter with the judge's mean logit that its word is real: (B,G,T) -> (B,G,T)."""
-    logits = torch.cat([judge(part) for part in completions.flatten(0, 1).split(32)])  # (B·G,T)
-    same_word = (words[:, None] == words[..., None]).float()  # (B,T,T) the loss skips word 0
-    mean = logits.view(completions.shape) @ same_word / same_word.sum(dim=1, keepdim=True)
-    return mean.clamp(-8, 8)  # (B,G,T) no single word shall outweigh all others
+def is_right(text):
+    """Tell whether a sum such as 417+471=888 holds. A summand begins with 1 to 9."""
+    first, second, result = text[:3], text[4:7], text[8:]
+    numbers = (first + second).isdigit() and "0" not in (first[0], second[0])
+    return numbers and int(first) + int(second) == int(result)
 
 
-def grpo_loss(log_q, log_q_old, log_q_ref, completions, A, mask):
+def decode(tokens):
+    return ["".join(VOCABULARY[i] for i in row) for row in tokens.reshape(-1, T).tolist()]
+
+
+def reward(completions):
+    """Reward a fill with 1 if its sum is right, and with 0 if not: (B,G,T) -> (B,G)."""
+    right = [float(is_right(text)) for text in decode(completions)]
+    return torch.tensor(right).view(completions.shape[:2])
+
+
+def advantages(reward):
+    """Compare each fill with the others of its group: (B,G) -> (B,G)."""
+    centred = reward - reward.mean(dim=1, keepdim=True)
+    return centred / (reward.std(dim=1, keepdim=True, correction=0) + 1e-4)
+
+
+def grpo_loss(now, old, ref, completions, A, mask):
     """Average -min(ρA, clip(ρ)A) + β·KL(q‖q_ref) over the blanks: -> a scalar.
 
-    A is a letter's advantage (B,G,T). ρ = q/q_old tells how much likelier the letter has become
-    since it was drawn. At first ρ is 1, and the gradient of ρA is A ∇log q. Averaged over draws,
-    this is the gradient of the expected reward, because ∇q = q ∇log q. Once ρ has passed 1.2 with
-    A > 0, or 0.8 with A < 0, the minimum is constant, and the letter is pushed no further. The KL
-    divergence holds q near q_ref, the generator before training, whose fills the judge knows.
+    `now`, `old` and `ref` (B,T,V) are log q of the generator now, of the one that drew the fills,
+    and of the one before training. A is a fill's advantage (B,G). ρ = q/q_old says how much
+    likelier a digit has become since it was drawn. At first it is 1, and the gradient of ρA is
+    A ∇log q. Its mean over draws is the gradient of the expected reward, as ∇q = q ∇log q. Once ρ
+    is above 1.2 with A > 0, or below 0.8 with A < 0, the minimum is constant: no further push.
     """
-    ratio = (log_q - log_q_old).gather(-1, completions.mT).exp().mT  # (B,G,T)
+    A = A[:, :, None]  # (B,G,1)
+    ratio = (now - old).gather(-1, completions.mT).exp().mT  # (B,G,T)
     objective = torch.minimum(ratio * A, ratio.clamp(1 - CLIP, 1 + CLIP) * A).mean(dim=1)  # (B,T)
-    kl = (log_q.exp() * (log_q - log_q_ref)).sum(dim=-1)  # (B,T)
+    kl = (now.exp() * (now - ref)).sum(dim=-1)  # (B,T)
     loss = (BETA * kl - objective) * mask  # (B,T)
     return (loss.sum(dim=1) / mask.sum(dim=1)).mean()
 
 
-def train(generator, reference, judge, text):
-    """Take all steps, and yield their losses: about β·KL, because advantages average 0."""
+def train(generator, reference, sums):
+    """Take all steps, and yield their losses."""
     adamw = torch.optim.AdamW(generator.parameters(), betas=(0.9, 0.99), weight_decay=0)
     for step in range(STEPS):
         cosine = (1 + math.cos(math.pi * max(0, step - WARMUP) / (STEPS - WARMUP))) / 2  # 1 to 0
         adamw.param_groups[0]["lr"] = LEARNING_RATE * min((step + 1) / (WARMUP + 1), cosine)
-        _, masked, words, uniforms = draw_inputs(text, B, (1, step))  # seed 1
+        masked, uniforms = draw_batch(sums, B, (1, step))  # seed 1
         with torch.no_grad():  # one forward pass serves all G completions
-            log_q_old, log_q_ref = log_probs(generator, masked), log_probs(reference, masked)
-        completions = sample(log_q_old, masked, uniforms)  # (B,G,T)
-        reward = judge_words(judge, completions, words)  # (B,G,T)
-        # Some words are easy. So subtract the mean of the other fills, which this one cannot alter.
-        advantages = reward - (reward.sum(dim=1, keepdim=True) - reward) / (G - 1)  # (B,G,T)
+            old, ref = log_q(generator, masked), log_q(reference, masked)  # each (B,T,V)
+        completions = sample(old, masked, uniforms)  # (B,G,T)
+        A = advantages(reward(completions))  # (B,G)
         total = 0
-        for _ in range(UPDATES):  # judging is slow, so each fill serves two updates
-            log_q = log_probs(generator, masked)  # (B,T,V)
-            loss = grpo_loss(log_q, log_q_old, log_q_ref, completions, advantages, words > 0)
+        for _ in range(UPDATES):
+            now = log_q(generator, masked)  # (B,T,V)
+            loss = grpo_loss(now, old, ref, completions, A, masked == BLANK)
             adamw.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(generator.parameters(), 1.0)
@@ -122,29 +142,22 @@ def train(generator, reference, judge, text):
 
 
 @torch.no_grad()
-def evaluate(generator, masked, words, uniforms, lexicon):
-    """Fill inputs: -> the first completion of each (B,T), the share of fills that are words."""
-    completions = sample(log_probs(generator, masked), masked, uniforms)  # (B,G,T)
-    valid = []
-    for row, word in zip(completions, words):  # (G,T), (T,)
-        for n in word.unique()[1:]:
-            valid += ["".join(fill) in lexicon for fill in LETTERS[row[:, word == n]]]
-    return completions[:, 0], sum(valid) / len(valid)
+def evaluate(generator, masked, uniforms):
+    """Fill inputs: -> the first completion of each, as texts, and the share of right sums."""
+    completions = sample(log_q(generator, masked), masked, uniforms)  # (B,G,T)
+    return decode(completions[:, 0]), reward(completions).mean().item()
 
 
 if __name__ == "__main__":
-    if not os.path.exists("data/text/val.bin"):
-        raise SystemExit("data/text/val.bin is missing; make it: python -m data.text.prepare")
-    text, val = [np.fromfile(f"data/text/{part}.bin", dtype=np.uint8) for part in ("train", "val")]
-    lexicon = set("".join(LETTERS[text]).split())
-    tokens, masked, words, uniforms = draw_inputs(val, 256, (2**31,))
-    generator, reference = load(Generator, "generator"), load(Generator, "generator")
-    before, share = evaluate(reference, masked, words, uniforms, lexicon)
-    print(f"step 0: valid words on held-out text {share:.3f}")
-    for step, loss in enumerate(train(generator, reference, load(Judge, "judge"), text), 1):
-        if step % 5 == 0:
-            now, share = evaluate(generator, masked, words, uniforms, lexicon)
-            print(f"step {step}: loss {loss:.3f}, valid words on held-out text {share:.3f}")
-    for i in (words > 0).sum(dim=1).topk(3).indices:  # the inputs with the most blanks
-        for name, rows in {"text": tokens, "input": masked, "before": before, "now": now}.items():
-            print(f"{name:7s}", "".join(LETTERS[rows[i]]))
+    sums, held_out = make_sums()
+    masked, uniforms = draw_batch(held_out, 256, (2**31,))
+    generator, reference = load(), load()
+    before, share = evaluate(reference, masked, uniforms)
+    print(f"step 0: right on held-out sums {share:.3f}")
+    for step, loss in enumerate(train(generator, reference, sums), 1):
+        if step % 10 == 0:
+            now, share = evaluate(generator, masked, uniforms)
+            print(f"step {step}: loss {loss:.3f}, right on held-out sums {share:.3f}")
+    for i in range(3):
+        for name, texts in {"input": decode(masked), "before": before, "now": now}.items():
+            print(f"{name:7s}", texts[i])

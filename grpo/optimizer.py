@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from grpo.distributed import total_over_processes
+from grpo.distributed import n_processes, total_over_processes
 
 
 def learning_rate(step, config):
@@ -51,8 +51,11 @@ class Optimizer:
         The scalar `loss` is this process's own. Returns the norm of the gradient before the clip.
         """
         loss = total_over_processes(loss)
-        for p in self.parameters:
-            p.grad = total_over_processes(p.grad)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if n_processes() > 1:  # one exchange for all of them
+            joined = total_over_processes(torch.cat([g.flatten() for g in gradients]))
+            for gradient, total in zip(gradients, joined.split([g.numel() for g in gradients])):
+                gradient.copy_(total.view_as(gradient))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip or math.inf)
         if (norm + loss).isfinite():  # here the CPU waits for the GPU
             self.wrapped.step()

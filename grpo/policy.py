@@ -1,115 +1,274 @@
-"""Put a network on its device, and call it as a policy or as a judge.
+"""The policy: a distribution over fills, which draws them, scores them, and has its gradient.
 
-A policy maps masked inputs to a distribution over their fills. A judge maps texts to log-odds.
+    q(y) = Π_t q_t(y_t)
 
-Shapes: B masked inputs, T characters, N rows of tokens.
+All blanks are independent, so a fill's probability is a product over its blanks. One forward pass
+of the network gives the logits of every blank, and `Product` does the rest:
+
+    sample(uniforms)           draws G fills of each input
+    score(fills, reference)    computes their log-probabilities, and the exact KL and entropy
+    logprobs_backward          is the gradient of these scores, written by hand
+
+For one blank, let s be the logits, τ the temperature, y the character that was drawn, and S the set
+of the characters that may be drawn. S is the whole vocabulary, unless a truncation leaves some out
+(grpo/variants/truncation.py):
+
+    q = softmax(s / τ)                     over the whole vocabulary
+    q_ref = softmax(s_ref / τ)             from the reference's logits s_ref
+    q_S = q restricted to S, renormalised  what the characters are drawn from
+
+    logp = log q_S(y)    KL = Σ_v q(v) (log q(v) − log q_ref(v))    H = −Σ_v q(v) log q(v)
+
+All are in nats. GRPO (2402.03300, equation 4) estimates this KL from the drawn character. We sum
+over all characters. We wrote the gradient out by hand for two reasons: you can read what GRPO does
+to each logit, and the fused kernel has to compute the same. tests/algorithm/test_logprobs.py
+compares it with autograd's.
+
+Shapes: B masked inputs, T characters, G completions of each input, V vocabulary. A function that
+takes any number of completions calls this number n.
 """
 
-import functools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from data.user_mistake import refuse
-from data.vocabulary import VOCABULARY
-from grpo.cuda.kernel import choose
-from grpo.latent_policy import Latent
-from grpo.product_policy import Product
-from grpo.sampling import penalise_repetition
+from grpo.batch import Rows
+from grpo.variants.truncation import TRUNCATIONS
+
+SCALE = 1 << 21  # the largest weight; 1024 of them add up to less than 2^32
+UNIT = 1 << 24  # a float32 uniform is a multiple of 1 / UNIT
 
 
-class Policy:
-    """Map a `Batch` to a distribution over its fills. `policy.network` is what learns.
+@dataclass(frozen=True)
+class Fills(Rows):
+    """Hold the completions, and the set S of characters that each blank was drawn from.
 
-    One call runs the network once on each masked input, batch_size inputs at a time. The network
-    may live on another device than the batch.
+    An update uses the same S when it computes the log-probabilities of the completions.
     """
 
-    def __init__(self, network, config, device):
-        dtype = pick_dtype(config.dtype, device)
-        compiled = pick_compile(config.compile, device)
-        config = replace(config, dtype=dtype, compile=compiled)
-        fused = choose(config, device, len(VOCABULARY), network.n_latent)
-        # What `auto` means on this device. A checkpoint keeps it beside the settings.
-        self.settled = {"device": device.type, "dtype": dtype, "compile": compiled, "kernel": fused}
-        self.network = network
-        self.call = on_device(network, device, config)
-        self.config = replace(config, kernel=fused)
-
-    def __call__(self, batch):
-        """Return a `Latent` if the network has a latent, or else a `Product`."""
-        recompute = self.config.gradient_checkpointing and torch.is_grad_enabled()
-        parts = (x.split(self.config.batch_size) for x in (batch.masked, batch.words))
-        outputs = [self.call(*part, recompute=recompute) for part in zip(*parts)]
-        tensors = [torch.cat(pieces).to(batch.masked.device) for pieces in zip(*outputs)]
-        penalty = self.config.repetition_penalty
-        if penalty != 1:
-            tensors[-1] = penalise_repetition(tensors[-1], batch.masked, batch.mask, penalty)
-        distribution = Latent if self.network.n_latent > 1 else Product  # add your own kind here
-        return distribution(*tensors, batch, self.config)
+    completions: torch.Tensor  # (B,G,T) the filled-in copies of each input
+    kept: torch.Tensor  # (B,T,V), or (B,T,K,V) with a latent: True for the characters in S
 
 
-def make_judge(network, config, device):
-    """Wrap a judge's network as a function: tokens (N,T) -> log-odds (N,T) on the same device."""
-    call = on_device(network, device, config)
+@dataclass(frozen=True)
+class Scores(Rows):
+    """A policy's scores of fills, in nats. All are 0 where there is no blank."""
 
-    def judge(tokens):
-        return call(tokens).to(tokens.device)
+    logp: torch.Tensor  # (B,G,T) log q_S(y), under the policy
+    ref_logp: torch.Tensor  # (B,G,T) the same under the reference
+    kl: torch.Tensor  # (B,T)
+    entropy: torch.Tensor  # (B,T)
 
-    return judge
+
+class Product:
+    """A distribution over the fills of B inputs, which can draw fills and score them."""
+
+    def __init__(self, logits, batch, config):
+        self.logits = logits  # (B,T,V)
+        self.batch = batch
+        self.config = config  # temperature and truncation
+
+    def sample(self, uniforms):
+        """Fill every blank G times, in parallel: uniforms (B,G,T,2) in [0,1) -> `Fills`."""
+        where = (self.batch.masked, self.batch.mask, uniforms)
+        return Fills(*sample_completions(self.logits, *where, self.config))
+
+    def score(self, fills, reference):
+        """Score fills under the policy and a reference: -> `Scores`. Gradients reach the policy.
+
+        All scores use the temperature of the draws. logp and ref_logp are renormalised over the
+        characters in `fills.kept`. kl and entropy are exact, over the whole vocabulary.
+        """
+        drawn = (fills.completions, fills.kept, self.batch.mask)
+        scores = compute_logprobs(self.logits, reference.logits, *drawn, self.config.temperature)
+        return Scores(*scores)
+
+    def log_prob(self, completions):
+        """Compute each letter's exact log-probability, without truncation: (B,n,T) -> (B,n,T).
+
+        The unit is nats. Visible text gets 0, so the sum over T is the log-probability of all
+        blanks of a completion.
+        """
+        log_q = log_softmax(self.logits, self.config.temperature)  # (B,T,V)
+        y = draws_by_position(completions, self.batch.mask)  # (B,T,n)
+        letters = log_q.gather(-1, y).transpose(1, 2)  # (B,n,T)
+        return torch.where(self.batch.mask[:, None], letters, 0)
+
+    def best_guess(self):
+        """Fill each blank with its likeliest character: -> (B,T)."""
+        return torch.where(self.batch.mask, self.logits.argmax(dim=-1), self.batch.masked)
+
+    def marginal(self):
+        """Return this policy itself, because its blanks are already independent."""
+        return self
+
+    def at(self, temperature):
+        """Return this policy at another temperature."""
+        config = replace(self.config, temperature=temperature)
+        return type(self)(self.logits, self.batch, config)
+
+    def __getitem__(self, rows):
+        """Return the policy of some of the inputs."""
+        return type(self)(self.logits[rows], self.batch[rows], self.config)
 
 
-def on_device(network, device, config):
-    """Move a network to `device`, and return a function that calls it.
+# Drawing. We compute S and the draws with whole numbers. A character's weight is its probability
+# divided by the likeliest character's, in units of 2^-21, rounded to a whole number. The sum of
+# whole numbers does not depend on the order of adding them. So two implementations that agree on
+# the weights also agree on S and on every draw, bit for bit. What has the weight 0 is never drawn.
 
-    The function takes the network's inputs on any device, and its result lies on `device`. It
-    autocasts and is compiled as the settings say.
+
+def integer_weights(logits, temperature):
+    """Turn logits into whole numbers, the weights: (...,V) -> (...,V) int64.
+
+    A weight is round(exp((logit − largest logit) / temperature) · 2^21). A logit of -inf gives 0,
+    and so does NaN. We compute in float64. In float32 two implementations of exp often differ
+    enough that a weight rounds to another whole number.
     """
-    network.to(device)
-    if pick_compile(config.compile, device) == "true":
-        network.trunk.compile(dynamic=False)
-    half = pick_dtype(config.dtype, device) == "bfloat16"
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
-    padded = bool(config.prompts_file)
-
-    def call(*inputs, **options):
-        with autocast:
-            return network(*(x.to(device) for x in inputs), padded=padded, **options)
-
-    return call
+    x = logits.double()
+    below_best = x - x.amax(dim=-1, keepdim=True)  # (...,V)
+    relative = (below_best * (1 / temperature)).exp()  # (...,V) 1 for the likeliest
+    return relative.nan_to_num(0).mul(SCALE).round().long()
 
 
-def pick_dtype(name, device):
-    """Turn `auto` into bfloat16 if the device has instructions for it, else into float32.
+def may_be_drawn(weights, uniforms, config):
+    """Find the set S of the characters that may be drawn: weights (...,V) -> (...,V) bool.
 
-    On a CPU with such instructions, bfloat16 about halves the time of a step.
+    By default S is the whole vocabulary. Each truncation whose setting is on leaves some out, and
+    all of them together whatever has the weight 0. uniforms (...,n) are all random numbers of a
+    blank, for a truncation that tosses a coin.
     """
-    if name != "auto":
-        return name
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        native = torch.cpu.get_capabilities().get("avx512_bf16")
-    return "bfloat16" if native else "float32"
+    settings = [name for name, (off, _) in TRUNCATIONS.items() if getattr(config, name) != off]
+    kept = weights > 0 if settings else torch.ones_like(weights, dtype=torch.bool)
+    for name in settings:
+        _, truncate = TRUNCATIONS[name]
+        kept = truncate(weights, kept, uniforms, config)
+    return kept
 
 
-@functools.cache
-def can_compile():
-    """Try out whether torch.compile works. For a CPU it needs a C++ compiler with headers."""
-    try:
-        torch.compile(lambda x: x + 1)(torch.zeros(64))
-    except Exception:  # the error's type depends on what is missing or broken
-        return False
-    return True
+def draw(weights, uniforms):
+    """Draw by inverting the cumulative sum: weights (...,V), uniforms (...,G) -> (...,G) int64."""
+    cumulative = weights.cumsum(dim=-1)  # (...,V)
+    total = cumulative[..., -1:]  # (...,1)
+    whole = (uniforms * UNIT).long()  # (...,G)
+    target = whole * total // UNIT  # (...,G) in [0, total)
+    return torch.searchsorted(cumulative, target, right=True)
 
 
-def pick_compile(name, device):
-    """Turn `auto` into "true" on CUDA if torch.compile works there, and otherwise into "false".
+def sample_completions(logits, masked, mask, uniforms, config):
+    """Fill every blank of each input G times, in parallel, from one set of logits.
 
-    On a CPU, compiling takes a minute, which is too long for a short run. Raises a Mistake if the
-    user asks for "true" and torch.compile does not work.
+    logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T,2) in [0,1)
+    -> completions (B,G,T) int64, kept (B,T,V) bool
+
+    kept is True for the characters that a blank could draw, and all False at visible text.
     """
-    wanted = name == "true" or (name == "auto" and device.type == "cuda")
-    works = wanted and can_compile()
-    refuse(name == "true" and not works, "compile=true needs a C++ compiler; set compile=false")
-    return "true" if works else "false"
+    of_blank = uniforms.transpose(1, 2)  # (B,T,G,2)
+    weights = integer_weights(logits, config.temperature)  # (B,T,V)
+    kept = may_be_drawn(weights, of_blank.flatten(2), config) & mask[..., None]  # (B,T,V)
+    draws = draw(weights * kept, of_blank[..., 0].contiguous()).transpose(1, 2)  # (B,G,T)
+    # If the logits of a blank are NaN, every weight is 0. Then the blank stays a blank.
+    drawable = (weights * kept).any(dim=-1)[:, None]  # (B,1,T)
+    return torch.where(drawable, draws, masked[:, None]), kept
+
+
+# Scoring, and its gradient.
+
+
+def log_softmax(logits, temperature):
+    """Compute log q of each character, in float32 or better: (...,V) -> (...,V)."""
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.log_softmax(precise / temperature, dim=-1)
+
+
+def restrict(log_probs, kept):
+    """Renormalise log_probs (...,V) over the characters in `kept` (...,V). Others become -inf."""
+    return torch.log_softmax(log_probs.masked_fill(~kept, float("-inf")), dim=-1)
+
+
+def times(q, values):
+    """Multiply q(v) by values(v), (...,V). Where q is 0, the result is 0 even if values is inf."""
+    return torch.where(q == 0, 0, q * values)
+
+
+def expectation(q, values):
+    """Sum q(v) · values(v) over v: (...,V) -> (...,1)."""
+    return times(q, values).sum(dim=-1, keepdim=True)
+
+
+def draws_by_position(completions, mask):
+    """Turn completions (B,G,T) into the draws of each blank (B,T,G), with 0 at visible text."""
+    return torch.where(mask[:, None], completions, 0).transpose(1, 2)
+
+
+def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
+    """Compute the four tensors of `Scores`, without a gradient: -> logp, ref_logp, kl, entropy.
+
+    logits and ref_logits are (B,T,V), completions (B,G,T) and mask (B,T) bool. kept (B,T,V) bool is
+    True for the characters that a blank could draw.
+    """
+    log_q = log_softmax(logits, temperature)  # (B,T,V)
+    log_q_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
+
+    y = draws_by_position(completions, mask)  # (B,T,G)
+    logp = restrict(log_q, kept).gather(-1, y).transpose(1, 2)  # (B,G,T)  log q_S(y)
+    ref_logp = restrict(log_q_ref, kept).gather(-1, y).transpose(1, 2)  # (B,G,T)
+
+    q = log_q.exp()  # (B,T,V)
+    kl = expectation(q, log_q - log_q_ref).squeeze(-1)  # (B,T)  Σ q (log q − log q_ref)
+    entropy = -expectation(q, log_q).squeeze(-1)  # (B,T)  −Σ q log q
+    of_draws = (torch.where(mask[:, None], x, 0) for x in (logp, ref_logp))
+    of_blanks = (torch.where(mask, x, 0) for x in (kl, entropy))
+    return *of_draws, *of_blanks
+
+
+def logprobs_backward(gradients, logits, ref_logits, completions, kept, mask, temperature):
+    """Compute the gradient of the loss with respect to logits (B,T,V).
+
+    `gradients` holds g_logp (B,G,T), g_kl (B,T) and g_entropy (B,T), the loss's gradients with
+    respect to logp, kl and entropy. The formula gives the gradient ds for one blank with logits s
+    and drawn letters y_1 to y_G. The docstring of this file explains the other symbols.
+
+    ds[v] = 1/τ · ( Σ_j g_logp[j] (1[v = y_j] − q_S[v])
+                    + g_kl q[v] (log q[v] − log q_ref[v] − KL)
+                    − g_entropy q[v] (log q[v] + H) )
+    """
+    g_logp, g_kl, g_entropy = gradients
+    g_logp = g_logp.transpose(1, 2)  # (B,T,G)
+    log_q = log_softmax(logits, temperature)  # (B,T,V)
+    log_q_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
+    q = log_q.exp()  # (B,T,V)
+    q_s = restrict(log_q, kept).exp()  # (B,T,V)
+    y = draws_by_position(completions, mask)  # (B,T,G)
+
+    drawn = torch.zeros_like(q).scatter_add(-1, y, g_logp)  # (B,T,V)  Σ_j g_logp[j] 1[v = y_j]
+    d_logp = drawn - g_logp.sum(dim=-1, keepdim=True) * q_s  # (B,T,V)
+    log_ratio = log_q - log_q_ref  # (B,T,V)
+    d_kl = times(q, log_ratio - expectation(q, log_ratio))  # (B,T,V)
+    d_entropy = -times(q, log_q - expectation(q, log_q))  # (B,T,V), since H = −Σ q log q
+    d = d_logp + g_kl[..., None] * d_kl + g_entropy[..., None] * d_entropy  # (B,T,V)
+    return torch.where(mask[..., None], d / temperature, 0).to(logits.dtype)
+
+
+class LogProbsFunction(torch.autograd.Function):
+    """Make autograd use `logprobs_backward` as the gradient of `logprobs_forward`.
+
+    Only `logits` gets a gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        ctx.temperature = inputs[-1]
+        ctx.save_for_backward(*inputs[:-1])
+        logp, ref_logp, kl, entropy = logprobs_forward(*inputs)
+        ctx.mark_non_differentiable(ref_logp)
+        return logp, ref_logp, kl, entropy
+
+    @staticmethod
+    def backward(ctx, g_logp, _, g_kl, g_entropy):
+        gradients = (g_logp, g_kl, g_entropy)
+        d = logprobs_backward(gradients, *ctx.saved_tensors, ctx.temperature)
+        return d, None, None, None, None, None
+
+
+compute_logprobs = LogProbsFunction.apply  # runs on any device

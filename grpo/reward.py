@@ -1,33 +1,36 @@
-"""A completion's reward comes from a judge, valid words, your own function, or a sum of these.
+"""What a fill earns: a judge's opinion, a rule, a function of your own, or a weighted sum of these.
 
     --reward=judge                                                              the default
     --reward=judge:1.0,valid_words:0.5,my_rewards.py:no_double_space:0.1
     --reward=judge:0.5,model/pretrained/judge_naive.pt:0.5                      two judges
 
 Your own reward is a function of completions (B,G,T), the masked inputs (B,T) and mask (B,T) bool,
-True at the blanks. `decode` turns any (...,T) tokens into a flat list of strings:
+True at the blanks. `decode` turns any (...,T) tokens into a flat list of strings. If it has a
+parameter `words`, it gets the number of each blank's word (B,T), 0 where no blank is.
 
     reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) with a number for each character
 
 A judge is a model that maps tokens (N,T) to logits (N,T). A logit is the judge's log-odds that the
-character stood in the text and was not filled in. `grpo/plumbing/load.py` loads the judges and
-functions that the setting `reward` names.
+character stood in the text and was not filled in.
 
 Shapes: B masked inputs, T characters, G completions of each, N rows of tokens, D rows without
 repeats.
 """
 
+import inspect
+import math
+import re
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
-from data.lexicon import hidden_spans, is_valid
 from data.per_word import begins_word, mean_over_blanks, mean_over_words
 from data.user_mistake import Mistake, refuse
-from data.vocabulary import VOCABULARY, decode
+from data.vocabulary import decode
+from grpo.plumbing.user_file import load_function
 
-CPU_ROWS = 32  # rows that a CPU judges at once; many more would overflow its cache
-CUDA_ROWS = 8192  # rows that a GPU judges at once, so that the activations fit into its memory
-A_LETTER = VOCABULARY.index("a")
+ROWS = {"cpu": 32, "cuda": 256}  # rows that are judged at once; more would overflow a CPU's cache
 SUREST = 8  # nats; the score of a word is cut off at ±8
 
 
@@ -35,16 +38,11 @@ SUREST = 8  # nats; the score of a word is cut off at ±8
 def judge_logits(judge, completions):
     """Ask the judge for the log-odds of every character: completions (B,G,T) -> (B,G,T).
 
-    On a CPU we judge equal completions only once, in batches that all have the same shape. On CUDA
-    we judge every completion, because finding equal ones would make the CPU wait for the GPU.
+    We judge equal completions only once, in batches that all have the same shape.
     """
-    rows = completions.flatten(0, 1)  # (B·G,T)
-    size = CUDA_ROWS
-    which = slice(None)  # each completion has its own row of logits
-    if rows.device.type == "cpu":
-        size = min(CPU_ROWS, len(rows))
-        rows, which = rows.unique(dim=0, return_inverse=True)  # (D,T), (B·G,)
-        rows = F.pad(rows, (0, 0, 0, -len(rows) % size))  # (multiple of size,T)
+    rows, which = completions.flatten(0, 1).unique(dim=0, return_inverse=True)  # (D,T), (B·G,)
+    size = min(ROWS[rows.device.type], len(which))
+    rows = F.pad(rows, (0, 0, 0, -len(rows) % size))  # (multiple of size,T)
     logits = torch.cat([judge(part) for part in rows.split(size)])  # the shape of `rows`
     return logits.float()[which].view(completions.shape)
 
@@ -52,47 +50,55 @@ def judge_logits(judge, completions):
 def log_odds(judge, completions, words):
     """Score each hidden word by the judge's log-odds that it is from the text: -> (B,G,T).
 
-    A well trained judge's log-odds of a word are log(p/q). Here p is the word's probability in real
-    text, and q is its probability under the generator whose draws the judge learned from
+    A well trained judge's log-odds of a word are log(p/q_ref). Here p is the word's probability in
+    real text, and q_ref is its probability under the generator whose draws the judge learned from
     (model/losses.py). Every letter gets the score of its word, in nats, within ±8.
     """
     return mean_over_words(judge_logits(judge, completions), words).clamp(-SUREST, SUREST)
 
 
-def judge_reward(judge, judge_score, completions, batch):
-    """Return the log-odds or the probability that a word is real: -> (B,G,T)."""
-    logits = log_odds(judge, completions, batch.words)  # (B,G,T)
-    return logits if judge_score == "log_odds" else logits.sigmoid()
+def judge_reward(judge, completions, batch):
+    """Reward each letter with the judge's log-odds that its word is real: -> (B,G,T)."""
+    return log_odds(judge, completions, batch.words)
 
 
-def valid_share(lexicon, completions, batch, cut=True):
-    """Compute the share of an input's hidden words whose fill is in the lexicon: -> (B,G).
+def count_good(rule, completions, batch):
+    """Count the gaps of each completion that are filled well, and those of each input.
 
-    This is the reward `valid_words`, and the metric of this name. It never sees the original text.
-    A hidden word is whatever stands between two visible spaces, so a fill with a space in it is not
-    valid. data/lexicon.py explains `cut`.
+    rule (data/rules.py), completions (B,G,T) -> (B,G), (B,)
     """
-    mask = batch.mask
     G = completions.shape[1]
-    texts = decode(completions)
-    letters = decode(completions[:, 0].masked_fill(mask, A_LETTER))
-    blanks = mask.cpu().numpy()  # (B,T)
-    shares = []
-    for i, filled in enumerate(letters):
-        spans = hidden_spans(filled, blanks[i], cut)
-        for text in texts[i * G : (i + 1) * G]:
-            valid = [is_valid(text, *span, lexicon) for span in spans]
-            shares.append(sum(valid) / max(len(valid), 1))
-    return torch.tensor(shares, device=mask.device).view(-1, G)
+    fills = decode(completions)
+    masks = batch.mask.cpu().numpy()  # (B,T)
+    good, gaps = [], []
+    for i, original in enumerate(decode(batch.tokens)):
+        here = rule.gaps(original, masks[i])
+        gaps.append(len(here))
+        for fill in fills[i * G : (i + 1) * G]:
+            good.append(sum(rule.is_good(fill, *gap) for gap in here))
+    device = completions.device
+    return torch.tensor(good, device=device).view(-1, G), torch.tensor(gaps, device=device)
+
+
+def rule_reward(rule, completions, batch):
+    """Reward a completion with the share of its gaps that are filled well: -> (B,G)."""
+    good, gaps = count_good(rule, completions, batch)  # (B,G), (B,)
+    return good / gaps[:, None].clamp(min=1)
 
 
 def own_reward(name, function, completions, batch):
     """Call a user's function: -> (B,G) or (B,G,T). If it fails, this raises a Mistake."""
     # The user's function gets copies, because it may write into them.
-    own = (completions.clone(), batch.masked.clone(), batch.mask.clone())
+    own = [completions.clone(), batch.masked.clone(), batch.mask.clone(), decode]
     try:
-        values = function(*own, decode)
+        if "words" in inspect.signature(function).parameters:
+            values = function(*own, words=batch.words.clone())
+        else:
+            values = function(*own)
+        refuse(values is None, f"reward {name} returned None; end it with a return of its rewards")
         values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
+    except Mistake:
+        raise
     except (Exception, SystemExit) as error:  # whatever the user's code may raise
         raise Mistake(f"reward {name} failed: {type(error).__name__}: {error}") from error
     whole, each = completions.shape[:2], completions.shape
@@ -104,6 +110,52 @@ def own_reward(name, function, completions, batch):
     bad = int((~values.isfinite()).sum())
     refuse(bad, f"reward {name} returned {bad} numbers that are NaN or infinite; give finite ones")
     return values
+
+
+PART = re.compile(
+    r"(judge|valid_words|right|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
+)
+
+
+def parse_reward(text):
+    """Turn "judge:1,my.py:f:0.5" into {"judge": 1.0, "my.py:f": 0.5}, or raise a Mistake."""
+    weights = {}
+    for part in text.split(","):
+        match = PART.fullmatch(part.strip())
+        weight = float(match[2] or 1) if match else math.nan
+        refuse(
+            not math.isfinite(weight) or match[1] in weights,
+            f"reward={text!r} has a part {part!r} that is not allowed; write NAME or NAME:WEIGHT,"
+            " with each NAME only once, where NAME is judge, valid_words, right, FILE.py:FUNCTION"
+            " or JUDGE.pt",
+        )
+        weights[match[1]] = weight
+    return weights
+
+
+def make_rewards(text, judge, rule, load_judge):
+    """Make the `Rewards` that the setting `reward`, a text, describes.
+
+    `judge` maps tokens to log-odds, `rule` says which fills are good, and load_judge(file) loads
+    one more judge.
+    """
+    parts = {}
+    for name, weight in parse_reward(text).items():
+        path, _, function = name.rpartition(":")  # my.py:f has the short name f in the metrics
+        if name == "judge":
+            refuse(judge is None, f"reward={text} needs a judge; name one as judge_checkpoint")
+            part = partial(judge_reward, judge)
+        elif name in ("valid_words", "right"):
+            refuse(name != rule.name, f"reward={name} does not fit this dataset; use {rule.name}")
+            part = partial(rule_reward, rule)
+        elif name.endswith(".pt"):
+            part = partial(judge_reward, load_judge(name))
+        else:
+            name = function
+            part = partial(own_reward, name, load_function(path, name))
+        refuse(name in parts, f"reward={text}: the name {name} is taken; rename one")
+        parts[name] = (part, weight)
+    return Rewards(parts)
 
 
 class Rewards:
@@ -119,35 +171,42 @@ class Rewards:
     def __call__(self, fills, batch, credit):
         """Return the reward of each blank (B,G,T), and the numbers for the log, {name: (B,G)}.
 
-        The reward is a weighted sum of parts. If a part returns one number for each completion,
-        (B,G), every blank of the completion gets that number. If it returns a number for each
-        letter, (B,G,T), a word gets the mean over its letters.
-
-        `credit` concerns only the parts that return (B,G,T). With `credit=input` a blank gets the
-        sum of the rewards of all words of the input. With `credit=word` it gets only the reward of
-        its own word. This leaves out the noise of the other words' rewards. But it biases the
-        gradient, because no word is credited for how it changes the judge's view of the other
-        words.
-
-        For the log we average each part over the blanks of a completion. The entry `reward` is the
-        weighted sum of these averages.
+        The reward is a weighted sum of parts. For the log we average each part over the blanks of a
+        completion. The entry `reward` is the weighted sum of these averages.
         """
         reward = 0
-        total = 0
-        parts = {}
+        mean_reward = 0
+        means = {}
         for name, (function, weight) in self.parts.items():
-            completions = fills.completions
-            values = function(completions, batch)  # (B,G) or (B,G,T)
-            if values.shape == completions.shape[:2]:
-                mean = values  # (B,G)
-                own = values[..., None].expand(completions.shape)  # (B,G,T)
-            else:
-                mean = mean_over_blanks(values, batch.mask)  # (B,G)
-                own = mean_over_words(values, batch.words)  # (B,G,T)
-                if credit == "input":
-                    once = own * begins_word(batch.words)[:, None]  # (B,G,T) each word counts once
-                    own = once.sum(dim=-1, keepdim=True).expand(completions.shape)  # (B,G,T)
-            reward = reward + weight * own
-            total = total + weight * mean
-            parts[f"reward_{name}"] = mean
-        return reward, {"reward": total} | parts
+            values = function(fills.completions, batch)  # (B,G) or (B,G,T)
+            reward = reward + weight * of_blanks(values, fills.completions, batch, credit)
+            means[f"reward_{name}"] = of_completions(values, fills.completions, batch)
+            mean_reward = mean_reward + weight * means[f"reward_{name}"]
+        return reward, {"reward": mean_reward} | means
+
+
+def of_blanks(values, completions, batch, credit):
+    """Give each blank its part of the reward: (B,G) or (B,G,T) -> (B,G,T).
+
+    If there is one number for each completion, (B,G), every blank of the completion gets it. If
+    there is a number for each letter, (B,G,T), a word gets the mean over its letters.
+
+    `credit` concerns only (B,G,T). With `credit=input` a blank gets the sum of the rewards of all
+    words of the input. With `credit=word` it gets only the reward of its own word. This leaves out
+    the noise of the other words' rewards. But it biases the gradient, because no word is credited
+    for how it changes the judge's view of the other words.
+    """
+    if values.shape == completions.shape[:2]:
+        return values[..., None].expand(completions.shape)
+    of_words = mean_over_words(values, batch.words)  # (B,G,T)
+    if credit == "word":
+        return of_words
+    once = of_words * begins_word(batch.words)[:, None]  # (B,G,T) each word counts once
+    return once.sum(dim=-1, keepdim=True).expand(completions.shape)
+
+
+def of_completions(values, completions, batch):
+    """Average over the blanks of each completion: (B,G) or (B,G,T) -> (B,G)."""
+    if values.shape == completions.shape[:2]:
+        return values
+    return mean_over_blanks(values, batch.mask)

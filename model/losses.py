@@ -13,7 +13,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data.per_word import mean_over_blanks, mean_over_words, number_words
+from data.per_word import mean_over_blanks, mean_over_words
+from data.sums.rule import most_even_answer
+from data.vocabulary import decode, encode
 from grpo.batch import INPUTS, make_batch
 
 PRETRAINING = 2**31 + 1  # begins the seeds here, so that no run draws the same random numbers
@@ -35,13 +37,16 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
         hide = np.where(whole, 1.0, share)  # (B,)
         stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
         mask = mask & torch.from_numpy(stays)
-    return make_batch(tokens, mask, number_words(mask), 1, (*seed, 2))
+    return make_batch(tokens, mask, dataset.number_words(tokens, mask), 1, (*seed, 2))
 
 
 def generator_loss(policy, dataset, args, seed):
     """Compute the mean of −log q of a hidden character, in nats: -> a scalar."""
-    batch = masked_batch(dataset, args, args.masking, seed, reveal=True)
-    log_q = policy(batch).log_prob(batch.tokens[:, None])  # (B,1,T)
+    batch = masked_batch(dataset, args, args.masking, seed, reveal=not args.one_answer)
+    tokens = batch.tokens  # (B,T)
+    if args.one_answer:
+        tokens = torch.stack([encode(most_even_answer(text)) for text in decode(batch.masked)])
+    log_q = policy(batch).log_prob(tokens[:, None])  # (B,1,T)
     return -log_q.sum() / batch.mask.sum().clamp(min=1)
 
 

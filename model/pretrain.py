@@ -18,12 +18,10 @@ from tqdm import tqdm
 
 from data.masking import parse_masking
 from data.user_mistake import exit_on_mistake, refuse
-from data.vocabulary import VOCABULARY
-from grpo.distributed import pick_device
 from grpo.plumbing.checkpoint import load_model, model_file, write
 from grpo.plumbing.config import Config, read_arguments
-from grpo.plumbing.load import check_length, load_text
-from grpo.policy import Policy, make_judge
+from grpo.plumbing.load import check_length, load_splits
+from grpo.plumbing.network import Policy, make_judge, pick_device
 from model.losses import PRETRAINING, generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
@@ -36,6 +34,7 @@ class Settings:
     # A generator.pt to begin from. Its size replaces n_layer and n_embd. Empty: random weights.
     start: str = ""
     masking: str = "word:0.5,random:0.25,span:0.1,sticky:0.15"  # what is hidden from the generator
+    one_answer: bool = False  # sums: learn only the most even one of the right answers
     judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
     block_size: int = 64  # characters per input
     n_layer: int = 6  # layers of the generator
@@ -45,10 +44,10 @@ class Settings:
     # from the generator's.
     policy: str = ""
     n_embd: int = 128  # width, a multiple of 32
-    n_latent: int = 1  # how many values the latent can take (grpo/latent_policy.py); 1: no latent
+    n_latent: int = 1  # how many values the latent can take (grpo/variants/latent.py); 1: no latent
     batch_size: int = 64  # inputs per step
     generator_steps: int = 2500  # training steps of the generator; 0: none
-    judge_steps: int = 1000  # training steps of the judge
+    judge_steps: int = 1000  # training steps of the judge; 0 without start_judge: make no judge
     seed: int = 1  # for the weights, inputs and draws
     # auto: bfloat16 if it is fast here. A step then takes two thirds of the time.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -91,7 +90,7 @@ def fit(name, model, loss_fn, steps, learning_rate):
         bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
 
 
-def make_models(args):
+def make_models(args, vocab_size):
     """Make a generator and a judge, each new or from a file.
 
     A new judge is random here. `pretrain` copies the generator's trunk into it, once the generator
@@ -102,7 +101,7 @@ def make_models(args):
         generator = load_model(args.start, Generator)
     else:
         width = args.n_embd
-        sizes = (len(VOCABULARY), args.block_size, args.n_layer, width // 32, width)
+        sizes = (vocab_size, args.block_size, args.n_layer, width // 32, width)
         generator = Generator(TransformerConfig(*sizes))
     shape = generator.trunk.config
     if args.n_latent > 1 and shape.n_latent == 1:
@@ -136,12 +135,12 @@ def pretrain(args):
         dtype=args.dtype,
         compile="false",
     )
-    generator, judge = make_models(args)
+    train, val = load_splits(config)
+    generator, judge = make_models(args, train.vocab_size)
     models = [generator]  # these models take turns to fill the judge's inputs
     if args.policy:
         models.append(load_model(args.policy, Generator))
     check_length(args.block_size, *models, judge)
-    train, val = load_text(config)
     out = Path(args.out_dir)
     out.mkdir(parents=True, exist_ok=True)  # what cannot be written fails now, not in half an hour
     sources = [Policy(model, config, device) for model in models]
@@ -161,6 +160,9 @@ def pretrain(args):
     peak = 2e-3 if args.start else 8e-3
     fit("generator", generator, loss_of_generator, args.generator_steps, peak)
     write(out / "generator.pt", model_file(generator, torch.float16))
+    if not (args.judge_steps or args.start_judge):
+        report(policy, None, val, args.masking)
+        return
     peak = 1e-3
     if not args.start_judge:
         peak = 4e-3
@@ -168,7 +170,7 @@ def pretrain(args):
         judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)
     fit("judge", judge, loss_of_judge, args.judge_steps, peak)
     write(out / "judge.pt", model_file(judge, torch.float16))
-    report(policy, score, val)
+    report(policy, score, val, args.judge_masking)
 
 
 def parse(arguments):

@@ -22,12 +22,13 @@ IMPOSSIBLE = -1e9  # like -inf, but the difference of two is 0 and not NaN
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    vocab_size: int = 28  # the last token is the mask, `_`
+    vocab_size: int = 28
     block_size: int = 64  # longest input, in characters
     n_layer: int = 6
     n_head: int = 4
     n_embd: int = 128
-    n_latent: int = 1  # K, how many values the latent can take; see grpo/latent_policy.py
+    n_latent: int = 1  # K, how many values the latent can take; see grpo/variants/latent.py
+    blank: int = 27  # the token of a blank, which the generator never draws
 
 
 def rotary_table(length, head_width):
@@ -120,8 +121,10 @@ class Generator(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.trunk = Trunk(config)
+        self.vocab_size = config.vocab_size
         self.n_latent = config.n_latent
-        characters = config.vocab_size - 1  # all but the mask token
+        self.blank = config.blank
+        characters = config.vocab_size - 1  # all but the blank
         self.head = nn.Linear(config.n_embd, config.n_latent * characters, bias=False)
         nn.init.normal_(self.head.weight, std=0.02)
         if config.n_latent > 1:
@@ -135,18 +138,23 @@ class Generator(nn.Module):
         words (B,T) numbers the hidden words of each input. For `Product`, which does not need it,
         there is one tensor, the logits (B,T,V). For `Latent` there are two tensors. The first has
         the logits of the prior (B,T,K), equal at all blanks of a word. The second has the logits of
-        the letters for each z (B,T,K,V). Both are 0 where there is no blank. The mask token can
-        never be drawn. The options are those of `Trunk`.
+        the letters for each z (B,T,K,V). Both are 0 where there is no blank. The options are those
+        of `Trunk`.
         """
         features = self.trunk(tokens, **options)  # (B,T,C)
         if self.n_latent == 1:
-            return (F.pad(self.head(features), (0, 1), value=IMPOSSIBLE),)
+            return (self.with_blank(self.head(features)),)
         mask = words > 0  # (B,T)
-        of_word = mean_over_words(features.float().mT, words).mT  # (B,T,C)
+        of_word = mean_over_words(features.mT, words).mT  # (B,T,C)
         prior = self.prior(of_word[mask]).float()  # (M,K)
         letters = self.head(features[mask]).float().unflatten(-1, (self.n_latent, -1))  # (M,K,V-1)
-        letters = F.pad(letters, (0, 1), value=IMPOSSIBLE)  # (M,K,V)
-        return spread(prior, mask), spread(letters, mask)
+        return spread(prior, mask), spread(self.with_blank(letters), mask)
+
+    def with_blank(self, logits):
+        """Insert the logit of the blank, which can never be drawn: (...,V-1) -> (...,V)."""
+        impossible = torch.full_like(logits[..., :1], IMPOSSIBLE)  # (...,1)
+        before, behind = logits[..., : self.blank], logits[..., self.blank :]
+        return torch.cat([before, impossible, behind], dim=-1)
 
 
 class Judge(nn.Module):

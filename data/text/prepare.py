@@ -20,6 +20,7 @@ from pathlib import Path
 from data.user_mistake import Mistake, exit_on_mistake, refuse
 from data.vocabulary import VOCABULARY
 
+SHARED = 40  # characters; a paragraph of val that shares as many with train is left out
 MIN_CHARACTERS = 1000  # train.bin and val.bin must each have at least this many
 SOURCES = {  # folders to read; all of torch would take too long for what it adds
     "numpy": "_core lib linalg fft random polynomial ma matrixlib",
@@ -63,16 +64,35 @@ def is_prose(paragraph):
     return len(words) >= 8 and len(plain) >= 0.7 * len(words) and ">>>" not in paragraph
 
 
-def normalise(text):
-    """Turn a text into words of a to z, without accents, with one space between two words."""
+def normalise(text, more=""):
+    """Turn a text into words of a to z, without accents, with one space between two words.
+
+    A word may also have the characters in `more`.
+    """
     text = unicodedata.normalize("NFKD", text)
     text = "".join(c for c in text if not unicodedata.combining(c))
-    return re.sub("[^a-z]+", " ", text.lower()).strip()
+    return re.sub(f"[^a-z{re.escape(more)}]+", " ", text.lower()).strip()
 
 
 def is_validation(paragraph):
     """Tell whether a paragraph goes into val.bin. One in ten does, picked by a hash of its text."""
     return hashlib.sha256(paragraph.encode()).digest()[0] < 26
+
+
+def windows(text):
+    """Yield every SHARED characters of a text that stand one after the other."""
+    return (text[start : start + SHARED] for start in range(len(text) - SHARED + 1))
+
+
+def hold_out(train, val):
+    """Return the paragraphs of val that share no long piece with any of train.
+
+    The documentation of two functions often has sentences in common. What stands in train.bin, too,
+    would not be held out.
+    """
+    of_val = {window for paragraph in val for window in windows(paragraph)}
+    shared = {window for window in windows(" ".join(train)) if window in of_val}
+    return [paragraph for paragraph in val if shared.isdisjoint(windows(paragraph))]
 
 
 def prepare(out_dir, input_file=None):
@@ -96,6 +116,7 @@ def prepare(out_dir, input_file=None):
         paragraph = normalise(piece)
         if paragraph and (input_file or is_prose(piece)):
             splits["val" if is_validation(paragraph) else "train"][paragraph] = None
+    splits["val"] = hold_out(splits["train"], splits["val"])
     files = {}
     for split, paragraphs in splits.items():
         content = " ".join(paragraphs)

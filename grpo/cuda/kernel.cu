@@ -1,6 +1,6 @@
-// This file computes three functions on a GPU: sample_completions of grpo/sampling.py,
-// compute_logprobs of grpo/logprobs.py, here called logprobs, and the gradient of logprobs. Each
-// goes over a row of logits once. After that logprobs looks up only the drawn characters.
+// This file computes three functions of grpo/policy.py on a GPU: sample_completions,
+// compute_logprobs, here called logprobs, and the gradient of logprobs. Each goes over a row of
+// logits once. After that logprobs looks up only the drawn characters.
 //
 // No GPU has run it yet. tests/cuda runs it on a CPU, and compiles it for two kinds of GPU, sm_80
 // and sm_90.
@@ -20,7 +20,7 @@
 // at a time. So if a whole warp worked on a small row, most of its threads would have nothing to
 // do. A thread works on PER columns in all, which is few enough to keep them in its registers:
 //
-//     V <= 32: 4 lanes x 8 columns    V <= 96: 8 x 12    V <= 256: 8 x 32    V <= 1024: 32 x 32
+//     V <= 32: 4 lanes x 8 columns    V <= 96: 8 lanes x 12 columns
 //
 // A team takes the columns in groups of four, which we call cards. Lane 0 takes columns 0 to 3,
 // lane 1 takes columns 4 to 7, and so on. After the last lane comes lane 0 again. So neighbouring
@@ -127,6 +127,7 @@ template <int LANES, int N> __device__ __forceinline__ void team_max(float (&x)[
 // p over S, and q is p without the characters outside S, scaled so that its sum is 1. Then
 //     log p = x - log Z               KL = sum p (x - x_r) - log Z + log Z_r
 //     log q = log p - log p(S)        H = log Z - sum p x
+// In grpo/policy.py p is called q, p_r is called q_ref, and q is called q_S.
 // `norms` (B,T,5) keeps {max z, log Z, log p(S), max r, log Z_r} for the backward pass.
 
 template <class Number, int LANES, int PER>
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(THREADS) logprobs_forward(
     }
 }
 
-// The gradient of a row, as in logprobs_backward of grpo/logprobs.py, is
+// The gradient of a row, as in logprobs_backward of grpo/policy.py, is
 //
 // dz[v] = 1/temperature ( sum_j g_logp[j] (1[v = y_j] - q[v])
 //                         + g_kl p[v] (log p[v] - log p_r[v] - KL)
@@ -294,7 +295,7 @@ __global__ void __launch_bounds__(THREADS) logprobs_backward(
 // there on we compute with whole numbers, so the order of a sum makes no difference. top-k, top-p
 // and min-p each drop all characters whose weight is below some threshold. So the set S is
 // described by one number, the largest of these thresholds. It is at least 1, so no character of
-// weight 0 is in S.
+// weight 0 is in S. Only if nothing is truncated is S the whole vocabulary.
 
 // Find the largest threshold that keeps enough characters, or 0 if there are not enough. `enough`
 // is the number of characters that must be kept, or with by_weight their total weight. We find the
@@ -318,10 +319,10 @@ __device__ __forceinline__ unsigned largest_threshold(
 }
 
 // The last number of __launch_bounds__ says how many blocks each multiprocessor of the GPU should
-// be able to run at once. With 5 blocks a thread may use 96 registers, and with 10 it may use 48.
-// For the PER in question this is enough, so the compiler need not move any values to memory.
+// be able to run at once. With 10 blocks a thread may use 48 registers. This is enough, so the
+// compiler need not move any values to memory.
 template <class Number, int LANES, int PER>
-__global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions(
+__global__ void __launch_bounds__(THREADS, 10) sample_completions(
         In<Number> logits, In<long long> masked, In<bool> mask, In<float> uniforms,
         Out<long long> completions, Out<bool> kept, int B, int T, int G, int V,
         double temperature, double top_k, double top_p, double min_p) {
@@ -341,7 +342,9 @@ __global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions
     }
     team_max<LANES>(top);
     const double scale = 1 / temperature;
-    unsigned weight[PER], low = 1;     // S has the characters whose weight is at least `low`
+    unsigned weight[PER], low = 1;     // S has the characters whose weight is at least `low`, and
+                                       // if nothing is truncated, all others, too
+    const bool whole = p.blank && !(top_k > 0 || top_p < 1 || min_p > 0);
     #pragma unroll
     for (int i = 0; i < PER; i++) {
         const double w = exp(((double)z[i] - top[0]) * scale) * (1 << 21);
@@ -373,7 +376,7 @@ __global__ void __launch_bounds__(THREADS, PER > 12 ? 5 : 10) sample_completions
         Card<unsigned> end;
         unsigned own = 0;
         for (int k = 0; k < 4; k++) {
-            s.x[k] = weight[i + k] >= low;
+            s.x[k] = whole || weight[i + k] >= low;
             own += s.x[k] ? weight[i + k] : 0;
             end.x[k] = own;
         }

@@ -1,9 +1,9 @@
 """Compile `kernel.cu` when a run starts, and launch it on the current stream.
 
-`sample_completions` and `logprobs` do what the PyTorch code in `grpo/sampling.py` and
-`grpo/logprobs.py` does. The only exception is a token outside the vocabulary at a blank. The kernel
-gives it the logp NaN, but PyTorch raises an error. `choose` decides whether a run uses the kernel
-or PyTorch. NVRTC, CUDA's compiler library, compiles the three functions of kernel.cu for the
+`sample_completions` and `logprobs` do what the PyTorch code in `grpo/policy.py` does, and
+`FusedProduct` calls them. The only exception is a token outside the vocabulary at a blank. The
+kernel gives it the logp NaN, but PyTorch raises an error. `choose` decides whether a run uses the
+kernel or PyTorch. NVRTC, CUDA's compiler library, compiles the three functions of kernel.cu for the
 number type and the vocabulary of the run. NVRTC needs neither nvcc nor headers, and writes nothing
 to disk. Inputs may have any memory layout, because `launch` converts or copies what the kernel
 cannot read.
@@ -19,11 +19,13 @@ from pathlib import Path
 import torch
 
 from data.user_mistake import Mistake
+from grpo import policy
+from grpo.policy import Fills, Product, Scores
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 128  # in a block
 # {largest V: (lanes, columns)}. The function `layout` says what lanes and columns are.
-LAYOUTS = {32: (4, 8), 96: (8, 12), 256: (8, 32), 1024: (32, 32)}
+LAYOUTS = {32: (4, 8), 96: (8, 12)}
 NUMBERS = {torch.float32: "float", torch.bfloat16: "bf16"}
 # {function: (inputs, outputs)}, with a code for each tensor. The first letter of a code is the type
 # (f: float32, i: int64, b: bool, x: that of the logits), and the rest is the shape.
@@ -34,25 +36,28 @@ OPERATIONS = {
 }
 
 
-def choose(config, device, vocab_size, n_latent=1):
-    """Compile the kernel if the run can use it, and return "cuda". Otherwise return "torch".
+def choose(config, device, network):
+    """Compile the kernel if a generator can use it, and return "cuda". Otherwise return "torch".
 
     Raises a Mistake if config.kernel asks for "cuda" and the kernel cannot run.
     """
+    vocab_size = network.vocab_size
     if config.kernel == "torch":
         return "torch"
     if device.type != "cuda":
         reason = f"it needs a CUDA device, not {device.type!r}"
     elif vocab_size > max(LAYOUTS):
         reason = f"it takes a vocabulary of at most {max(LAYOUTS)} characters, not {vocab_size}"
-    elif n_latent > 1:
-        reason = f"it cannot handle a latent, and the generator has one of {n_latent} values"
+    elif network.n_latent > 1:
+        reason = f"it cannot handle a latent, and the generator has n_latent={network.n_latent}"
     elif config.xtc_probability:
         reason = "it has no XTC: xtc_probability must be 0"
     else:
         try:
             load(device.index or 0, getattr(torch, config.dtype), layout(vocab_size))
-            return "cuda"
+            if agrees(config, device, vocab_size):
+                return "cuda"
+            reason = "its results differ from those of PyTorch on this device"
         except (ImportError, OSError, RuntimeError) as error:  # no cuda.bindings, no NVRTC, ...
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if config.kernel == "cuda":
@@ -60,6 +65,32 @@ def choose(config, device, vocab_size, n_latent=1):
     if device.type == "cuda":
         print(f"the CUDA kernel cannot run, PyTorch does its work: {reason}", file=sys.stderr)
     return "torch"
+
+
+def agrees(config, device, vocab_size):
+    """Tell whether the kernel draws what PyTorch draws, and scores it alike, in a small batch.
+
+    The draws are whole numbers and have to be equal. Scores and gradients may differ by rounding.
+    """
+    numbers = torch.Generator().manual_seed(0)
+    shape = (2, 8, vocab_size)  # B, T, V
+    logits, ref_logits = (
+        torch.randn(shape, generator=numbers).to(device, getattr(torch, config.dtype))
+        for _ in range(2)
+    )
+    mask = (torch.arange(16).view(2, 8) % 3 > 0).to(device)  # (B,T)
+    uniforms = torch.rand(2, 5, 8, 2, generator=numbers).to(device)  # (B,G,T,2)
+    outputs = []
+    for sample, score in (
+        (policy.sample_completions, policy.compute_logprobs),
+        (sample_completions, logprobs),
+    ):
+        completions, kept = sample(logits, mask.long(), mask, uniforms, config)
+        leaf = logits.clone().requires_grad_()
+        scores = score(leaf, ref_logits, completions, kept, mask, config.temperature)
+        (gradient,) = torch.autograd.grad(sum(x.sum() for x in scores), leaf)
+        outputs.append([completions.double(), kept.double(), *scores, gradient.float()])
+    return all(torch.allclose(a, b, rtol=1e-2, atol=1e-3) for a, b in zip(*outputs))
 
 
 def layout(vocab_size):
@@ -135,13 +166,13 @@ def launch(operation, inputs, *settings):
 
 
 def sample_completions(logits, masked, mask, uniforms, config):
-    """Do what `grpo.sampling.sample_completions` does: -> completions (B,G,T), kept (B,T,V)."""
+    """Do what `grpo.policy.sample_completions` does: -> completions (B,G,T), kept (B,T,V)."""
     settings = (config.temperature, config.top_k, config.top_p, config.min_p)
-    return launch("sample_completions", (logits, masked, mask, uniforms), *settings)
+    return launch("sample_completions", (logits, masked, mask, uniforms[..., 0]), *settings)
 
 
 class FusedLogProbs(torch.autograd.Function):
-    """Do what `grpo.logprobs.compute_logprobs` does, and return the same four tensors."""
+    """Do what `grpo.policy.compute_logprobs` does, and return the same four tensors."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -159,3 +190,15 @@ class FusedLogProbs(torch.autograd.Function):
 
 
 logprobs = FusedLogProbs.apply  # takes logits, ref_logits, completions, kept, mask, temperature
+
+
+class FusedProduct(Product):
+    """A `Product` whose two operations are done by the kernel."""
+
+    def sample(self, uniforms):
+        where = (self.batch.masked, self.batch.mask, uniforms)
+        return Fills(*sample_completions(self.logits, *where, self.config))
+
+    def score(self, fills, reference):
+        drawn = (fills.completions, fills.kept, self.batch.mask)
+        return Scores(*logprobs(self.logits, reference.logits, *drawn, self.config.temperature))

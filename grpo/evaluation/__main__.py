@@ -121,13 +121,10 @@ def again(args):
     given = {name: getattr(args, name) for name in names if getattr(args, name)}
     own = saved_settings(training_state(path), given, path)
     other_reward = given.get("reward", own.reward) != own.reward
-    if other_reward:
-        given["judge_score"] = "probability"
     # The table compares with the generator that the run started from, and not with its reference.
     config = replace(own, reference_checkpoint="", **given)
     run = load_run(config, path, args.eval_seed)
-    parts = (run.policy, run.before, run.judge, run.rewards, run.held_out, config)
-    result, fills = evaluate(*parts, everything=True)
+    result, fills = evaluate(run.models, run.rewards, run.held_out, config, everything=True)
     if args.eval_seed == EVALUATION_SEED and not other_reward:
         save_table(args.out_dir[0], result, fills)
     return format_table(result)

@@ -8,20 +8,21 @@ random, and its *best of 16*, where the judge chooses one of 16 draws for each w
 cheats, which fill in words of the right length without a look at the context. No single column
 gives both of them away. grpo/README.md#the-table says what each row and column is.
 
-Shapes: N held-out inputs, n fills of each, T characters, V vocabulary.
+Shapes: N held-out inputs, n fills of each, T characters.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from tqdm import tqdm
 
-from data.lexicon import hidden_spans, highlight, is_valid, lexicon
+from data.lexicon import highlight
 from data.per_word import mean_over_blanks, sum_over_words
-from data.vocabulary import MASK_ID, decode
+from data.sums.rule import perfect_blanks
+from data.vocabulary import decode
 from grpo.batch import Batch, make_batch
-from grpo.distributed import is_first
-from grpo.evaluation.ngram import ngram, ngram_bits
 from grpo.evaluation.rivals import (
     best_by_word,
     fill_blank_by_blank,
@@ -29,38 +30,35 @@ from grpo.evaluation.rivals import (
     target,
     temper,
 )
-from grpo.latent_policy import Latent
-from grpo.logprobs import expectation, log_softmax
-from grpo.reward import log_odds
+from grpo.reward import count_good, log_odds
+from grpo.variants.latent import Latent
 
 EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
 SAMPLES = 16  # how many fills of each input we draw for the table
-TEMPERATURES = (0.2, 0.6, 1.0)  # of the base model's draws
-# With a latent they are pairs, the prior's temperature and the letters'. Rows of their own have the
-# pairs (1, 1), "before, sampled", and (1, 0), "before, letters at 0".
-PAIRS = ((1, 0.5), (0.5, 1), (0.5, 0), (0.25, 0))
 
 COLUMNS = {  # {the name in evaluation.json: (the title in the table, decimal places)}
     "valid_words": ("valid", 3),
     "exact_words": ("exact", 3),
     "distinct_words": ("distinct", 3),
     "different_valid_words": ("in 16", 2),
-    "ngram_bits": ("bits", 2),
-    "nats": ("nats", 3),
     "pass@16": ("pass@16", 3),
+    "right": ("right", 3),
+    "different_right": ("in 16", 2),
+    "passes": ("passes", 2),
 }
 
 
 @dataclass
 class HeldOut:
-    """Hold inputs that no run trains on, and the text and lexicon by which we measure fills."""
+    """Hold inputs that no run trains on, and the rule by which we measure fills."""
 
     batch: Batch  # N inputs, with the random numbers for 16 fills of each
+    rule: object  # says which fills are good, see data/rules.py
     text: str  # the whole training split
-    lexicon: set
+    number_words: Callable  # maps tokens and a mask (N,T) to the number of each blank's word
 
 
-def hold_out(config, train, val, device, seed=EVALUATION_SEED):
+def hold_out(config, val, rule, text, device, seed=EVALUATION_SEED):
     """Draw held-out inputs with the run's own masking: -> `HeldOut`.
 
     The inputs depend on settings and on `seed` alone, so runs with different seeds are measured on
@@ -70,25 +68,26 @@ def hold_out(config, train, val, device, seed=EVALUATION_SEED):
     hiding = (config.masking, config.mask_ratio, config.hidden_words)
     texts = val.batch(config.eval_inputs, *hiding, (seed, 0))  # each (N,T)
     batch = make_batch(*texts, SAMPLES, (seed, config.seed))
-    (text,) = decode(torch.from_numpy(train.tokens))
-    return HeldOut(batch.map(lambda x: x.to(device)), text, lexicon(text))
+    return HeldOut(batch.map(lambda x: x.to(device)), rule, text, val.number_words)
 
 
 def opinions(judge, rewards, fills, batch):
-    """Ask the judge and the rewards about fills (N,n,T): -> scores (N,n,T), {column: (N,n)}.
+    """Ask the judge and the rewards about fills (N,n,T): -> {column: (N,n)}.
 
-    A blank's score is the judge's log-odds that its word is from the text. For the column "judge"
-    we turn these scores into probabilities, and average them over the blanks of each fill. Each
-    part of the reward that is not the judge has a column "reward_NAME".
+    The column of a judge is its probability that a word is real, averaged over the blanks of each
+    fill. Each part of the reward that is not the run's judge has a column "reward_NAME".
     """
-    scores = log_odds(judge, fills, batch.words)  # (N,n,T)
-    said = {"judge": mean_over_blanks(scores.sigmoid(), batch.mask)}  # (N,n)
+    said = {}
+    if judge:
+        p_real = log_odds(judge, fills, batch.words).sigmoid()  # (N,n,T)
+        said["judge"] = mean_over_blanks(p_real, batch.mask)  # (N,n)
     for name, (function, _) in rewards.parts.items():
-        if name != "judge":
+        if name not in ("judge", "valid_words", "right"):  # these have columns of their own
             values = function(fills, batch)  # (N,n) or (N,n,T)
+            values = values.sigmoid() if name.endswith(".pt") else values
             whole = values.shape == fills.shape[:2]
             said[f"reward_{name}"] = values if whole else mean_over_blanks(values, batch.mask)
-    return scores, said
+    return said
 
 
 @torch.compiler.set_stance("force_eager")
@@ -102,53 +101,43 @@ def try_rewards(judge, rewards, held_out):
 def measure(fills, held_out):
     """Compute the figures of fills (N,n,T): -> {name: number}.
 
-    valid_words            the share of filled words that are in the lexicon
-    exact_words            the share of filled words that equal the hidden word
+    valid_words, right     the share of gaps that are filled well, by the rule of the dataset
+    different_...          if n > 1: the mean number of different good fills of a gap
+
+    If only the hidden text is the answer that was looked for, there are three more:
+
+    exact_words            the share of gaps that are filled with the hidden word
     distinct_words         the number of different valid words in one fill of all inputs, divided by
                            the number of different hidden words: the mean over the n fills
-    ngram_bits             how surprising a character near a blank is to a 5-gram model
-    different_valid_words  if n > 1: the mean number of different valid fills of a hidden word
     pass@n                 if n > 1: the share of inputs that have a fill with all blanks right
     """
     n = fills.shape[1]
-    batch = held_out.batch
+    batch, rule = held_out.batch, held_out.rule
     mask = batch.mask.cpu().numpy()  # (N,T)
     texts = decode(fills)
-    hidden = []  # the hidden words
-    valid = []  # of each valid word: which hidden word it fills, in which fill, and the word
+    hidden = []  # what each gap hides
+    good = []  # of each gap that is filled well: its number, the number of the fill, and the word
     exact = 0
     for i, original in enumerate(decode(batch.tokens)):
-        for start, end in hidden_spans(original, mask[i]):
+        for start, end in rule.gaps(original, mask[i]):
             for j, text in enumerate(texts[i * n : (i + 1) * n]):
                 exact += text[start:end] == original[start:end]
-                if is_valid(text, start, end, held_out.lexicon):
-                    valid.append((len(hidden), j, text[start:end]))
+                if rule.is_good(text, start, end):
+                    good.append((len(hidden), j, text[start:end]))
             hidden.append(original[start:end])
     total = max(len(hidden), 1)  # avoids 0 / 0 if no whole word is hidden
-    distinct = {(j, word) for _, j, word in valid}
-    probability = ngram(held_out.text, MASK_ID)
-    figures = {
-        "valid_words": len(valid) / (total * n),
-        "exact_words": exact / (total * n),
-        "distinct_words": len(distinct) / (max(len({*hidden}), 1) * n),
-        "ngram_bits": ngram_bits(probability, mask, texts),
-    }
+    distinct = {(j, word) for _, j, word in good}
+    figures = {rule.name: len(good) / (total * n)}
+    if n > 1:
+        figures[f"different_{rule.name}"] = len({(gap, word) for gap, _, word in good}) / total
+    if not rule.one_answer:
+        return figures
+    figures["exact_words"] = exact / (total * n)
+    figures["distinct_words"] = len(distinct) / (max(len({*hidden}), 1) * n)
     if n > 1:
         right = (fills == batch.tokens[:, None]).all(dim=-1)  # (N,n) visible text is always right
         figures[f"pass@{n}"] = right.any(dim=1).float().mean().item()
-        figures["different_valid_words"] = len({(k, word) for k, _, word in valid}) / total
     return figures
-
-
-def entropy(q):
-    """Compute the mean entropy of the blanks of a policy, in nats."""
-    log_p = log_softmax(q.marginal().logits[q.batch.mask], q.config.temperature)  # (blanks,V)
-    return -expectation(log_p.exp(), log_p).mean().item()
-
-
-def nats(q):
-    """Compute −log q of the hidden text, per hidden letter, without truncation."""
-    return -(q.log_prob(q.batch.tokens[:, None]).sum() / q.batch.mask.sum()).item()
 
 
 def completion_lines(fills, said, held_out):
@@ -164,71 +153,101 @@ def completion_lines(fills, said, held_out):
     return [dict(zip(names, line)) for line in zip(inputs, texts, *numbers)]
 
 
+def draws(q, batch):
+    """Draw 16 fills of each input: -> (N,16,T)."""
+    return q.sample(batch.uniforms).completions
+
+
+def argmax(q):
+    """Fill in the likeliest letters: -> (N,1,T)."""
+    return q.at(1.0).best_guess()[:, None]
+
+
+def best_of_draws(q, judge, held_out):
+    """Choose the best of 16 draws: -> (N,1,T).
+
+    The judge chooses word by word. Without a judge, the rule says which draw has the most good
+    gaps.
+    """
+    batch = held_out.batch
+    fills = draws(q, batch)  # (N,16,T)
+    if judge:
+        return best_by_word(q.at(1.0), fills, log_odds(judge, fills, batch.words))
+    good, _ = count_good(held_out.rule, fills, batch)  # (N,16)
+    best = good.argmax(dim=1).view(-1, 1, 1)  # (N,1,1)
+    return fills.take_along_dim(best, dim=1)
+
+
+def table_rows(models, held_out, config, everything):
+    """List the rows of the table: [(title, a function that returns fills (N,n,T))].
+
+    `everything` adds the rows that take more than some seconds, those that ask the judge about many
+    fills or fill one blank after the other.
+    """
+    batch = held_out.batch
+    before, after = models.base(batch), models.policy(batch)
+    blindly = partial(fill_blindly, batch, held_out.text)
+    cheats = [
+        ("cheat: common words", lambda: blindly()[0]),
+        ("cheat: random words", lambda: blindly()[1]),
+    ]
+    rows = [
+        ("the text", lambda: batch.tokens[:, None]),
+        ("before, sampled", partial(draws, before, batch)),
+        ("before, argmax", partial(argmax, before)),
+        *(cheats if held_out.rule.one_answer else []),
+        ("after, sampled", partial(draws, after, batch)),
+        ("after, argmax", partial(argmax, after)),
+    ]
+    if isinstance(before, Latent):
+        at_zero = {"before, letters at 0": (before, 1), "after, letters at 0": (after, 1)}
+        at_zero["before, temperatures 0.5 and 0"] = (before, 0.5)
+        for title, (q, choose) in at_zero.items():
+            rows.append((title, partial(draws, temper(q, choose, 0), batch)))
+    if everything:
+        how = (models.base, batch, held_out.number_words, config.seed)
+        one_by_one = partial(fill_blank_by_blank, *how)
+        rows += [
+            ("before, best of 16", partial(best_of_draws, before, models.judge, held_out)),
+            ("one by one, drawn", one_by_one),
+            ("one by one, surest", partial(one_by_one, surest=True)),
+        ]
+        if isinstance(before, Latent) and models.judge:
+            beta = 1 if config.direction == "forward" else config.kl_beta
+            rows.append(("the target", partial(target, before, models.judge, beta)))
+    return rows
+
+
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")  # compiling for these shapes takes longer than it saves
-def evaluate(policy, before, judge, rewards, held_out, config, everything=False):
+def evaluate(models, rewards, held_out, config, everything=False):
     """Compute the table: -> result, lines.
 
     `result` is {a row's title: {a column's name: number}}, for evaluation.json. `lines` is the list
-    of dicts for completions.jsonl. `policy` maps a batch to a distribution over its fills, and so
-    does `before`, the base model. With `everything`, a base model with a latent gets the row of the
-    target, too, which doubles the time.
+    of dicts for completions.jsonl. The policies of `models` map a batch to a distribution over its
+    fills. `everything` adds the rows that take long, and lets the judge read all fills of the
+    others, and not only the first one of each input.
     """
-    batch = held_out.batch
     result = {}
-    bar = tqdm(desc="table", unit=" rows", leave=False, disable=not is_first() or None)
-
-    def add(title, fills, **more):
-        result[title] = measure(fills, held_out) | more
-        bar.update()
-
-    def draw(title, q, spell=1):
-        fills = q.sample(batch.uniforms).completions  # (N,16,T)
-        add(title, fills)
-        if spell > 0:  # at temperature 0 hardly any text is possible
-            result[title]["nats"] = nats(q)
-        return fills
-
-    def ask(title, fills):
-        scores, said = opinions(judge, rewards, fills, batch)  # (N,n,T), {name: (N,n)}
-        result[title] |= {name: values.mean().item() for name, values in said.items()}
-        return scores, said
-
-    def add_policy(name, q):
-        fills = draw(f"{name}, sampled", q)
-        result[f"{name}, sampled"]["entropy"] = entropy(q)
-        add(f"{name}, argmax", q.at(1.0).best_guess()[:, None])
-        if isinstance(q, Latent):
-            draw(f"{name}, letters at 0", temper(q, 1, 0), 0)
-        return fills, *ask(f"{name}, sampled", fills)
-
-    add("the text", batch.tokens[:, None])
-    ask("the text", batch.tokens[:, None])
-    base = before(batch)
-    fills, scores, _ = add_policy("before", base)
-    add("before, best of 16", best_by_word(base.at(1.0), fills, scores))
-    if isinstance(base, Latent):
-        for choose, spell in PAIRS:
-            title = f"before, temperatures {choose:g} and {spell:g}"
-            draw(title, temper(base, choose, spell), spell)
-    else:
-        for temperature in TEMPERATURES:
-            draw(f"before, temperature {temperature}", base.at(temperature))
-    blanks = batch.mask.sum(dim=1).float().mean().item()
-    for title, surest in {"one by one, drawn": False, "one by one, surest": True}.items():
-        fills = fill_blank_by_blank(before, batch, config.seed, surest)
-        add(title, fills, forward_passes=blanks)
-    common, random, blind = fill_blindly(batch, held_out.text)
-    add("cheat: common words", common)
-    add("cheat: random words", random, nats=blind)
-    if everything and isinstance(base, Latent):
-        beta = 1 if config.direction == "forward" else config.kl_beta
-        add("the target", target(base, judge, beta))
-        for name in ("different_valid_words", "pass@16"):  # draws from 64 repeat
-            del result["the target"][name]
-    fills, _, said = add_policy("after", policy(batch))
-    bar.close()
-    return result, completion_lines(fills, said, held_out)
+    rows = table_rows(models, held_out, config, everything)
+    for title, fill in tqdm(rows, desc="table", leave=False, disable=None):
+        fills = fill()  # (N,n,T)
+        result[title] = measure(fills, held_out)
+        if title.startswith("one by one"):
+            result[title]["passes"] = held_out.batch.mask.sum(dim=1).float().mean().item()
+        if title == "the target":  # it takes 16 of 64 draws, so it repeats itself
+            for name in ("different_valid_words", "pass@16"):
+                del result[title][name]
+        if title in ("the text", "before, sampled", "after, sampled"):
+            read = fills if everything else fills[:, :1]
+            said = opinions(models.judge, rewards, read, held_out.batch)
+            result[title] |= {name: values.mean().item() for name, values in said.items()}
+        if title == "after, sampled":
+            lines = completion_lines(read, said, held_out)
+    if not held_out.rule.one_answer:
+        for name, figures in perfect_blanks(decode(held_out.batch.masked), SAMPLES).items():
+            result[f"perfect independent blanks, {name}"] = figures
+    return result, lines
 
 
 @torch.no_grad()
@@ -236,18 +255,19 @@ def evaluate(policy, before, judge, rewards, held_out, config, everything=False)
 def peek(policy, held_out, step):
     """Show how the policy, which is the base model at step 0, fills three held-out texts.
 
-    The first line has the share of valid words in all held-out texts, as in the table. The three
+    The first line has the share of good fills in all held-out texts, as in the table. The three
     texts have many long hidden words, because the blanks of a long word are the likeliest to clash.
     """
     batch = held_out.batch
-    fills = policy(batch).sample(batch.uniforms).completions  # (N,16,T)
-    valid = measure(fills, held_out)["valid_words"]
+    fills = draws(policy(batch), batch)  # (N,16,T)
+    good, gaps = count_good(held_out.rule, fills, batch)  # (N,16), (N,)
+    share = good.sum().item() / max(gaps.sum().item() * SAMPLES, 1)
     length = sum_over_words(batch.mask[:, None].float(), batch.words)[:, 0]  # (N,T) word lengths
     shown = length.sum(dim=1).argsort(descending=True, stable=True)[:3].tolist()
     texts = {"now": decode(fills[:, 0])}
     if step == 0:
         texts = {"text": decode(batch.tokens), "before": texts["now"]}
-    lines = [f"step {step}: valid words on held-out text {valid:.3f}"]
+    lines = [f"step {step}: {held_out.rule.title} {share:.3f}"]
     for i in shown:
         blanks = batch.mask[i].tolist()
         lines += [f"  {name:7s}{highlight(each[i], blanks)}" for name, each in texts.items()]
@@ -280,6 +300,7 @@ def format_rows(rows, columns=COLUMNS):
     names = dict.fromkeys(name for of_runs in rows.values() for row in of_runs for name in row)
     parts = {name: (name.removeprefix("reward_"), 3) for name in names if "reward_" in name}
     columns = columns | ({"judge": ("judge", 3)} if parts else {}) | parts
+    columns = {name: column for name, column in columns.items() if name in names}
     lines = [["filled by", *(title for title, _ in columns.values())]]
     for title, of_runs in rows.items():
         cells = []
@@ -291,12 +312,8 @@ def format_rows(rows, columns=COLUMNS):
 
 
 def format_table(result):
-    """Format the dict of evaluation.json as a table: -> str.
-
-    The base model at other temperatures is left out.
-    """
-    rows = {title: [row] for title, row in result.items() if "temperature" not in title}
-    lines = format_rows(rows)
-    if result["after, sampled"]["judge"] > result["the text"]["judge"]:
+    """Format the dict of evaluation.json as a table: -> str."""
+    lines = format_rows({title: [row] for title, row in result.items()})
+    if result["after, sampled"].get("judge", 0) > result["the text"].get("judge", 1):
         lines.append("the judge prefers these fills to the original text: it is being fooled")
     return "\n".join([*lines, "what the columns are: grpo/README.md#the-table"])

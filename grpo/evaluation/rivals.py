@@ -14,23 +14,23 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from data.per_word import begins_word, number_words, sum_over_words
+from data.per_word import begins_word, sum_over_words
 from data.vocabulary import encode
 from grpo.batch import TARGET, draw_uniforms
-from grpo.latent_policy import Latent
+from grpo.policy import integer_weights
 from grpo.reward import log_odds
-from grpo.sampling import integer_weights
+from grpo.variants.latent import Latent
 
 NEARLY_0 = 1e-3  # a temperature at which practically only the best has a chance
 
 
 @torch.no_grad()
-def fill_blank_by_blank(policy, batch, seed, surest=False):
+def fill_blank_by_blank(policy, batch, number_words, seed, surest=False):
     """Fill one blank of each input in each forward pass, until none is left: -> (N,1,T).
 
     Each pass sees what the passes before it filled in. It chooses a blank at random and draws its
     character. With `surest` it chooses the blank whose likeliest character is the most probable,
-    and fills in that character.
+    and fills in that character. number_words(tokens, mask) says which blanks are one word.
     """
     filled = batch.masked.clone()  # (N,T)
     left = batch.mask.clone()  # (N,T)
@@ -39,7 +39,8 @@ def fill_blank_by_blank(policy, batch, seed, surest=False):
         rows = left.any(dim=1).nonzero().squeeze(1)  # (M,)
         now = filled[rows]  # (M,T)
         still = left[rows]  # (M,T)
-        at_hand = replace(batch[rows], masked=now, mask=still, words=number_words(still))
+        words = number_words(batch.tokens[rows], still)  # (M,T)
+        at_hand = replace(batch[rows], masked=now, mask=still, words=words)
         q = policy(at_hand).marginal()
         if surest:
             weights = integer_weights(q.logits, q.config.temperature)  # (M,T,V)
@@ -97,18 +98,12 @@ def temper(q, choose, spell):
 
 
 def fill_blindly(batch, text):
-    """Fill each hidden word with a word of its length: -> common (N,1,T), random (N,n,T), nats.
+    """Fill each hidden word with a word of its length: -> common (N,1,T), random (N,n,T).
 
     `common` has the word that `text` has most often. `random` has words drawn as often as `text`
     has them. If it has none of this length, both write only "a". They never look at the visible
     letters. Even so, if whole words are hidden, almost every word that they fill in is valid. That
     is why the table calls them cheats.
-
-    `nats` is −log of the probability of the hidden words, per letter. A word that `text` has c
-    times gets the probability (c + 1) / (C + W + 1), where C is the sum of the counts of all words
-    of its length. So each word counts once more than `text` has it, and whatever is no word of
-    `text` counts once. Where not whole words are hidden, most runs of blanks are no words of
-    `text`, and the figure is too good.
     """
     by_length = {}  # {L: [words (W,L), counts (W,)]}, most frequent first
     for word, count in Counter(text.split()).most_common():
@@ -120,7 +115,6 @@ def fill_blindly(batch, text):
     on_cpu = batch.map(torch.Tensor.cpu)
     uniforms = F.pad(on_cpu.uniforms[..., 1], (0, 0, 1, 0))  # (N,1+n,T) the 0 in front for `common`
     fills = on_cpu.masked[:, None].repeat(1, uniforms.shape[1], 1)  # (N,1+n,T)
-    nats = 0.0
     for row, numbers in enumerate(on_cpu.words):
         for number in range(1, int(numbers.max()) + 1):
             at = (numbers == number).nonzero().squeeze(1)  # (L,)
@@ -129,7 +123,5 @@ def fill_blindly(batch, text):
             up_to = counts.cumsum(dim=0).double()  # (W,)
             drawn = uniforms[row, :, at[0]] * up_to[-1]  # (1+n,)
             fills[row, :, at] = words[torch.searchsorted(up_to, drawn, right=True)]  # (1+n,L)
-            c = counts[(words == on_cpu.tokens[row, at]).all(dim=1)].sum()
-            nats -= torch.log((c + 1) / (up_to[-1] + len(words) + 1)).item()
     fills = fills.to(batch.mask.device)
-    return fills[:, :1], fills[:, 1:], nats / batch.mask.sum().item()
+    return fills[:, :1], fills[:, 1:]

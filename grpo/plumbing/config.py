@@ -10,10 +10,8 @@ so that argparse converts and refuses both.
 import argparse
 import contextlib
 import inspect
-import math
 import os
 import re
-import runpy
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -21,26 +19,30 @@ from typing import Literal, get_args
 
 from data.masking import parse_masking
 from data.user_mistake import Mistake, refuse
+from grpo.advantage import BASELINES, DIRECTIONS, SCALES
 from grpo.distributed import is_first, n_processes
+from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
 from grpo.plumbing.checkpoint import LATEST, training_state
+from grpo.plumbing.user_file import run_file
+from grpo.reward import parse_reward
+from grpo.variants.reference import REFERENCE_MODES
 
 
 @dataclass
 class Config:
     # What is read and written.
     out_dir: str = "out"  # folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json
-    dataset: str = "text"  # folder under data/ with train.bin and val.bin, or an absolute path
+    # A folder under data/, or an absolute path, with train and val: .bin of a text, .txt of sums.
+    dataset: str = "text"
     generator_checkpoint: str = "model/pretrained/generator.pt"  # the policy to start from
-    judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model
-    # judge, valid_words, JUDGE.pt, FILE.py:FUNCTION, or a weighted sum: judge:1.0,my.py:f:0.5
+    judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model; empty: none
+    # judge, valid_words, right (sums), JUDGE.pt, FILE.py:FUNCTION, or a weighted sum of these:
+    # judge:1.0,my.py:f:0.5
     reward: str = "judge"
-    # How a judge scores a word. log_odds: its estimate of log(p/q), where p is the probability of
-    # the word in real text, and q under the base model. probability: P(the word is real).
-    judge_score: Literal["log_odds", "probability"] = "log_odds"
     reference_checkpoint: str = ""  # the policy to stay close to; empty: generator_checkpoint
     # static: the reference never changes. ema: it moves towards the policy a little in every step.
     # periodic: every reference_update_freq steps it becomes a copy of the policy.
-    reference_mode: Literal["static", "ema", "periodic"] = "static"
+    reference_mode: Literal[*REFERENCE_MODES] = "static"
     ema_alpha: float = 0.01  # ema: reference = (1 - ema_alpha) reference + ema_alpha policy
     reference_update_freq: int = 10  # periodic: steps between two copies
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
@@ -49,7 +51,6 @@ class Config:
     eval_inputs: int = 256  # the final table is measured on this many held-out inputs
     wandb_log: bool = False  # log to Weights & Biases too
     wandb_project: str = "fill-in-grpo"  # the project on wandb
-    wandb_run_name: str = ""  # name of the run on wandb; empty: wandb invents one
 
     # The inputs.
     batch_size: int = 40  # masked inputs per micro-batch
@@ -78,34 +79,31 @@ class Config:
 
     # GRPO.
     kl_beta: float = 0.65  # weight of KL(policy || reference)
-    kl_estimator: Literal["exact", "k1", "k2", "k3"] = "exact"  # k1, k2, k3: estimates from draws
+    kl_estimator: Literal[*KL_ESTIMATORS] = "exact"  # k1, k2, k3: estimates from draws
     entropy_coef: float = 0.0  # weight of the entropy bonus
     # Only the most uncertain blanks learn from rewards. This is their share of all blanks. With a
     # latent these are first letters, because the entropy there includes that of z.
     top_entropy_quantile: float = 1.0
-    loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "sum"] = "grpo"  # how blanks are weighted
-    baseline: Literal["mean", "leave_one_out"] = "leave_one_out"  # what a reward is compared with
+    loss_type: Literal[*LOSS_TYPES] = "grpo"  # how blanks are weighted
+    baseline: Literal[*BASELINES] = "leave_one_out"  # what a reward is compared with
     # Advantages are divided by a standard deviation of rewards. group: that of their own group.
     # batch: that of all blanks of the step. none: they are not divided.
-    scale_rewards: Literal["group", "batch", "none"] = "none"
+    scale_rewards: Literal[*SCALES] = "none"
     # Which KL divergence between the policy and its goal is minimised. forward ignores baseline and
     # scale_rewards, and goes with kl_beta=0, because its weights hold the reference already.
-    direction: Literal["reverse", "forward"] = "reverse"
+    direction: Literal[*DIRECTIONS] = "reverse"
     # word: each hidden word earns its own reward. input: each earns the sum of the rewards of all
     # words in its input.
     credit: Literal["word", "input"] = "word"
-    # What we maximise for each letter. All but PPO's `clip` need importance_sampling_level=token.
-    objective: Literal["clip", "cispo", "sapo", "gmpo", "dppo"] = "clip"
+    objective: Literal[*OBJECTIVES] = "clip"  # what is maximised for each letter
     sapo_tau: float = 1.0  # sapo: how sharply the ratio is bounded; larger is sharper
     sapo_tau_negative: float = 1.05  # sapo_tau where the advantage is negative
-    # How many importance ratios: one for each letter, one for each completion (sequence), or none.
-    importance_sampling_level: Literal["token", "sequence", "none"] = "token"
     clip_eps: float = 0.2  # the ratio is clipped below at 1 - clip_eps
     clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high
     # The largest ratio, at least 1 + clip_eps_high, so that it matters only where the advantage is
     # negative; 0: no bound.
     clip_delta: float = 0.0
-    num_iterations: int = 2  # uses of each rollout; must be 1 if importance_sampling_level=none
+    num_iterations: int = 2  # uses of each rollout; 1 with objective=reinforce
     minibatch_size: int = 0  # inputs per update, shuffled; 0: all inputs of the step
 
     # The optimizer.
@@ -135,7 +133,6 @@ TINY = 1e-9  # stands for "more than 0", and 1 - TINY for "less than 1"
 # least 1, and any other number at least 0.
 RANGES = {
     "group_size": (2, LARGEST),
-    "block_size": (5, LARGEST),  # the evaluation's 5-gram model needs 5 characters
     "top_k": (0, LARGEST),
     "minibatch_size": (0, LARGEST),
     "warmup_iters": (0, LARGEST),
@@ -204,6 +201,11 @@ def how_to_read(field):
     return {"type": str.lower, "choices": get_args(field.type)}  # a Literal
 
 
+def names_of(match):
+    """Write the names of a table, such as those of OBJECTIVES, in the place of `*OBJECTIVES`."""
+    return ", ".join(f'"{name}"' for name in globals()[match[1]])
+
+
 def read_arguments(settings, arguments, usage=""):
     """Read config files and flags, left to right: -> {name: value} of the settings that they set.
 
@@ -215,7 +217,8 @@ def read_arguments(settings, arguments, usage=""):
     flags = []
     for argument in arguments:
         if argument in ("-h", "--help"):
-            print(usage, *map(inspect.getsource, settings.__mro__[:-1]), sep="\n\n")
+            source = "\n\n".join(map(inspect.getsource, settings.__mro__[:-1]))
+            print(usage, re.sub(r"\*([A-Z_]+)", names_of, source), sep="\n\n")
             sys.exit()
         flags += [argument] if argument.startswith("-") else read_config_file(argument)
     return vars(parser.parse_args(flags))
@@ -233,20 +236,6 @@ def read_config_file(path):
             )
             flags.append(f"--{name}={value}")
     return flags
-
-
-def run_file(path, what):
-    """Execute a user's Python file: -> {name: value}. If it fails, this raises a Mistake."""
-    refuse(
-        not Path(path).is_file(),
-        f"{what} {path} does not exist; name another file, or write a setting as --key=value",
-    )
-    sys.path.append(str(Path(path).parent))  # so that the user's file can import files beside it
-    try:
-        return runpy.run_path(path)
-    except (Exception, SystemExit) as error:  # any error in that file is the user's mistake
-        name = type(error).__name__
-        raise Mistake(f"{what} {path} does not run ({name}: {error}); fix it") from error
 
 
 def load_config(arguments=()):
@@ -309,20 +298,10 @@ def check(config):
         config.minibatch_size and n_processes() > 1,
         "minibatch_size above 0 allows only one process; set minibatch_size=0, or omit torchrun",
     )
-    level = config.importance_sampling_level
     refuse(
-        level == "none" and (config.minibatch_size or config.num_iterations > 1),
-        "with importance_sampling_level=none a rollout can be used for only one update; set"
-        " num_iterations=1 and minibatch_size=0",
-    )
-    refuse(
-        config.objective != "clip" and level != "token",
-        f"objective={config.objective} needs the ratio of each letter; set"
-        " importance_sampling_level=token, or objective=clip",
-    )
-    refuse(
-        config.objective != "clip" and config.clip_delta,
-        f"objective={config.objective} has no clip_delta; set clip_delta=0, or objective=clip",
+        config.objective == "reinforce" and (config.minibatch_size or config.num_iterations > 1),
+        "with objective=reinforce a rollout can be used for only one update; set num_iterations=1"
+        " and minibatch_size=0",
     )
     refuse(
         0 < config.clip_delta < 1 + config.clip_eps_high,
@@ -347,24 +326,3 @@ def check(config):
             Path(config.out_dir).resolve() in Path(path).resolve().parents,
             f"{name}: {path} lies in out_dir, which a new run moves aside; name another out_dir",
         )
-
-
-PART = re.compile(
-    r"(judge|valid_words|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
-)
-
-
-def parse_reward(text):
-    """Turn "judge:1,my.py:f:0.5" into {"judge": 1.0, "my.py:f": 0.5}, or raise a Mistake."""
-    weights = {}
-    for part in text.split(","):
-        match = PART.fullmatch(part.strip())
-        weight = float(match[2] or 1) if match else math.nan
-        refuse(
-            not math.isfinite(weight) or match[1] in weights,
-            f"reward={text!r} has a part {part!r} that is not allowed; write NAME or NAME:WEIGHT,"
-            " with each NAME only once, where NAME is judge, valid_words, FILE.py:FUNCTION or"
-            " JUDGE.pt",
-        )
-        weights[match[1]] = weight
-    return weights

@@ -24,7 +24,8 @@ except ImportError:  # Windows has no fcntl, so we do not lock there
 # The progress bar fits into 80 columns, with everything that it shows.
 BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 WANDB = {"silent": True, "init_timeout": 30}  # seconds
-SHOWN = {"reward": "mean_reward", "valid": "valid_words", "kl": "mean_kl"}
+# {name in the bar: metric}, of which the bar shows those that the run has
+SHOWN = {"reward": "mean_reward", "valid": "valid_words", "right": "right", "kl": "mean_kl"}
 
 
 class Log:
@@ -33,10 +34,11 @@ class Log:
     Only the first process writes and prints. Use it as `with Log(config, start) as log`.
     """
 
-    def __init__(self, config, start):
+    def __init__(self, config, start, quiet=False):
         """Open the folder after `start` steps. Raises a Mistake if another run is using it."""
         self.config = config
         self.first = is_first()
+        self.talks = self.first and not quiet
         self.file = claim(Path(config.out_dir), start) if self.first else open(os.devnull, "a")
         content = json.dumps(asdict(config), indent=1)
         write(Path(config.out_dir) / "config.json", content.encode())
@@ -45,7 +47,7 @@ class Log:
             desc="GRPO",
             total=config.max_iters,
             initial=start,
-            disable=not self.first,
+            disable=not self.talks,
             bar_format=BAR,
         )
         self.received = 0  # the signal that arrived
@@ -79,14 +81,14 @@ class Log:
             signal.signal(number, handler)
 
     def say(self, text):
-        if self.first:
+        if self.talks:
             tqdm.write(text)
 
     def write(self, step, metrics):
         """Write a step's line of metrics.jsonl, and show its numbers in the bar and in wandb."""
         self.file.write(json.dumps({"iteration": step, **metrics}, allow_nan=False) + "\n")
         self.file.flush()
-        shown = {name: f"{metrics[metric]:.3f}" for name, metric in SHOWN.items()}
+        shown = {name: f"{metrics[key]:.3f}" for name, key in SHOWN.items() if key in metrics}
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update()
         if self.wandb:
@@ -148,7 +150,6 @@ def start_wandb(config):
 
         run = wandb.init(
             project=config.wandb_project,
-            name=config.wandb_run_name or None,
             dir=config.out_dir,
             config=asdict(config),
             settings=WANDB,

@@ -15,20 +15,19 @@ Shapes: B inputs, T characters, G completions of each input, V characters of voc
 """
 
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 from torch.utils.benchmark import Timer
 
 from grpo.batch import draw_batch
 from grpo.cuda import kernel
-from grpo.distributed import pick_device
-from grpo.logprobs import compute_logprobs
 from grpo.optimizer import Optimizer, make_adamw
 from grpo.plumbing.config import Config
 from grpo.plumbing.load import load_run
-from grpo.policy import can_compile
+from grpo.plumbing.network import can_compile, pick_device
+from grpo.policy import compute_logprobs, sample_completions
 from grpo.reward import judge_logits
-from grpo.sampling import sample_completions
 from train_grpo import grpo_step
 
 SECONDS = 5  # for which each variant is timed, after one call that warms up and compiles
@@ -51,16 +50,17 @@ def compare(title, variants):
 def prepare(config, device):
     """Make two functions to time: a step, and the judge alone on the same completions."""
     run = load_run(config, config.generator_checkpoint)
-    optimizer = Optimizer(make_adamw(run.policy.network, config), config.grad_clip)
+    policy, reference, _, judge = run.models
+    optimizer = Optimizer(make_adamw(policy.network, config), config.grad_clip)
     batch = draw_batch(run.train, config, 0, device)
-    step = partial(grpo_step, run.policy, run.before, run.rewards, optimizer, batch, config)
+    step = partial(grpo_step, policy, reference, run.rewards, optimizer, batch, config)
     rollout, _ = step()
-    return step, partial(judge_logits, run.judge, rollout.fills.completions)
+    return step, partial(judge_logits, judge, rollout.fills.completions)
 
 
 def step(G, device):
     variants = {}
-    for mode in ["eager", "compiled"] if can_compile() else ["eager"]:
+    for mode in ["eager", "compiled"] if can_compile(device.type) else ["eager"]:
         config = Config(group_size=G, compile=str(mode == "compiled").lower(), **STEP)
         variants[f"step, {mode}"], variants[f"judge alone, {mode}"] = prepare(config, device)
     compare(f"step, G = {G}", variants)
@@ -75,16 +75,19 @@ def gradient(compute, logits, *others):
 def operations(G, device):
     logits, ref_logits = torch.randn(2, B, T, V, device=device)  # (B,T,V), (B,T,V)
     mask = torch.ones(B, T, device=device).bool()  # (B,T)
-    uniforms = torch.rand(B, G, T, device=device)  # (B,G,T)
+    uniforms = torch.rand(B, G, T, 2, device=device)  # (B,G,T,2)
     config = Config(temperature=0.8, top_p=0.95)
     draw_from = (logits, mask.long(), mask, uniforms, config)
     completions, kept = sample_completions(*draw_from)  # (B,G,T), (B,T,V)
     score = (logits.clone().requires_grad_(), ref_logits, completions, kept, mask, 0.8)
 
     variants = {"eager": (sample_completions, compute_logprobs)}
-    if can_compile():
+    if can_compile(device.type):
         variants["compiled"] = [torch.compile(f, dynamic=False) for f in variants["eager"]]
-    if kernel.choose(Config(dtype="float32"), device, V) == "cuda":
+    if (
+        kernel.choose(Config(dtype="float32"), device, SimpleNamespace(vocab_size=V, n_latent=1))
+        == "cuda"
+    ):
         variants["fused"] = (kernel.sample_completions, kernel.logprobs)
     sample = {name: partial(f, *draw_from) for name, (f, _) in variants.items()}
     compare(f"sample_completions, G = {G}", sample)

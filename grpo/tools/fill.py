@@ -2,6 +2,7 @@
 
     python -m grpo.tools.fill "this function returns a ____ of strings"     # uses the run in out
     python -m grpo.tools.fill "th_ c_t" "_ d_g" --run=out-b --k=8 --temperature=0.7
+    python -m grpo.tools.fill "4_3+4_5=888" --run=out-sums
 
 In a program of your own:
 
@@ -14,9 +15,9 @@ In a program of your own:
         print(one.text, one.log_prob)
 
 The command prints each different completion once, the likeliest first. A line begins with the exact
-probability of drawing this completion. Then come the judge's P(real), averaged over the blanks, and
-the text, with the filled-in letters in [brackets]. All blanks between two spaces are one word, such
-as the two of h_l_.
+probability of drawing this completion. Then comes the judge's P(real), averaged over the blanks, or
+whether a sum is right, and the text, with the filled-in letters in [brackets]. All blanks between
+two spaces are one word, such as the two of h_l_.
 
 Shapes: k draws, of which n are different, T characters.
 """
@@ -30,15 +31,21 @@ import torch
 from data.dataset import encode_prompt, typed_words
 from data.lexicon import highlight
 from data.per_word import mean_over_blanks
+from data.sums.rule import is_right
 from data.user_mistake import exit_on_mistake, refuse
 from data.vocabulary import BLANK, MASK_ID, decode, encode
 from grpo.batch import make_batch
 from grpo.plumbing.checkpoint import LATEST, load_model, read
 from grpo.plumbing.config import Config, Parser, number
 from grpo.plumbing.load import check_length
-from grpo.policy import Policy
+from grpo.plumbing.network import Policy
 from grpo.reward import log_odds
 from model.transformer import Generator, Judge
+
+
+def encode_input(generator, text):
+    """Turn a text with blanks into tokens (T,) that the generator knows, or raise a Mistake."""
+    return encode_prompt(text, generator.trunk.config.block_size, "text", generator.vocab_size)
 
 
 class Completion(NamedTuple):
@@ -49,7 +56,7 @@ class Completion(NamedTuple):
 @torch.no_grad()
 def fill(generator, text, k=5, temperature=1.0, seed=1):
     """Fill the blanks of a text k times: -> the different `Completion`s, the likeliest first."""
-    masked = encode_prompt(text, generator.trunk.config.block_size, "text")[None]  # (1,T)
+    masked = encode_input(generator, text)[None]  # (1,T)
     batch = make_batch(masked, masked == MASK_ID, typed_words(masked), k, (seed,))
     config = Config(temperature=temperature, dtype="float32", compile="false")
     q = Policy(generator, config, torch.device("cpu"))(batch)
@@ -62,14 +69,21 @@ def fill(generator, text, k=5, temperature=1.0, seed=1):
 
 @torch.no_grad()
 def show(completions, judge, masked):
-    """Print each completion of masked (T,) on a line, with its probability and P(real)."""
+    """Print each completion of masked (T,) on a line, with its probability and what we think of it.
+
+    The judge gives its P(real). Without a judge we say whether a sum is right.
+    """
     blanks = masked[None] == MASK_ID  # (1,T)
-    tokens = torch.stack([encode(one.text) for one in completions])[None]  # (1,n,T)
-    scores = log_odds(judge, tokens, typed_words(masked[None])).sigmoid()  # (1,n,T)
-    print("  probability  judge")
-    for one, score in zip(completions, mean_over_blanks(scores, blanks)[0].tolist()):
+    if judge:
+        tokens = torch.stack([encode(one.text) for one in completions])[None]  # (1,n,T)
+        scores = log_odds(judge, tokens, typed_words(masked[None])).sigmoid()  # (1,n,T)
+        opinions = [f"{x:5.3f}" for x in mean_over_blanks(scores, blanks)[0].tolist()]
+    else:
+        opinions = ["right" if is_right(one.text) else "wrong" for one in completions]
+    print("  probability  judge" if judge else "  probability")
+    for one, opinion in zip(completions, opinions):
         shown = highlight(one.text, blanks[0].tolist())
-        print(f"  {math.exp(one.log_prob):11.2g}  {score:5.3f}  {shown}")
+        print(f"  {math.exp(one.log_prob):11.2g}  {opinion}  {shown}")
 
 
 def parse(arguments):
@@ -105,11 +119,12 @@ def main(arguments=None):
             path = config["generator_checkpoint"]
             models[f"before  {path}"] = load_model(path, Generator)
         models[f"after   {file}" if models else str(file)] = after
-        judge = load_model(config["judge_checkpoint"], Judge)
-        longest = after.trunk.config.block_size
-        check_length(longest, judge)
+        judge = None
+        if config["judge_checkpoint"]:
+            judge = load_model(config["judge_checkpoint"], Judge)
+            check_length(after.trunk.config.block_size, judge)
         for text in args.text:
-            masked = encode_prompt(text, longest, "text")  # (T,)
+            masked = encode_input(after, text)  # (T,)
             for title, model in models.items():
                 print(title)
                 show(fill(model, text, args.k, args.temperature), judge, masked)

@@ -28,16 +28,17 @@ import torch
 from data.user_mistake import exit_on_mistake, refuse
 from data.vocabulary import VOCABULARY, decode
 from grpo.distributed import is_first
-from grpo.logprobs import log_softmax
-from grpo.loss import log_ratio, policy_objective
+from grpo.loss import OBJECTIVES
 from grpo.plumbing.checkpoint import write
 from grpo.plumbing.config import Parser
 from grpo.plumbing.log import cut_back, read_lines
 from grpo.plumbing.runs import differences, group_runs
+from grpo.policy import log_softmax
 
 PAGE = Path(__file__).with_suffix(".html")
 PAGE_OF_CURVES = PAGE.with_name("curves.html")
-CURVES = ("mean_reward", "valid_words", "mean_kl", "entropy")
+# Of these metrics the page shows those that the run has.
+CURVES = ("mean_reward", "valid_words", "right", "mean_kl", "entropy")
 FILE = "replay.jsonl"
 INPUTS = 8  # each line shows this many held-out inputs
 DRAWS = 200  # a line records about this many drawn letters
@@ -82,7 +83,7 @@ def begin(before, held_out, config, start):
     few = shown_inputs(held_out)
     header = {
         "iteration": -1,
-        "vocabulary": VOCABULARY,
+        "vocabulary": VOCABULARY[: before.network.vocab_size],
         "texts": decode(few.tokens),
         "masked": decode(few.masked),
         **view(before, few),
@@ -113,13 +114,13 @@ def record(policy, held_out, config, step, rollout):
     words, mask = group.batch.words, group.batch.mask[0]  # (1,T), (T,)
     q = policy(group.batch)
     logp = q.score(group.fills, q).logp  # (1,G,T)
-    drawn = (group.old.logp, group.advantages, words, config)
+    objective = OBJECTIVES[config.objective]
     of_draws = {
         "reward": group.reward,
         "advantage": group.advantages,
         "logp": group.old.logp,
-        "log_ratio": log_ratio(logp, group.old.logp, words, config.importance_sampling_level),
-        "bounded": policy_objective(logp, *drawn)[1],
+        "log_ratio": logp - group.old.logp,
+        "bounded": objective(logp, group.old.logp, group.advantages, words, config)[1],
     }
     text = group.batch.masked[group.batch.masked >= 0]  # padding is -1
     shown = slice(max(1, DRAWS // int(mask.sum())))
@@ -155,7 +156,9 @@ def page(folder):
         "run": str(folder),
         "lines": lines,
         "curves": {
-            name: [figures[line["iteration"]][name] for line in lines[1:]] for name in CURVES
+            name: [figures[line["iteration"]][name] for line in lines[1:]]
+            for name in CURVES
+            if name in metrics[0]
         },
         "config": json.loads((Path(folder) / "config.json").read_text()),
     }

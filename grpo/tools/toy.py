@@ -21,9 +21,9 @@ from data.vocabulary import VOCABULARY, decode, encode
 from grpo.batch import make_batch
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config, check, read_arguments
-from grpo.policy import Policy
-from grpo.reference import update_reference
+from grpo.plumbing.network import Policy
 from grpo.reward import Rewards
+from grpo.variants.reference import update_reference
 from model.transformer import IMPOSSIBLE
 from train_grpo import grpo_step
 
@@ -63,6 +63,7 @@ class Table(torch.nn.Module):
     def __init__(self, n_latent=1):
         super().__init__()
         self.n_latent = n_latent
+        self.vocab_size = len(VOCABULARY)
         logits = torch.full((1, T, n_latent, len(VOCABULARY)), IMPOSSIBLE, dtype=torch.float64)
         logits[:, range(T), :, COMPLETIONS] = 0  # each blank has two equally likely letters
         if n_latent > 1:  # if all z began with the same logits, they would stay the same

@@ -7,12 +7,18 @@ import math
 
 import pytest
 import torch
+from conftest import make_batch
 
-from grpo.advantage import forward_advantages, group_advantages, keep_uncertain
-from grpo.logprobs import Scores
+from grpo.advantage import compute_advantages, group_advantages
 from grpo.plumbing.config import Config
+from grpo.policy import Scores
+from grpo.variants.advantages import forward
 
 B, G, T = 3, 4, 5
+
+
+def batch_of(mask):
+    return make_batch(torch.zeros_like(mask).long(), mask, 0, 1, (0,))
 
 
 def slow_advantages(reward, mask, baseline, scale):
@@ -41,7 +47,7 @@ def test_advantages_equal_the_loops(baseline, scale):
     reward = torch.rand(B, G, T, generator=g, dtype=torch.float64)
     mask = torch.rand(B, T, generator=g) < 0.6  # (B,T)
     config = Config(baseline=baseline, scale_rewards=scale)
-    have = group_advantages(reward, mask, config) * mask[:, None]
+    have = group_advantages(reward, None, batch_of(mask), config) * mask[:, None]
     want = slow_advantages(reward, mask, baseline, scale)
     torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-9)
 
@@ -50,7 +56,8 @@ def test_advantages_equal_the_loops(baseline, scale):
 def test_equal_rewards_give_exactly_zero(scale):
     reward = torch.full((2, G, 1), 0.7) + torch.rand(2, G, 1) * 1e-7  # rounding noise
     reward[1, 0] = 0.1
-    A = group_advantages(reward, torch.ones(2, 1).bool(), Config(scale_rewards=scale))
+    batch = batch_of(torch.ones(2, 1).bool())
+    A = group_advantages(reward, None, batch, Config(scale_rewards=scale))
     assert (A[0] == 0).all(), "advantages of rounding noise"
     assert (A[1] != 0).all(), "advantages of different rewards"
 
@@ -67,9 +74,12 @@ def test_only_the_most_uncertain_blanks_learn(share, learns):
     """Only blanks count. The entropy of a visible character is ignored, however large it is."""
     entropy = torch.tensor([[0.1, 0.9, 0.5, 9.0], [0.5, 0.2, 9.0, 9.0]])  # (B,T)
     mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
-    advantages = torch.full((2, G, 4), 3.0) * mask[:, None]
-    have = keep_uncertain(advantages, entropy, mask, share)
-    assert torch.equal(have, 3.0 * torch.tensor(learns)[:, None].expand(2, G, 4))
+    reward = torch.arange(G)[None, :, None].expand(2, G, 4).float()
+    old = Scores(None, None, None, entropy)
+    config = Config(top_entropy_quantile=share)
+    have = compute_advantages(reward, old, batch_of(mask), config) * mask[:, None]
+    whole = group_advantages(reward, old, batch_of(mask), config)
+    assert torch.equal(have, whole * torch.tensor(learns)[:, None])
 
 
 def test_forward_advantages_weigh_each_fill_by_how_likely_the_goal_writes_it():
@@ -80,7 +90,7 @@ def test_forward_advantages_weigh_each_fill_by_how_likely_the_goal_writes_it():
     q, q_ref, r = [3 / 6, 2 / 6, 1 / 6], [0.2, 0.2, 0.6], [1.0, -2.0, 0.5]
     goal = [p * math.exp(x) for p, x in zip(q_ref, r)]
     drawn = [0, 0, 0, 1, 1, 2]  # (G,)
-    words = torch.tensor([[0, 1, 1, 0]])  # (1,T)
+    batch = batch_of(torch.tensor([[False, True, True, False]]))
 
     def letters(values, spread):
         """Give the letters of each drawn word these values: -> (1,G,T)."""
@@ -90,7 +100,7 @@ def test_forward_advantages_weigh_each_fill_by_how_likely_the_goal_writes_it():
     logp, ref_logp = (letters([math.log(p) for p in each], 0.3) for each in (q, q_ref))
     logp[..., 3] = ref_logp[..., 3] = 0  # visible text
     reward = letters(r, 0.5) * 2  # the same at both letters
-    A = forward_advantages(reward, Scores(logp, ref_logp, None, None), words)
+    A = forward(reward, Scores(logp, ref_logp, None, None), batch, Config())
     weights = (A + 1) / len(drawn)
     for y, copies in enumerate([slice(0, 3), slice(3, 5), slice(5, 6)]):
         share = goal[y] / sum(goal)

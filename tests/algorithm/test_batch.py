@@ -13,10 +13,9 @@ from data import per_word
 from data.dataset import Dataset
 from data.vocabulary import MASK_ID
 from grpo.batch import Batch, draw_batch, minibatches
-from grpo.logprobs import Scores
 from grpo.metrics import Rollout
 from grpo.plumbing.config import Config
-from grpo.sampling import Fills
+from grpo.policy import Fills, Scores
 
 B, G, T, V = 7, 3, 5, 4
 

@@ -13,15 +13,15 @@ import torch
 from conftest import make_batch
 
 from grpo.advantage import group_advantages
-from grpo.latent_policy import Latent
 from grpo.loss import grpo_loss, loss_weights
 from grpo.plumbing.config import Config
-from grpo.product_policy import Product
+from grpo.policy import Fills, Product
 from grpo.reward import Rewards
-from grpo.sampling import Fills
+from grpo.variants.latent import Latent
 
 V, T, G, K, TAU = 3, 2, 2, 2, 0.8
 MASK = torch.ones(1, T, dtype=torch.bool)
+BATCH = make_batch(torch.zeros(1, T), MASK, 0, G, (1,))
 
 
 def numbers(seed, *shape):
@@ -72,7 +72,7 @@ def rewards_of(fills):
 
 
 def compared(fills, **changes):
-    return group_advantages(rewards_of(fills), MASK, settings(**changes))
+    return group_advantages(rewards_of(fills), None, BATCH, settings(**changes))
 
 
 def without_rewards(fills):
@@ -99,7 +99,7 @@ def expected_gradient(policy, kept, config, advantages=compared, drawn_from=None
     drawn = Fills(y, kept.expand(n, *kept.shape[1:]))
     now = distribution(policy, leaves, batch).score(drawn, reference)
     old = now.map(torch.detach)
-    weights = loss_weights(MASK, T, config) * of_group[:, None]  # (n,T)
+    weights = loss_weights(MASK, torch.arange(1), config) * of_group[:, None]  # (n,T)
     loss, _ = grpo_loss(now, old, advantages(y), batch.words, weights, config)
     return torch.autograd.grad(loss, leaves)
 
@@ -123,14 +123,14 @@ def assert_opposite(have, want, factor=1.0):
 
 @BOTH
 @pytest.mark.parametrize("baseline, factor", [("leave_one_out", 1.0), ("mean", 1 - 1 / G)])
-@pytest.mark.parametrize("level", ["token", "none"])
-def test_expected_gradient_is_that_of_the_expected_reward(policy, baseline, factor, level):
+@pytest.mark.parametrize("objective", ["clip", "reinforce"])
+def test_expected_gradient_is_that_of_the_expected_reward(policy, baseline, factor, objective):
     """With leave_one_out the baseline of a fill does not depend on this fill, so there is no bias.
 
     With `mean` the advantage of fill j is r_j − 1/G Σ_i r_i = (1 − 1/G) r_j − 1/G Σ_{i≠j} r_i. So
     the gradient is 1 − 1/G times as large.
     """
-    config = settings(baseline=baseline, importance_sampling_level=level)
+    config = settings(baseline=baseline, objective=objective)
     kept = KEPT[policy]
     have = expected_gradient(policy, kept, config, lambda y: compared(y, baseline=baseline))
     assert_opposite(have, gradient_of_expected_reward(policy, kept), factor)
@@ -220,7 +220,7 @@ def test_reward_of_each_blank_moves_that_blank():
 
     def advantages(y):
         rewards = [reward[y[..., 0], y[..., 1]] for reward in of_blanks]  # (n,G) each
-        return group_advantages(torch.stack(rewards, dim=-1), MASK, settings())  # (n,G,T)
+        return group_advantages(torch.stack(rewards, dim=-1), None, BATCH, settings())  # (n,G,T)
 
     (have,) = expected_gradient(Product, KEPT[Product], settings(), advantages)
     for t, reward in enumerate(of_blanks):
@@ -260,9 +260,9 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
         return scores
 
     reward, _ = Rewards({"judge": (score, 1.0)})(drawn, batch, credit)
-    options = {"credit": credit, "loss_type": loss_type, "importance_sampling_level": "none"}
+    options = {"credit": credit, "loss_type": loss_type, "objective": "reinforce"}
     config = settings(kl_beta=1.0, **options, group_size=n)
-    weights = loss_weights(mask, 4, config)
+    weights = loss_weights(mask, torch.arange(1), config)
     logits = base.logits.clone().requires_grad_()
     for _ in range(150):
         q = Product(logits, batch, Config())

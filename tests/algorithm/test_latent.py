@@ -16,11 +16,10 @@ import torch.nn.functional as F
 from conftest import make_batch
 
 from data.per_word import number_words
-from grpo.latent_policy import Latent
 from grpo.loss import grpo_loss
 from grpo.plumbing.config import Config
-from grpo.product_policy import Product
-from grpo.sampling import Fills
+from grpo.policy import Fills, Product
+from grpo.variants.latent import Latent
 from model.pretrain import with_latent
 from model.transformer import IMPOSSIBLE, Generator, TransformerConfig
 
@@ -235,7 +234,7 @@ def test_logits_that_are_no_numbers_draw_tokens_all_the_same():
         assert policy.score(fills, make(*leaves(1))).entropy.sum().isnan()
 
 
-SHAPE = TransformerConfig(vocab_size=6, block_size=8, n_layer=1, n_head=1, n_embd=16)
+SHAPE = TransformerConfig(vocab_size=6, block_size=8, n_layer=1, n_head=1, n_embd=16, blank=5)
 TEXT = torch.tensor([[5, 5, 1, 5, 5, 5, 2, 3], [0, 1, 5, 4, 4, 4, 4, 5]])  # 5 is a blank
 
 

@@ -6,7 +6,7 @@ Shapes: B masked inputs, T characters, G completions of each, V vocabulary.
 import pytest
 import torch
 
-from grpo.logprobs import compute_logprobs, logprobs_backward, logprobs_forward
+from grpo.policy import compute_logprobs, logprobs_backward, logprobs_forward
 
 B, G, T, V = 2, 3, 4, 5
 NAMES = ("logp", "ref_logp", "kl", "entropy", "gradient")
@@ -35,7 +35,7 @@ def ban_last_character(logits, ref_logits, completions, kept, mask):
 
 
 def slow(logits, ref_logits, completions, kept, mask, temperature):
-    """Follow the definitions in grpo/logprobs.py blank by blank. Autograd differentiates them."""
+    """Follow the definitions in grpo/policy.py blank by blank. Autograd differentiates them."""
     logp = torch.zeros(B, G, T, dtype=logits.dtype)
     ref_logp = torch.zeros(B, G, T, dtype=logits.dtype)
     kl = torch.zeros(B, T, dtype=logits.dtype)

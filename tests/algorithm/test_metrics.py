@@ -7,10 +7,11 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
-from grpo.logprobs import Scores
+from data.rules import WordRule
+from grpo import metrics
 from grpo.loss import Terms
-from grpo.metrics import Rollout, StepMetrics, text_metrics
-from grpo.sampling import Fills
+from grpo.metrics import Rollout, StepMetrics, fill_metrics
+from grpo.policy import Fills, Scores
 
 B, G, T = 4, 3, 5
 UPDATES = [[[0, 1], [2]], [[3, 0], [1, 2]]]  # the first takes three inputs, the second all four
@@ -63,20 +64,32 @@ def slow_metrics(mask, parts, old, now, terms, norms):
 def test_metrics_add_up_over_micro_batches_and_average_over_updates():
     mask, parts, old, now, terms = random_step()
     norms = [0.5, 2.0]
-    metrics = StepMetrics(parts)
+    of_step = StepMetrics(parts)
     for k, update in enumerate(UPDATES):
-        blanks = mask[sum(update, [])].sum()
         for rows, term in zip(update, terms[k]):
-            metrics.add(now[k][rows], old[rows], term, blanks)
-        metrics.updated(torch.tensor(norms[k]))
-    have = {name: value.item() for name, value in metrics.result().items()}
+            of_step.add(now[k][rows], old[rows], term, mask[rows])
+        of_step.end_update(torch.tensor(norms[k]))
+    have = {name: value.item() for name, value in of_step.result().items()}
     want = slow_metrics(mask, parts, old, now, terms, norms)
     assert have == pytest.approx(want, rel=1e-5)
 
 
-def test_the_logged_words_are_of_each_inputs_own_completions():
-    mask = encode("so ___ on so", "so cat __ so") == BLANK
-    fills = encode("so cat xx so", "so xxx xx so", "so xxx on so", "so xxx on so").view(2, 2, -1)
+class ShortWords(WordRule):
+    """Take only words of two or three of these letters for good ones."""
+
+    name = "short_words"
+
+    def __init__(self):
+        super().__init__("cat on")
+
+
+def test_the_metrics_of_fills_come_from_the_rule_and_from_the_table_of_metrics(monkeypatch):
+    """The share is that of all gaps of the step, and not a mean of shares of inputs."""
+    mask = encode("so ___ on so", "so ___ __ so") == BLANK
+    fills = encode("so cat on so", "so xxx on so", "so xxx on so", "so xxx xx so").view(2, 2, -1)
     batch = make_batch(encode(*["so cat on so"] * 2), mask, BLANK, 2, (0,))
     rollout = Rollout(batch, Fills(fills, None), None, None, None)
-    assert text_metrics(rollout, {"cat", "on"}, cut=True)["valid_words"] == 3 / 4
+    monkeypatch.setitem(metrics.METRICS, "inputs", lambda rollout: len(rollout.batch.mask))
+    have = fill_metrics(rollout, ShortWords())
+    assert have["short_words"] == pytest.approx((1 + 0 + 1 + 0) / (2 + 4))
+    assert (have["inputs"], have["different_fills"]) == (2, 2)

@@ -3,7 +3,7 @@
 import torch
 
 from grpo.plumbing.config import Config
-from grpo.reference import update_reference
+from grpo.variants.reference import update_reference
 
 
 def models():

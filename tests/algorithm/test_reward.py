@@ -8,10 +8,18 @@ import torch
 from conftest import BLANK, encode, make_batch
 
 from data.per_word import mean_over_blanks
+from data.rules import WordRule
 from data.user_mistake import Mistake
-from grpo.plumbing.config import parse_reward
-from grpo.reward import Rewards, judge_logits, judge_reward, log_odds, own_reward, valid_share
-from grpo.sampling import Fills
+from grpo.policy import Fills
+from grpo.reward import (
+    Rewards,
+    judge_logits,
+    judge_reward,
+    log_odds,
+    own_reward,
+    parse_reward,
+    rule_reward,
+)
 
 PAD = -1
 
@@ -29,12 +37,14 @@ def batch_of(mask):
     return make_batch(torch.zeros_like(mask, dtype=torch.long), mask, BLANK, 3, (0,))
 
 
-def validity(lexicon, masked, *texts, **options):
-    """Ask `valid_share` about B·G texts: masked (B,T) -> (B,G) as lists."""
+def validity(lexicon, masked, *texts, cut=True):
+    """Ask a `WordRule` about B·G texts: masked (B,T) -> (B,G) as lists."""
     tokens = torch.stack([pad(encode(text)[0], masked.shape[1]) for text in texts])
     completions = tokens.view(len(masked), -1, masked.shape[1])  # (B,G,T)
-    batch = make_batch(masked, masked == BLANK, BLANK, 1, (0,))
-    return valid_share(lexicon, completions, batch, **options).tolist()
+    original = torch.where(masked == BLANK, 1, masked)  # (B,T)
+    batch = make_batch(original, masked == BLANK, BLANK, 1, (0,))
+    rule = WordRule(" ".join(lexicon), cut)
+    return rule_reward(rule, completions, batch).tolist()
 
 
 def pad(tokens, T):
@@ -110,9 +120,7 @@ def test_the_judge_scores_a_word_by_its_mean_logit_which_is_bounded():
     clash = torch.tensor([[[14, 0]]])  # the logits are 12 and -2, and only their mean is bounded
     assert log_odds(some_judge, clash, batch.words[:, :2]).tolist() == [[[5, 5]]]
     given = (completions, batch)
-    assert torch.equal(judge_reward(some_judge, "log_odds", *given)[..., MASK[0]], have)
-    p = judge_reward(some_judge, "probability", *given)[..., MASK[0]]
-    torch.testing.assert_close(p, 1 / (1 + (-have).exp()))
+    assert torch.equal(judge_reward(some_judge, *given)[..., MASK[0]], have)
 
 
 def of_letters(completions, batch):
@@ -130,7 +138,7 @@ def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
     With credit=word a blank gets the mean of its own word, with credit=input the sum of the means
     of all words. A reward of the whole completion is added to each blank as it is.
     """
-    parts = {"judge": (partial(judge_reward, some_judge, "log_odds"), 2.0)}
+    parts = {"judge": (partial(judge_reward, some_judge), 2.0)}
     parts |= {"letters": (of_letters, 1.0), "whole": (of_whole, -0.5)}
     completions = some_completions(2, 3, 4)  # (B,G,T)
     batch = batch_of(MASK)
@@ -169,6 +177,17 @@ def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
     assert all(map(torch.equal, (completions, batch.masked, batch.mask), before))
 
 
+def test_an_own_reward_with_a_parameter_words_gets_the_number_of_each_blanks_word():
+    def of_words(completions, masked, mask, decode, words):
+        numbers = words[:, None].expand(completions.shape).float()
+        words.zero_()  # it may write into them, too
+        return numbers
+
+    batch = batch_of(MASK)
+    have = own_reward("of_words", of_words, some_completions(2, 3, 4), batch)
+    assert have[:, 0].tolist() == [[1, 1, 0, 2], [0, 1, 0, 2]] == batch.words.tolist()
+
+
 def raises(completions, *_):
     return completions.nothing
 
@@ -181,6 +200,7 @@ def raises(completions, *_):
         (lambda c, *_: c[..., 0] / torch.tensor([0, 1, 1]), "f returned 2 numbers that are NaN"),
         (lambda *_: sys.exit(), "f failed: SystemExit"),
         (lambda *_: "good", "f failed: "),
+        (lambda *_: None, "f returned None; end it with a return"),
         (raises, "f failed: AttributeError"),
     ],
 )

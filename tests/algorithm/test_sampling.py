@@ -4,27 +4,34 @@ Shapes: B masked inputs, T characters, N draws, V vocabulary, K values of the la
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
-from grpo.logprobs import compute_logprobs, log_softmax, restrict
 from grpo.plumbing.config import Config
-from grpo.policy import Policy
-from grpo.sampling import (
+from grpo.plumbing.network import Policy
+from grpo.policy import (
+    compute_logprobs,
     draw,
-    exclude_top_choices,
     integer_weights,
-    keep,
-    penalise_repetition,
+    log_softmax,
+    may_be_drawn,
+    restrict,
     sample_completions,
 )
+from grpo.variants.truncation import TRUNCATIONS, penalise_repetition
 from model.transformer import Generator, TransformerConfig
 
 
 def random_uniforms(*shape, seed=0):
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def keep(weights, config):
+    """Find what may be drawn where no truncation tosses a coin."""
+    return may_be_drawn(weights, None, config)
 
 
 def assert_follows(count, expected):
@@ -95,7 +102,7 @@ def test_draws_follow_the_differentiated_distribution(options, temperature):
     logits[..., -1] = float("-inf")
     mask = torch.ones(1, 1, dtype=torch.bool)
     masked = torch.full((1, 1), V - 1)
-    uniforms = random_uniforms(1, N, 1, seed=4)
+    uniforms = random_uniforms(1, N, 1, 2, seed=4)
     sampling = Config(temperature=temperature, **options)
     completions, kept = sample_completions(logits, masked, mask, uniforms, sampling)
     count = torch.bincount(completions.flatten(), minlength=V).double()
@@ -123,6 +130,7 @@ def test_xtc_equals_the_rule(threshold):
     kept = keep(weights, Config(top_p=0.9))
     uniforms = random_uniforms(200, 4)
     always = Config(xtc_threshold=threshold, xtc_probability=1.0)
+    _, exclude_top_choices = TRUNCATIONS["xtc_probability"]
     have = exclude_top_choices(weights, kept, uniforms, always)
     q = (weights * kept).double() / (weights * kept).sum(dim=-1, keepdim=True)
     want = [slow_xtc(row, threshold) for row in q.tolist()]
@@ -151,7 +159,7 @@ def test_xtc_draws_follow_the_exact_mixture():
         xtc_probability=probability,
     )
     logits = torch.tensor([1.2, 0.9, 0.5, 0.1, -0.2, -0.8, -1.5, float("-inf")])
-    kept = keep(integer_weights(logits, 0.8), sampling)
+    kept = keep(integer_weights(logits, 0.8), replace(sampling, xtc_probability=0.0))
     q = restrict(log_softmax(logits, 0.8), kept).exp().double()  # (V,)
     stays = slow_xtc(q.tolist(), threshold)
     dropped = torch.tensor([v in stays for v in range(V)]) * q
@@ -161,12 +169,29 @@ def test_xtc_draws_follow_the_exact_mixture():
         logits.expand(N, 1, V),
         torch.full((N, 1), V - 1),
         torch.ones(N, 1, dtype=torch.bool),
-        random_uniforms(N, 2, 1, seed=4),
+        random_uniforms(N, 2, 1, 2, seed=4),
         sampling,
     )
     assert kept.gather(-1, completions.transpose(1, 2)).all()  # each draw is a kept character
     pairs = completions[:, 0, 0] * V + completions[:, 1, 0]  # (N,)
     assert_follows(torch.bincount(pairs, minlength=V * V).double(), joint.flatten() * N)
+
+
+def test_the_coin_of_xtc_is_uniform_and_independent_of_each_uniform():
+    """The coin is in the c-th eighth if a blank loses a character with p = (c + 1)/8, not c/8.
+
+    We count blanks by the eighth of the coin, and by that of one of the uniforms.
+    """
+    N = 20_000
+    uniforms = random_uniforms(N, 6)  # of three fills
+    weights = torch.tensor([3, 2]).expand(N, 2)
+    spared = 0
+    for p in range(1, 9):
+        config = Config(xtc_probability=p / 8)
+        spared = spared + may_be_drawn(weights, uniforms, config).all(dim=-1)  # (N,)
+    for each in uniforms.T:
+        pairs = 8 * spared + (8 * each).long()
+        assert_follows(pairs.bincount(minlength=64).double(), torch.full((64,), N / 64))
 
 
 def test_draw_is_the_inverse_of_the_cumulative_weights():
@@ -198,15 +223,15 @@ def test_the_repetition_penalty_is_a_loop_over_what_is_visible(shape):
     logits[..., -1] = -1e9  # the mask token
     masked = torch.tensor([[3, 8, 5, 8, 3, 7], [4, 8, 1, -1, -1, -1]])  # (B,T)
     seen = [{3, 5, 7}, {4, 1}]
-    have = penalise_repetition(logits, masked, masked == 8, 1.3)
+    have = penalise_repetition(logits, masked, masked == 8, 8, 1.3)
     assert have.shape == logits.shape and (have[..., -1] < -1e8).all()
     for row, found, visible in zip(logits, have, seen):
         for s, penalised in zip(row.view(-1, 9).tolist(), found.view(-1, 9).tolist()):
             assert penalised[:-1] == pytest.approx(slow_penalty(s, visible, 1.3))
     shifts = 100 * torch.randn(*shape[:-1], 1, dtype=torch.float64)
-    shifted = penalise_repetition(logits + shifts, masked, masked == 8, 1.3)
+    shifted = penalise_repetition(logits + shifts, masked, masked == 8, 8, 1.3)
     torch.testing.assert_close(shifted[..., :-1], have[..., :-1])
-    same = penalise_repetition(logits, masked, masked == 8, 1.0)
+    same = penalise_repetition(logits, masked, masked == 8, 8, 1.0)
     torch.testing.assert_close(same.softmax(dim=-1), logits.softmax(dim=-1))
 
 
@@ -221,5 +246,5 @@ def test_a_policy_penalises_the_logits_of_its_letters(n_latent, name):
         config = Config(dtype="float32", compile="false", repetition_penalty=penalty)
         return getattr(Policy(generator, config, torch.device("cpu"))(batch), name)
 
-    want = penalise_repetition(logits(1.0), masked, batch.mask, 1.5)
+    want = penalise_repetition(logits(1.0), masked, batch.mask, BLANK, 1.5)
     torch.testing.assert_close(logits(1.5), want)

@@ -11,13 +11,12 @@ import pytest
 import torch
 from conftest import PLAIN, make_batch
 
-from grpo.logprobs import Scores, log_softmax
+from grpo.loss import loss_weights
 from grpo.optimizer import Optimizer, make_adamw
 from grpo.plumbing.config import Config
-from grpo.policy import Policy
-from grpo.product_policy import Product
+from grpo.plumbing.network import Policy
+from grpo.policy import Fills, Product, Scores, log_softmax
 from grpo.reward import Rewards, judge_reward
-from grpo.sampling import Fills
 from model.transformer import Generator, TransformerConfig
 from train_grpo import grpo_step
 
@@ -29,12 +28,12 @@ VARIANTS = (  # every published variant that has a setting, some of them combine
     {
         "baseline": "leave_one_out",
         "scale_rewards": "none",
-        "importance_sampling_level": "none",
+        "objective": "reinforce",
         "kl_estimator": "k1",
     },
     {
         "num_iterations": 2,
-        "importance_sampling_level": "sequence",
+        "objective": "gspo",
         "kl_estimator": "k3",
         "credit": "word",
         "batch_size": 2,
@@ -57,7 +56,7 @@ def indifferent_judge(tokens):
 def models(V, T, n_latent=1):
     """Make a generator and a reference."""
     torch.manual_seed(0)
-    shape = TransformerConfig(V, T, 1, 1, 16, n_latent)
+    shape = TransformerConfig(V, T, 1, 1, 16, n_latent, blank=V - 1)
     return Generator(shape), Generator(shape)
 
 
@@ -79,7 +78,7 @@ def step(settings, tokens, mask, judge=some_judge, n_latent=1):
     optimizer = descend(generator, config, rate=1.0)
     policies = [Policy(model, config, torch.device("cpu")) for model in (generator, reference)]
     batch = make_batch(tokens, mask, V - 1, config.group_size, (1, 0))
-    rewards = Rewards({"judge": (partial(judge_reward, judge, "log_odds"), 1.0)})
+    rewards = Rewards({"judge": (partial(judge_reward, judge), 1.0)})
     before = weights_of(generator)
     rollout, metrics = grpo_step(*policies, rewards, optimizer, batch, config)
     after = weights_of(generator)
@@ -189,6 +188,37 @@ def test_pieces_that_fit_in_memory_add_up_to_the_step(credit, size, n_latent):
             torch.testing.assert_close(of_pieces[name], metrics[name], msg=name)
 
 
+def test_the_step_follows_the_direction_and_the_policys_own_weights():
+    """The advantages of a forward step are those of its fills, and not those of the group."""
+    mask = torch.arange(8).expand(4, 8) % 2 == 0
+    settings = {"direction": "forward", "credit": "word", "kl_beta": 0.0}
+    _, _, rollout, _ = step(settings, text(6, 8), mask)
+    old, words = rollout.old, rollout.batch.words
+    for i, j in [(0, 0), (3, 2)]:
+        for n in range(1, 5):
+            own = words[i] == n
+            log_w = [
+                rollout.reward[i, g, own][0] + (old.ref_logp - old.logp)[i, g, own].sum()
+                for g in range(4)
+            ]
+            w = torch.stack(log_w).softmax(dim=0)[j]
+            torch.testing.assert_close(rollout.advantages[i, j, own], (4 * w - 1)[None])
+
+
+def test_each_update_of_a_step_has_weights_of_its_own():
+    """DAPO divides by the blanks of the update, and not by those of the whole step."""
+    mask = torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < 0.5
+    config = Config(group_size=4, loss_type="dapo")
+    for rows in (torch.tensor([2, 0]), torch.tensor([1, 3])):
+        weights = loss_weights(mask, rows, config)  # (B,T)
+        assert 4 * weights.sum() == pytest.approx(1)
+        assert not weights[[i for i in range(4) if i not in rows]].any()
+    _, _, _, metrics = step(
+        {"loss_type": "dapo", "minibatch_size": 2, "learning_rate": 0}, text(6, 8), mask
+    )
+    assert metrics["loss"].abs() < 1
+
+
 def test_later_updates_score_on_the_set_that_was_drawn_from():
     """With top_k=1 this set is one character. Its log-probability is 0 however the policy moves."""
     mask = torch.ones(4, 8, dtype=torch.bool)
@@ -285,11 +315,15 @@ def test_a_policy_of_ones_own_learns_what_no_product_can():
 
 
 class Infinite(Product):
-    """This is a product whose KL is infinite, although the gradient of the KL is finite."""
+    """This is a product whose KL is infinite, although the gradient of the KL is finite.
+
+    Only the first of two micro-batches has it.
+    """
 
     def score(self, fills, reference):
         scores = super().score(fills, reference)
-        return replace(scores, kl=scores.kl + math.inf)
+        first = torch.equal(self.batch.tokens[0], text(6, 8)[0])
+        return replace(scores, kl=scores.kl + math.inf) if first else scores
 
 
 @pytest.mark.parametrize("distribution", [Product, Infinite])
@@ -302,7 +336,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(distribution):
     def policy(network):
         return lambda batch: distribution(*network(batch.masked, batch.words), batch, Config())
 
-    rewards = Rewards({"judge": (partial(judge_reward, some_judge, "log_odds"), 1.0)})
+    rewards = Rewards({"judge": (partial(judge_reward, some_judge), 1.0)})
     before = weights_of(generator)
     optimizer = Optimizer(make_adamw(generator, config), config.grad_clip)
     policies = policy(generator), policy(reference)

@@ -26,15 +26,17 @@ Shapes: B inputs, T characters, G completions of each, V vocabulary.
 """
 
 import sys
+from types import SimpleNamespace
 
 import torch
 
-from grpo import logprobs, sampling
+from grpo import policy
 from grpo.cuda import kernel
 from grpo.plumbing.config import Config
 from grpo.tools import bench
 
 DEVICE = torch.device("cuda", 0)
+NETWORK = SimpleNamespace(vocab_size=28, n_latent=1)  # what `choose` reads of a generator
 
 
 def make(B, T, G, V, dtype):
@@ -44,7 +46,7 @@ def make(B, T, G, V, dtype):
     ref_logits.normal_(std=3)
     mask = torch.rand(B, T, device=DEVICE) < 0.6  # (B,T)
     masked = torch.zeros(B, T, dtype=torch.long, device=DEVICE)  # (B,T)
-    return logits, ref_logits, mask, masked, torch.rand(B, G, T, device=DEVICE)
+    return logits, ref_logits, mask, masked, torch.rand(B, G, T, 2, device=DEVICE)
 
 
 def both(given, setting, sample, compute):
@@ -65,7 +67,7 @@ def fused(given, *setting):
 
 
 def agree(have, given, *setting):
-    want = both(given, setting, sampling.sample_completions, logprobs.compute_logprobs)
+    want = both(given, setting, policy.sample_completions, policy.compute_logprobs)
     assert all(map(torch.equal, have[:2], want[:2])), "draws differ from the definition's"
     for x, y in zip(have[2:], want[2:]):
         rtol = 2e-2 if y.dtype == torch.bfloat16 else 2e-4
@@ -75,7 +77,7 @@ def agree(have, given, *setting):
 def shapes():
     """Compare every compiled variant, also where columns do not fill a team, or rows a block."""
     for dtype in torch.float32, torch.bfloat16:
-        for V in 1, 27, 28, 32, 33, 96, 97, 255, 256, 257, 1000, 1024:
+        for V in 1, 27, 28, 32, 33, 95, 96:
             for G, *setting in (5, 0, 1.0, 0.0), (33, 5, 0.9, 0.01):
                 given = make(3, 7, G, V, dtype)
                 agree(fused(given, *setting), given, *setting)
@@ -84,7 +86,7 @@ def shapes():
 
 def large():
     """Use tensors of more than 2^31 elements, and compare the first and the last input."""
-    T, V, G = 64, 1024, 2
+    T, V, G = 64, 96, 2
     B = 2**31 // (T * V) + 2
     given = make(B, T, G, V, torch.bfloat16)
     everything = fused(given, 0, 0.9, 0.0)
@@ -110,13 +112,13 @@ def step():
 def once():
     """Launch everything once, for ncu to measure."""
     for dtype in torch.float32, torch.bfloat16:
-        for V in 28, 256, 1024:
+        for V in 28, 96:
             fused(make(1024, 64, 16, V, dtype), 0, 0.95, 0.0)
 
 
 if __name__ == "__main__":
     print("torch", torch.__version__, "on", torch.cuda.get_device_name())
-    print("kernel:", kernel.choose(Config(kernel="cuda", dtype="float32"), DEVICE, 28))
+    print("kernel:", kernel.choose(Config(kernel="cuda", dtype="float32"), DEVICE, NETWORK))
     for name in sys.argv[1:]:
         globals()[name]()
 END

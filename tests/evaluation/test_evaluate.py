@@ -10,28 +10,30 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
+from data.per_word import number_words
+from data.rules import WordRule
 from data.vocabulary import decode
+from grpo.evaluation import evaluate as evaluate_module
 from grpo.evaluation.evaluate import (
     COLUMNS,
     HeldOut,
     evaluate,
     format_table,
-    hold_out,
     measure,
     peek,
 )
-from grpo.evaluation.rivals import target
-from grpo.latent_policy import Latent
+from grpo.evaluation.rivals import best_by_word, target
 from grpo.plumbing.config import Config
-from grpo.plumbing.load import load_text
-from grpo.product_policy import Product
-from grpo.reward import Rewards
+from grpo.plumbing.load import Models, load_data
+from grpo.policy import Product
+from grpo.reward import Rewards, log_odds
+from grpo.variants.latent import Latent
 
 
 def held_out_of(texts, masks, words):
     """Make held-out inputs of `texts`. A string in `masks` has `_` at each blank."""
     batch = make_batch(encode(*texts), encode(*masks) == BLANK, BLANK, 1, (0,))
-    return HeldOut(batch, texts[0], set(words))
+    return HeldOut(batch, WordRule(" ".join(words)), texts[0], lambda _, mask: number_words(mask))
 
 
 def figures_of(text, mask, fills, words):
@@ -66,7 +68,6 @@ def test_words_of_one_fill():
 def test_without_a_hidden_word_shares_are_0():
     figures = figures_of("abcdef", "ab_def", ["abcdef"], {"abcdef"})
     assert figures["valid_words"] == figures["exact_words"] == figures["distinct_words"] == 0
-    assert math.isfinite(figures["ngram_bits"])
 
 
 def test_distinct_words_are_counted_over_all_inputs():
@@ -145,15 +146,14 @@ def latent(seed):
 
 
 def held_out_for(config):
-    train, val = load_text(config)
-    return hold_out(config, train, val, torch.device("cpu"))
+    return load_data(config, torch.device("cpu"))[2]
 
 
 def evaluated(config, policy, before, parts=(), everything=False):
     """Compute the table of a few inputs: -> its rows, and the completions."""
     rewards = Rewards(dict(parts))
-    given = (policy, before, judge, rewards, held_out_for(config), config)
-    return evaluate(*given, everything)
+    models = Models(policy, before, before, judge)
+    return evaluate(models, rewards, held_out_for(config), config, everything)
 
 
 def test_runs_of_all_seeds_have_the_same_inputs_and_draws_of_their_own(settings):
@@ -163,61 +163,41 @@ def test_runs_of_all_seeds_have_the_same_inputs_and_draws_of_their_own(settings)
     assert not (one.uniforms == other.uniforms).any(dim=-1).all(dim=1).any()
 
 
-ROWS = [  # of a policy with a latent
+ROWS = [  # of a policy without a latent, at the end of a run
     "the text",
     "before, sampled",
     "before, argmax",
-    "before, letters at 0",
-    "before, best of 16",
-    "one by one, drawn",
-    "one by one, surest",
     "cheat: common words",
     "cheat: random words",
-    "the target",
     "after, sampled",
     "after, argmax",
-    "after, letters at 0",
 ]
+AGAIN = ["before, best of 16", "one by one, drawn", "one by one, surest"]  # computed when asked for
+OF_LATENT = ["before, letters at 0", "after, letters at 0", "before, temperatures 0.5 and 0"]
 
 
 @pytest.mark.parametrize("make", [product, latent])
 def test_every_row(settings, make):
     """The policy has not changed, so the rows before and after are the same."""
     result, completions = evaluated(settings, make(0), make(0), everything=True)
-    latent_only = ("before, letters at 0", "the target", "after, letters at 0")
-    rows = [title for title in ROWS if make is latent or title not in latent_only]
+    at_the_end = ROWS + (OF_LATENT if make is latent else [])
+    rows = at_the_end + AGAIN + (["the target"] if make is latent else [])
+    assert list(result) == rows
     lines = format_table(result).splitlines()[1 : 1 + len(rows)]
     assert [re.split(" {2,}", line)[0] for line in lines] == rows
-    assert {*rows} == {title for title in result if "temperature" not in title}
     for title in result:
         if title.startswith("after"):
             assert result[title] == result[title.replace("after", "before")]
     assert result["the text"]["exact_words"] == 1
-    passes = result["one by one, surest"]["forward_passes"]
+    passes = result["one by one, surest"]["passes"]
     blanks = held_out_for(settings).batch.mask.sum(dim=1).float()
     assert passes == pytest.approx(blanks.mean().item())
     assert len(completions) == 6 * 16
     json.dumps(result, allow_nan=False)
-    at_the_end, _ = evaluated(settings, make(0), make(0))
-    assert at_the_end == {title: row for title, row in result.items() if title != "the target"}
-
-
-def test_independent_blanks_at_other_temperatures(settings):
-    """Three temperatures have a row, and take the place of the run's own temperature, 0.8."""
-    result, _ = evaluated(settings, product(0), product(0))
-    held_out = held_out_for(settings)
-    batch = held_out.batch
-    for temperature in (0.2, 0.6, 1.0):
-        row = result[f"before, temperature {temperature}"]
-        p = (logits_of(0, batch.masked).double() / temperature).softmax(dim=-1)  # (6,T,V)
-        drawn = torch.searchsorted(
-            p.cumsum(dim=-1), batch.uniforms[..., 0].mT.double().contiguous()
-        ).mT
-        fills = torch.where(batch.mask[:, None], drawn, batch.masked[:, None])  # (6,16,T)
-        assert row.items() >= measure(fills, held_out).items()
-        of_text = p.gather(-1, batch.tokens[..., None])[batch.mask]
-        assert row["nats"] == pytest.approx(-of_text.log().mean().item(), rel=1e-5)
-    assert row["nats"] != result["before, sampled"]["nats"]
+    short, first = evaluated(settings, make(0), make(0))
+    assert list(short) == at_the_end and first == completions[::16]
+    for title, row in short.items():  # only the judge read less
+        assert row | {"judge": 0} == result[title] | {"judge": 0} or "judge" not in row
 
 
 def draws_of_latent(batch, choose, spell):
@@ -237,45 +217,14 @@ def draws_of_latent(batch, choose, spell):
 
 
 def test_a_latent_at_other_temperatures(settings):
-    """Six pairs of temperatures have a row: of the prior, and of the letters."""
+    """Three pairs of temperatures have a row: of the prior, and of the letters."""
     result, _ = evaluated(settings, latent(0), latent(0))
     held_out = held_out_for(settings)
-    titles = {(1, 1): "sampled", (1, 0): "letters at 0"}
-    nats = set()
-    for choose, spell in ((1, 1), (1, 0.5), (1, 0), (0.5, 1), (0.5, 0), (0.25, 0)):
-        name = titles.get((choose, spell), f"temperatures {choose} and {spell}")
+    titles = {(1, 1): "sampled", (1, 0): "letters at 0", (0.5, 0): "temperatures 0.5 and 0"}
+    for (choose, spell), name in titles.items():
         row = result[f"before, {name}"]
         want = measure(draws_of_latent(held_out.batch, choose, spell), held_out)
         assert row.items() >= want.items(), name
-        assert ("nats" in row) == (spell > 0)
-        nats.add(row.get("nats"))
-    assert len(nats) == 3 + 1
-
-
-@pytest.mark.parametrize("make", [product, latent])
-def test_nats_and_entropy(settings, make):
-    """nats are −log of the text's probability, which a latent sums over all z, per hidden letter.
-
-    The entropy is that of a blank by itself. With a latent it is that of the mixture over all z.
-    """
-    result, _ = evaluated(settings, make(1), make(0))
-    batch = held_out_for(settings).batch
-    for name, seed in (("before", 0), ("after", 1)):
-        seeds = (seed, seed + 10) if make is latent else (seed,)
-        prior = torch.tensor([1.0, 2.0][: len(seeds)]).double() ** (1 / 0.8)  # at temperature 0.8
-        prior = (prior / prior.sum()).tolist()
-        p = [(logits_of(each, batch.masked).double() / 0.8).softmax(dim=-1) for each in seeds]
-        nats = 0
-        for text, words, *of_z in zip(batch.tokens, batch.words, *p):
-            for number in range(1, int(words.max()) + 1):
-                at = (words == number).nonzero()[:, 0]
-                each = [q[at, text[at]].prod().item() for q in of_z]
-                nats -= math.log(sum(weight * x for weight, x in zip(prior, each)))
-        row = result[f"{name}, sampled"]
-        assert row["nats"] == pytest.approx(nats / batch.mask.sum().item(), rel=1e-5)
-        mixed = sum(weight * q[batch.mask] for weight, q in zip(prior, p))  # (blanks,V)
-        entropy = -(mixed * mixed.log()).nan_to_num().sum(dim=-1).mean().item()
-        assert row["entropy"] == pytest.approx(entropy, rel=1e-5)
 
 
 def test_the_target_is_chosen_with_beta_and_by_the_runs_judge(settings):
@@ -286,6 +235,42 @@ def test_the_target_is_chosen_with_beta_and_by_the_runs_judge(settings):
     want = measure(target(latent(0)(held_out.batch), judge, 0.3), held_out)
     del want["different_valid_words"], want["pass@16"]
     assert result["the target"] == want
+
+
+def test_the_target_of_a_forward_run_has_beta_1(settings, monkeypatch):
+    """The weights of the forward direction hold the reference already, so its β is 0."""
+    betas = []
+    monkeypatch.setattr(evaluate_module, "target", lambda q, _, beta: betas.append(beta) or q)
+    config = replace(settings, direction="forward", kl_beta=0.0)
+    models = Models(latent(1), latent(0), latent(0), judge)
+    titles = dict(evaluate_module.table_rows(models, held_out_for(config), config, True))
+    titles["the target"]()
+    assert betas == [1]
+
+
+def test_the_judges_column_is_the_mean_of_its_probabilities(settings):
+    result, lines = evaluated(settings, product(1), product(0), everything=True)
+    batch = held_out_for(settings).batch
+    fills = product(1)(batch).sample(batch.uniforms).completions  # (N,16,T)
+    means = []
+    for i, group in enumerate(fills):
+        for fill in group:
+            words = [batch.words[i] == n for n in batch.words[i][batch.mask[i]].tolist()]
+            chances = [1 / (1 + math.exp(-judge(fill[word]).mean())) for word in words]
+            means.append(sum(chances) / len(chances))
+    assert result["after, sampled"]["judge"] == pytest.approx(sum(means) / len(means), abs=1e-5)
+    assert [line["judge"] for line in lines] == pytest.approx(means, abs=1e-5)
+
+
+def test_the_best_of_16_is_likeliest_at_temperature_1(settings):
+    """The draws come from the run's temperature, but the judge's score is about temperature 1."""
+    held_out = held_out_for(settings)
+    q = product(0)(held_out.batch)
+    fills = q.sample(held_out.batch.uniforms).completions  # (N,16,T)
+    scores = log_odds(judge, fills, held_out.batch.words)  # (N,16,T)
+    want = best_by_word(q.at(1.0), fills, scores)
+    assert not torch.equal(want, best_by_word(q, fills, scores))
+    assert torch.equal(evaluate_module.best_of_draws(q, judge, held_out), want)
 
 
 def test_own_rewards_have_columns(settings):
@@ -305,8 +290,9 @@ def test_own_rewards_have_columns(settings):
 
 
 def rows_of():
-    row = dict.fromkeys(COLUMNS, 10.5)
-    return {title: row | {"judge": 0.5} for title in [*ROWS, "before, temperature 0.2"]}
+    """Make the rows of a table of words. A table of sums has two other columns in their place."""
+    row = {name: 10.5 for name in COLUMNS if "right" not in name}
+    return {title: row | {"judge": 0.5} for title in ROWS + AGAIN + OF_LATENT}
 
 
 def test_a_fooled_judge_is_named():
@@ -321,7 +307,6 @@ def test_the_table_says_where_it_is_explained_and_fits_a_terminal():
     result = rows_of()
     lines = format_table(result).splitlines()
     assert max(map(len, lines)) <= 80
-    assert not [line for line in lines if "temperature" in line]
     file, _, section = lines[-1].split()[-1].partition("#")
     heads = [x[3:] for x in Path(file).read_text().splitlines() if x.startswith("## ")]
     assert section in [head.lower().replace(" ", "-") for head in heads]
@@ -356,8 +341,9 @@ def knowing(tokens, certainty):
     return policy
 
 
-def test_a_peek_says_what_the_table_says(settings):
-    config = replace(settings, eval_inputs=100)
+@pytest.mark.parametrize("masking", ["word", "span", "random"])
+def test_a_peek_says_what_the_table_says(settings, masking):
+    config = replace(settings, eval_inputs=100, masking=masking)
     held_out = held_out_for(config)
     before, after = (knowing(held_out.batch.tokens, certainty) for certainty in (2.5, 4.0))
     result, _ = evaluated(config, after, before)
@@ -377,7 +363,7 @@ def test_a_bar_is_shown_on_a_terminal_alone(settings, monkeypatch):
     for terminal in (Terminal(), io.StringIO()):
         monkeypatch.setattr(sys, "stderr", terminal)
         evaluated(settings, product(0), product(0))
-        assert (" rows" in terminal.getvalue()) == terminal.isatty()
+        assert ("table:" in terminal.getvalue()) == terminal.isatty()
 
 
 def test_the_completions_are_those_after(settings):

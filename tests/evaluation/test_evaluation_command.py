@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.vocabulary import VOCABULARY
 from grpo.evaluation.__main__ import APART, INPUTS, NOT_AVERAGED, main
 from grpo.evaluation.evaluate import EVALUATION_SEED
 from grpo.plumbing.checkpoint import model_file, write
@@ -19,7 +18,7 @@ from model.transformer import Generator, TransformerConfig
 
 def generator_file(seed):
     torch.manual_seed(seed)
-    return model_file(Generator(TransformerConfig(len(VOCABULARY), 16, 1, 2, 32)))
+    return model_file(Generator(TransformerConfig(28, 16, 1, 2, 32)))
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def refused(capsys, *arguments):
     return shown.err
 
 
-def test_the_same_table_again_and_another_is_only_printed(finished, capsys):
+def test_the_same_table_again_and_another_is_only_printed(finished, flags, capsys):
     out = finished()
     main([str(out), "--again"])
     own = files_of(out)
@@ -60,7 +59,7 @@ def test_the_same_table_again_and_another_is_only_printed(finished, capsys):
     main([str(out)])
     assert capsys.readouterr().out == first  # it prints the stored table
     json.loads(own[0], parse_constant=pytest.fail)
-    for flag in ("--eval_seed=1", "--reward=valid_words"):
+    for flag in ("--eval_seed=1", f"--reward=judge,{flags['judge_checkpoint']}"):
         main([str(out), flag])
         assert capsys.readouterr().out != first and files_of(out) == own
     main([str(out), f"--eval_seed={EVALUATION_SEED}", "--device=cpu", "--again"])
@@ -94,7 +93,7 @@ def printed(capsys, *arguments):
 def test_each_group_of_runs_has_a_row_below_the_settings_that_differ(with_table, capsys):
     """The figures of a group are means over its seeds, ± half of the range."""
     a = [with_table(f"a{seed}", seed / 10, x, seed=seed) for seed, x in enumerate((0.1, 0.2, 0.6))]
-    b = with_table("b", 0.3, 0.9, kl_beta=0.5, temperature=0.7, wandb_run_name="b")
+    b = with_table("b", 0.3, 0.9, kl_beta=0.5, temperature=0.7)
     settings, rows = printed(capsys, a[2], b, a[0], a[1])
     assert settings == [
         ["group", "temperature", "kl_beta", "runs"],

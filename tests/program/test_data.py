@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import TEXT
 
-from data.dataset import Dataset, Prompts
+from data.dataset import Dataset, read_prompts
 from data.masking import MASKINGS, make_mask
 from data.text.prepare import is_validation, normalise, prepare
 from data.user_mistake import Mistake
@@ -16,10 +16,12 @@ from data.vocabulary import MASK_ID, PAD, decode
 
 LINE = "the old cat sat on the mat and ran"
 TEXTS = np.array([[*LINE]] * 2000)  # (B,T)
+SUMS = np.array([[*"417+471=888"]] * 2000)  # (B,T)
 
 
 def masks(name, ratio=0.25, words=2, seed=0):
-    return make_mask(TEXTS, name, ratio, words, np.random.default_rng(seed))
+    texts = SUMS if name in ("columns", "digits") else TEXTS
+    return make_mask(texts, name, ratio, words, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("name", MASKINGS)
@@ -78,7 +80,7 @@ def test_the_default_text_is_the_one_that_the_shipped_models_learned(tmp_path):
     prepare(tmp_path)
     found = {path.stem: hashlib.sha256(path.read_bytes()) for path in tmp_path.glob("*.bin")}
     begins = {name: digest.hexdigest()[:12] for name, digest in found.items()}
-    assert begins == {"train": "b1fad3dd8d50", "val": "d88587dfedb5"}
+    assert begins == {"train": "b1fad3dd8d50", "val": "180a9319f990"}
 
 
 @pytest.mark.parametrize("content", [b"ab", b"\x1b" * 100])
@@ -92,7 +94,7 @@ def test_prompts_of_any_length(world, tmp_path):
     """A prompt is normalised. All blanks between two spaces are one word, as in h_l_."""
     prompts = [" Café H_l_ m_!", "_", "sat — __ the m_t"]
     (tmp_path / "p.json").write_text(json.dumps({"prompts": prompts}))
-    data = Prompts(world / "text", tmp_path / "p.json", 16)
+    data = read_prompts(tmp_path / "p.json", Dataset(world / "text", "train", 16), 16)
     tokens, mask, words = data.batch(200, None, None, None, (0, 1))
     assert tokens.shape == mask.shape == words.shape == (200, 16)
     found = {}

@@ -39,10 +39,10 @@ MISTAKES = {
         --reward=judge,{x}/r.py:judge
         --reward={x}/r.py:no
         --reward={x}/r.py:flat
+        --reward={x}/r.py:nothing
         --reward={x}/r.py:not_finite
         --out_dir=
-        --importance_sampling_level=none --num_iterations=2
-        --objective=sapo --importance_sampling_level=sequence
+        --objective=reinforce --num_iterations=2
         --clip_eps_high=0.3 --clip_delta=1.2
         --block_size=17
         group_size=8
@@ -99,6 +99,9 @@ def helper():
 
 def flat(completions, masked, mask, decode):
     return completions[:, 0, 0]
+
+def nothing(completions, masked, mask, decode):
+    pass
 
 def not_finite(completions, masked, mask, decode):
     return completions / 0.0
@@ -172,7 +175,7 @@ def test_an_error_in_a_users_file_shows_its_traceback_and_then_the_line(
 
 def test_the_default_text_is_made_when_all_other_files_were_found(flags, tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(load, "prepare", made.append)
+    monkeypatch.setitem(load.SHIPPED, "text", made.append)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistake, match="no.pt is missing"):
         run(flags, dataset="text", judge_checkpoint="no.pt")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import BLANK, encode
+from conftest import BLANK, encode, make_batch
 
 from data.vocabulary import decode
 from grpo.advantage import group_advantages
@@ -154,7 +154,7 @@ def stored_figures():
 def test_figures_of_several_seeds_are_those_that_were_stored():
     """A row with a ± shows the figures of one row in config/figures.txt."""
     stored = stored_figures()
-    titles = {title for title, _ in COLUMNS.values()}
+    titles = {"entropy", "KL", *(title for title, _ in COLUMNS.values())}
     for name, head, rows in tables(READMES):
         for row in rows:
             shown = {title: row[title] for title in head if title in titles}
@@ -166,7 +166,8 @@ def test_the_lessons_numbers_are_the_toys():
     """The table has the probabilities of a step, and the text the rewards and the advantages."""
     steps = [{word: round(step[word], 3) for word in toy.WORDS} for step in toy.train()]
     rewards = torch.tensor([*toy.WORDS.values()]).view(1, -1, 1)  # (1,G,1)
-    advantages = group_advantages(rewards, torch.ones(1, 1).bool(), Config()).flatten().tolist()
+    batch = make_batch(torch.zeros(1, 1), torch.ones(1, 1).bool(), 0, 4, (0,))
+    advantages = group_advantages(rewards, None, batch, Config()).flatten().tolist()
     found = 0
     for _, head, rows in tables(READMES):
         if {*toy.WORDS} <= {*head}:

@@ -13,6 +13,7 @@ from conftest import command_line, run, same
 import train_grpo
 from data.user_mistake import Mistake
 from grpo.evaluation import evaluate
+from grpo.metrics import METRICS
 from grpo.plumbing.checkpoint import model_file, read, write
 from grpo.plumbing.config import load_config
 from grpo.plumbing.log import claim, how_to_go_on
@@ -198,7 +199,7 @@ def test_the_command_that_goes_on_names_what_was_changed_since_the_checkpoint(fl
 
 def test_a_signal_during_the_table_ends_it(flags, monkeypatch, capsys):
     interrupt = partial(os.kill, os.getpid(), signal.SIGINT)
-    monkeypatch.setattr(evaluate, "best_by_word", lambda *_: interrupt())
+    monkeypatch.setattr(evaluate, "fill_blindly", lambda *_: interrupt())
     line = ends_early(flags, capsys, KeyboardInterrupt)
     again = f"for the table: python -m grpo.evaluation {shlex.quote(flags['out_dir'])} --again"
     assert line == f"4 of 4 steps are saved; {again}"
@@ -208,22 +209,32 @@ def test_a_signal_during_the_table_ends_it(flags, monkeypatch, capsys):
 
 
 def test_rewards_of_the_users_own_and_a_second_judge(flags, own, tmp_path):
-    """The weights of an untrained judge's head are 0, so P(real) is always one half."""
+    """The weights of an untrained judge's head are 0, so its log-odds are always 0."""
     strict = tmp_path / "strict.pt"
     write(strict, model_file(Judge(TransformerConfig(28, 16, 1, 1, 32))))
     parts = {"judge": 0.5, "few_spaces": 2, "early": -1, strict: 0.25}
     reward = f"judge:0.5,{own}:few_spaces:2,{own}:early:-1,{strict}:0.25"
-    _, metrics = run(flags, reward=reward, credit="word", judge_score="probability")
+    _, metrics = run(flags, reward=reward, credit="word")
     for line in metrics:
-        assert line[f"reward_{strict}"] == 0.5
+        assert line[f"reward_{strict}"] == 0
         want = sum(weight * line[f"reward_{name}"] for name, weight in parts.items())
         assert line["mean_reward"] == pytest.approx(want, rel=1e-4)
 
 
+def test_a_metric_of_ones_own_reaches_the_file(flags, monkeypatch):
+    monkeypatch.setitem(
+        METRICS, "longest", lambda rollout: rollout.batch.mask.sum(dim=1).max().item()
+    )
+    _, steps = run(flags)
+    assert all(0 < step["longest"] <= 16 for step in steps)
+
+
 def test_prompts_of_the_users_own_may_have_any_length(flags, tmp_path):
-    (tmp_path / "p.json").write_text(json.dumps({"prompts": ["th_ c_t", "the ___ cat sat", "_"]}))
+    (tmp_path / "p.json").write_text(json.dumps({"prompts": ["th_ cat", "the ___ cat sat", "_"]}))
     reward = "judge,valid_words:0.5"
-    _, steps = run(flags, prompts_file=tmp_path / "p.json", credit="word", reward=reward)
+    _, steps = run(
+        flags, prompts_file=tmp_path / "p.json", credit="word", reward=reward, group_size=16
+    )
     assert len(steps) == 4
     for step in steps:
         assert step["grad_norm"] > 0

@@ -71,7 +71,7 @@ def test_a_run_is_shown_before_and_after(trained, world, capsys):
 def test_the_benchmark_times_the_step_and_the_operations(flags, monkeypatch, capsys):
     small = {name: x for name, x in flags.items() if name not in ("out_dir", "group_size")}
     monkeypatch.setattr(bench, "STEP", small | bench.STEP | {"batch_size": 4})
-    monkeypatch.setattr(bench, "can_compile", lambda: False)
+    monkeypatch.setattr(bench, "can_compile", lambda _: False)
     monkeypatch.setattr(bench, "SECONDS", 0)
     bench.main()
     lines = capsys.readouterr().out.splitlines()

@@ -13,8 +13,9 @@ import torch
 from conftest import command_line, figures, run
 
 import train_grpo
-from grpo.distributed import join_processes, pick_device
+from grpo.distributed import join_processes
 from grpo.plumbing.checkpoint import read
+from grpo.plumbing.network import pick_device
 
 TORCHRUN = "-m torch.distributed.run --nproc_per_node=2 --rdzv_backend=c10d"
 TORCHRUN = [sys.executable, *TORCHRUN.split(), "--rdzv_endpoint=localhost:0"]

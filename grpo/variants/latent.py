@@ -13,8 +13,8 @@ By the chain rule its log-probability is
 The logp_t of a word add up to the word's exact log-probability. Every letter has a ratio and a clip
 of its own. With K = 1 each logp_t is the same as in `Product`.
 
-KL and entropy are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖r_z), where r_z is
-the reference's q_z. The first blank of a word adds KL(π‖π_ref), where π_ref is the reference's π.
+KL and entropy are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖q_ref,z), where
+q_ref,z is the reference's q_z. The first blank of a word adds KL(π‖π_ref), with its π.
 The sum over all blanks is an upper bound of the KL of the fills. All of this is plain PyTorch, and
 autograd differentiates it.
 
@@ -33,9 +33,17 @@ import torch
 import torch.nn.functional as F
 
 from data.per_word import begins_word, lay_out_words, spread
-from grpo.logprobs import Scores, expectation, log_softmax, restrict
-from grpo.product_policy import Product
-from grpo.sampling import Fills, allowed, draw, integer_weights
+from grpo.policy import (
+    Fills,
+    Product,
+    Scores,
+    draw,
+    expectation,
+    integer_weights,
+    log_softmax,
+    may_be_drawn,
+    restrict,
+)
 
 
 class Latent:
@@ -94,9 +102,10 @@ class Latent:
         z = z.clamp(max=K - 1)[self.word]  # (M,G) clamped, because NaN logits draw z = K
 
         spelling = uniforms[..., 0].mT[self.mask]  # (M,G)
-        letters = self.letters[self.mask]  # (M,K,V)
-        weights, kept = allowed(letters, spelling[:, None], self.config)  # each (M,K,V)
-        of_z = weights.take_along_dim(z[..., None], dim=1)  # (M,G,V)
+        weights = integer_weights(self.letters[self.mask], self.config.temperature)  # (M,K,V)
+        of_blank = uniforms.transpose(1, 2)[self.mask].flatten(1)  # (M,2G)
+        kept = may_be_drawn(weights, of_blank[:, None], self.config)  # (M,K,V)
+        of_z = (weights * kept).take_along_dim(z[..., None], dim=1)  # (M,G,V)
         y = draw(of_z, spelling[..., None]).squeeze(-1)  # (M,G)
         y = spread(y.clamp(max=V - 1), self.mask).mT  # (B,G,T)
         completions = torch.where(self.mask[:, None], y, self.batch.masked[:, None])
@@ -105,7 +114,7 @@ class Latent:
     def score(self, fills, reference):
         """Score fills under the policy and a reference: -> `Scores`. Gradients reach the policy."""
         log_q, log_pi = self.log_q(), self.log_pi()  # (M,K,V), (N,K)
-        log_r, log_pi_ref = reference.log_q(), reference.log_pi()
+        log_q_ref, log_pi_ref = reference.log_q(), reference.log_pi()
         kept = fills.kept[self.mask]  # (M,K,V)
         y = fills.completions.mT[self.mask]  # (M,G)
         first = self.first[self.mask][:, None]  # (M,1)
@@ -123,8 +132,8 @@ class Latent:
 
         return Scores(
             logp=self.chain(restrict(log_q, kept), log_pi, y),
-            ref_logp=self.chain(restrict(log_r, kept), log_pi_ref, y),
-            kl=of_pairs(log_q - log_r, log_pi - log_pi_ref),
+            ref_logp=self.chain(restrict(log_q_ref, kept), log_pi_ref, y),
+            kl=of_pairs(log_q - log_q_ref, log_pi - log_pi_ref),
             entropy=of_pairs(-log_q, -log_pi),
         )
 

@@ -1,0 +1,146 @@
+"""Put a network on its device, and call it as a policy or as a judge.
+
+Here every `auto` of the settings is resolved: device, dtype, compile and kernel. A policy maps
+masked inputs to a distribution over their fills. A judge maps texts to log-odds.
+
+Shapes: B masked inputs, T characters, N rows of tokens.
+"""
+
+import functools
+import os
+from dataclasses import replace
+
+import torch
+
+from data.user_mistake import refuse
+from grpo.cuda import kernel
+from grpo.policy import Product
+from grpo.variants.latent import Latent
+from grpo.variants.truncation import penalise_repetition
+
+
+class Policy:
+    """Map a `Batch` to a distribution over its fills. `policy.network` is what learns.
+
+    One call runs the network once on each masked input, batch_size inputs at a time. The network
+    may live on another device than the batch.
+    """
+
+    def __init__(self, network, config, device):
+        self.network = network
+        self.config = settle(config, device, network)
+        names = ("device", "dtype", "compile", "kernel")
+        self.settled = {name: getattr(self.config, name) for name in names}  # for the checkpoint
+        self.call = on_device(network, device, self.config)
+        # The kind of distribution that the network describes. Add your own kind here.
+        self.kind = Latent if network.n_latent > 1 else Product
+        if self.config.kernel == "cuda":
+            self.kind = kernel.FusedProduct
+
+    def __call__(self, batch):
+        """Return a distribution over the fills of a batch, by default a `Product`."""
+        recompute = self.config.gradient_checkpointing and torch.is_grad_enabled()
+        inputs = (x.split(self.config.batch_size) for x in (batch.masked, batch.words))
+        outputs = [self.call(*part, recompute=recompute) for part in zip(*inputs)]
+        tensors = [torch.cat(pieces).to(batch.masked.device) for pieces in zip(*outputs)]
+        penalty = self.config.repetition_penalty
+        if penalty != 1:
+            where = (batch.masked, batch.mask, self.network.blank)
+            tensors[-1] = penalise_repetition(tensors[-1], *where, penalty)
+        return self.kind(*tensors, batch, self.config)
+
+
+def make_judge(network, config, device):
+    """Wrap a judge's network as a function: tokens (N,T) -> log-odds (N,T) on the same device."""
+    call = on_device(network, device, settle(config, device))
+
+    def judge(tokens):
+        return call(tokens).to(tokens.device)
+
+    return judge
+
+
+def on_device(network, device, config):
+    """Move a network to `device`, and return a function that calls it.
+
+    The function takes the network's inputs on any device, and its result lies on `device`. It
+    autocasts and is compiled as the settings say, which have no `auto` any more.
+    """
+    network.to(device)
+    if config.compile == "true":
+        network.trunk.compile(dynamic=False)
+    half = config.dtype == "bfloat16"
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
+    padded = bool(config.prompts_file)
+
+    def call(*inputs, **options):
+        with autocast:
+            return network(*(x.to(device) for x in inputs), padded=padded, **options)
+
+    return call
+
+
+def settle(config, device, network=None):
+    """Resolve each `auto` for a network on a device: -> `Config`. Only a generator has a kernel."""
+    dtype = pick_dtype(config.dtype, device)
+    settled = replace(config, device=device.type, dtype=dtype)
+    settled = replace(settled, compile=pick_compile(config.compile, device))
+    if network:
+        settled = replace(settled, kernel=kernel.choose(settled, device, network))
+    return settled
+
+
+def pick_device(name):
+    """Turn `auto`, or a device's name, into a torch.device.
+
+    Under torchrun, `auto` and `cuda` mean this process's own GPU. Raises a Mistake for a device
+    that is not on this machine.
+    """
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if name == "cuda" or (name == "auto" and gpus):
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    elif name == "auto":
+        name = "cpu"
+    there = ["cpu", *gpus]
+    refuse(name not in there, f"device {name} is not on this machine; it has {', '.join(there)}")
+    return torch.device(name)
+
+
+def pick_dtype(name, device):
+    """Turn `auto` into bfloat16 if the device has instructions for it, else into float32.
+
+    On a CPU with such instructions, bfloat16 about halves the time of a step.
+    """
+    if name != "auto":
+        return name
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = torch.cpu.get_capabilities().get("avx512_bf16")
+    return "bfloat16" if native else "float32"
+
+
+@functools.cache
+def can_compile(device_type):
+    """Try out whether torch.compile works there. For a CPU it needs a C++ compiler with headers."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(64, device=device_type))
+    except Exception:  # the error's type depends on what is missing or broken
+        return False
+    return True
+
+
+def pick_compile(name, device):
+    """Turn `auto` into "true" on CUDA if torch.compile works there, and otherwise into "false".
+
+    On a CPU, compiling takes a minute, which is too long for a short run. Raises a Mistake if the
+    user asks for "true" and torch.compile does not work.
+    """
+    wanted = name == "true" or (name == "auto" and device.type == "cuda")
+    works = wanted and can_compile(device.type)
+    refuse(
+        name == "true" and not works,
+        f"compile=true does not work on {device.type}, which needs a compiler (C++ with headers, or"
+        " triton for cuda); set compile=false",
+    )
+    return "true" if works else "false"

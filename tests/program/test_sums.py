@@ -1,0 +1,186 @@
+"""Check the sums: the rule, what is held out and hidden, and what perfect blanks can do.
+
+Each is compared with a loop over all possible answers.
+"""
+
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from data.dataset import Lines, encode_prompt, read_dataset, read_prompts
+from data.masking import make_mask
+from data.sums.prepare import draw_sums, prepare, split_results
+from data.sums.rule import is_right, perfect_blanks, right_answers
+from data.user_mistake import Mistake
+from data.vocabulary import MASK_ID, PAD, TEXT_CHARACTERS, VOCABULARY, decode, encode
+from model.transformer import IMPOSSIBLE, Generator, TransformerConfig
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Make the sums of two digits."""
+    folder = tmp_path_factory.mktemp("sums")
+    prepare(folder, digits=2)
+    return folder
+
+
+def test_the_rule():
+    assert is_right("41+47=88") and is_right("417+471=888") and is_right("41+47=88___")
+    wrong = "41+48=88 01+87=88 9+79=88 41+47=088 a1+47=88 4_+47=88 60+60=120 41+47 41+47=88+ _"
+    assert not any(map(is_right, wrong.split()))
+
+
+def filled(masked):
+    """List all ways to put digits into the blanks of a sum."""
+    pieces = masked.split("_")
+    for digits in product("0123456789", repeat=len(pieces) - 1):
+        yield "".join(a + b for a, b in zip(pieces, [*digits, ""]))
+
+
+def holds(text):
+    """Tell whether a sum of two digits is right, by its places."""
+    a, b, c = int(text[:2]), int(text[3:5]), int(text[6:])
+    return a + b == c and a >= 10 and b >= 10
+
+
+@pytest.mark.parametrize("masked", ["4_+4_=88", "_1+_7=88", "__+__=88", "__+__=20", "9_+9_=11"])
+def test_right_answers_are_those_of_a_loop_over_all_digits(masked):
+    want = sorted(text for text in filled(masked) if holds(text))
+    assert sorted(right_answers(masked)) == want
+    assert all(is_right(text) == holds(text) for text in filled(masked))
+
+
+def test_perfect_blanks_are_those_of_a_loop_over_all_fills():
+    masked_texts = ["4_+4_=88", "_1+_7=88", "__+__=35"]
+    want = Counter()
+    for masked in masked_texts:
+        answers = [text for text in filled(masked) if holds(text)]
+        places = [i for i, c in enumerate(masked) if c == "_"]
+        counts = [Counter(text[i] for text in answers) for i in places]
+        right = []
+        for text in answers:
+            right.append(np.prod([n[text[i]] / len(answers) for n, i in zip(counts, places)]))
+        tops = [[d for d in n if n[d] == max(n.values())] for n in counts]
+        picks = {"".join(pick) for pick in product(*tops)}
+        hits = sum("".join(text[i] for i in places) in picks for text in answers)
+        want["sampled"] += sum(right) / 3
+        want["argmax"] += hits / len(picks) / 3
+        want["best"] += (1 - (1 - sum(right)) ** 16) / 3
+        want["different"] += sum(1 - (1 - p) ** 16 for p in right) / 3
+    found = perfect_blanks(masked_texts)
+    assert found["sampled"]["right"] == pytest.approx(want["sampled"])
+    assert found["sampled"]["different_right"] == pytest.approx(want["different"])
+    assert found["argmax"]["right"] == pytest.approx(want["argmax"])
+    assert found["best of 16"]["right"] == pytest.approx(want["best"])
+
+
+@pytest.mark.parametrize("digits", [2, 3])
+def test_no_held_out_result_is_trained_on_and_every_last_digit_is_everywhere(digits):
+    split = split_results(digits)
+    everything = split["train"] + split["choose"] + split["report"]
+    least = 10 ** (digits - 1)
+    assert sorted(everything) == [*range(2 * least, 10 * least)]  # so no result is in two parts
+    for half in ("choose", "report"):
+        assert len(set(Counter(c % 10 for c in split[half]).values())) == 1
+        assert {c % 10 for c in split[half]} == {c % 10 for c in split["train"]} == {*range(10)}
+
+
+@pytest.mark.parametrize("half", ["choose", "report"])
+def test_the_files_hold_right_sums_of_their_own_results(half, tmp_path):
+    prepare(tmp_path, digits=2, held_out=half)
+    split = split_results(2)
+    for name, part in (("train", "train"), ("val", half)):
+        lines = (tmp_path / f"{name}.txt").read_text().splitlines()
+        assert all(map(is_right, lines[:1000]))
+        assert {int(line[-2:]) for line in lines} == {*split[part]}
+
+
+def test_a_result_is_uniform_and_so_is_its_first_summand():
+    lines = draw_sums([20, 23], 2, 4000, seed=3)
+    counts = Counter(lines)
+    assert counts["10+10=20"] == pytest.approx(2000, rel=0.1)
+    want = {f"{a}+{23 - a}=23" for a in range(10, 14)}
+    assert {*counts} - {"10+10=20"} == want
+    assert all(counts[text] == pytest.approx(500, rel=0.2) for text in want)
+
+
+def hidden(text, masking):
+    """Hide parts of a sum 3000 times: -> how often each masked text appears."""
+    characters = np.array([[*text]] * 3000)
+    characters[make_mask(characters, masking, 0, 0, np.random.default_rng(0))] = "_"
+    return Counter("".join(row) for row in characters)
+
+
+def test_columns_hides_one_column_or_several():
+    assert hidden("41+47=88", "columns") == {
+        "4_+4_=88": pytest.approx(750, rel=0.1),
+        "_1+_7=88": pytest.approx(750, rel=0.1),
+        "__+__=88": pytest.approx(1500, rel=0.1),
+    }
+    counts = hidden("417+471=888", "columns")
+    assert len(counts) == 7 and counts["___+___=888"] == pytest.approx(1000, rel=0.1)
+    assert counts["4_7+4_1=888"] == pytest.approx(1000 / 3, rel=0.2)
+
+
+def test_digits_hides_one_to_all_digits_of_the_summands():
+    counts = hidden("41+47=88", "digits")
+    assert len(counts) == 15  # every subset of four digits but the empty one
+    assert all(text.endswith("=88") and text[2] == "+" for text in counts)
+    sizes = Counter()
+    for text, n in counts.items():
+        sizes[text.count("_")] += n
+    assert sizes == {n: pytest.approx(750, rel=0.15) for n in (1, 2, 3, 4)}
+
+
+def test_a_sum_is_one_word_also_after_a_reveal(folder):
+    data = read_dataset(folder, "train", 8)
+    assert isinstance(data, Lines)
+    tokens, mask, words = data.batch(50, "columns", None, None, (0, 1))
+    assert torch.equal(words, mask.long()) and all(map(is_right, decode(tokens)))
+    mask[:, :2] = False
+    assert torch.equal(data.number_words(tokens, mask), mask.long())
+    again = data.batch(50, "columns", None, None, (0, 1))
+    assert torch.equal(again[0], tokens) and not torch.equal(again[1], mask)
+
+
+@pytest.mark.parametrize("content", ["41+47=88\n417+471=888\n", "41-47=88\n", "4_+47=88\n"])
+def test_a_file_of_lines_that_cannot_be_read_is_named(content, tmp_path):
+    (tmp_path / "train.txt").write_text(content)
+    with pytest.raises(Mistake, match=f"{tmp_path}/train.txt ha.*(length|use only)"):
+        read_dataset(tmp_path, "train", 8)
+
+
+def test_columns_needs_sums():
+    with pytest.raises(Mistake, match="no sum.*dataset=sums"):
+        make_mask(np.array([[*"the cat"]]), "columns", 0, 0, np.random.default_rng(0))
+
+
+def test_prompts_take_the_characters_that_their_dataset_has(folder, tmp_path):
+    (tmp_path / "p.json").write_text('{"prompts": ["4_+4_=88", "1_+_=9"]}')
+    data = read_prompts(tmp_path / "p.json", read_dataset(folder, "train", 8), 8)
+    tokens, mask, words = data.batch(40, None, None, None, (0, 1))
+    masked = tokens.masked_fill(mask, MASK_ID)
+    assert {*decode(masked)} == {"4_+4_=88", "1_+_=9__"}  # PAD becomes a blank, and not "="
+    assert torch.equal(words, mask.long())
+    assert decode(encode_prompt("th_ 4+c_t", 16, "text")[None]) == [
+        "th_ c_t"
+    ]  # a text's characters
+
+
+def test_text_keeps_its_tokens_and_the_blank_is_never_drawn():
+    assert encode(" az_").tolist() == [0, 1, 26, 27] and TEXT_CHARACTERS == 28
+    assert VOCABULARY[28:] == "0123456789+=" and decode(torch.tensor([[PAD]])) == ["_"]
+    for n_latent in (1, 3):
+        network = Generator(TransformerConfig(40, 8, 1, 1, 8, n_latent))
+        masked = encode("4_+4_=88")[None]  # (1,T)
+        mask = (masked == MASK_ID).long()
+        logits = network(masked, mask)[-1]  # (1,T,V), or (1,T,K,V)
+        at_blanks = logits[mask > 0]
+        assert logits.shape[-1] == 40 and (at_blanks[..., MASK_ID] == IMPOSSIBLE).all()
+        others = torch.cat([at_blanks[..., :MASK_ID], at_blanks[..., MASK_ID + 1 :]], dim=-1)
+        assert (others.abs() < 100).all()
+        head = network.head(network.trunk(masked))[mask > 0]
+        assert torch.allclose(others.flatten(), head.flatten(), atol=1e-5)
