@@ -14,7 +14,6 @@ is real text. A checkpoint may name a FILE.py as its reward. We do not run a fil
 checkpoint names it, so you have to name the run's reward again with --reward.
 """
 
-import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,11 @@ from grpo.plumbing.runs import differences, group_runs
 
 BEFORE, AFTER = "before, sampled", "after, sampled"  # rows of the table
 SPREAD = "± half of the distance between the least and the largest"
+APART = "groups in different tables cannot be compared, because their inputs or columns differ"
+NOT_AVERAGED = (
+    "groups with the same settings are not averaged, because their tables have other rows or"
+    " columns; make these tables anew with --again"
+)
 # The held-out inputs of a run depend on these settings.
 INPUTS = ("dataset", "block_size", "masking", "mask_ratio", "hidden_words", "eval_inputs")
 
@@ -74,25 +78,19 @@ def side_by_side(groups):
     """
     own = differences(groups)
     lines = [["group", *own[0], "runs"]]
-    tables = {}  # {(inputs, columns): {number of a group: the tables of its runs}}
+    tables = {}  # {inputs and columns as text: {number of a group: the tables of its runs}}
     for i, (group, settings) in enumerate(zip(groups, own), 1):
         lines.append([str(i), *map(str, settings.values()), " ".join(group.folders)])
         results = [stored(folder) for folder in group.folders]
-        inputs = tuple(group.settings.get(name) for name in INPUTS)
+        inputs = [settings.get(name) for name in INPUTS]
         opinions = ("judge", "reward_")  # they may differ, because each run has its own reward
-        columns = tuple(x for x in sorted(results[0][AFTER]) if not x.startswith(opinions))
-        tables.setdefault((inputs, columns), {})[str(i)] = results
+        columns = [name for name in sorted(results[0][AFTER]) if not name.startswith(opinions)]
+        tables.setdefault(str([inputs, columns]), {})[str(i)] = results
     text = aligned(lines)
     if len(tables) > 1:
-        causes = [name for name in INPUTS if name in own[0]]
-        if len({columns for _, columns in tables}) > 1:
-            causes.append("the columns of their tables")
-        text.append(f"groups in different tables cannot be compared: see {', '.join(causes)}")
-    if any(a.settings == b.settings for a, b in itertools.combinations(groups, 2)):
-        text.append(
-            "groups with the same settings have tables with other rows or columns, so we do not"
-            " average them; --again makes a run's table anew"
-        )
+        text.append(APART)
+    if len({str(group.settings) for group in groups}) < len(groups):
+        text.append(NOT_AVERAGED)
     for results in tables.values():
         text += ["", *format_rows(before_and_after(results))]
     return "\n".join([*text, f"means of the runs, {SPREAD}"])

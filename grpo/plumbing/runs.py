@@ -6,7 +6,7 @@ from pathlib import Path
 
 from data.user_mistake import refuse
 
-OWN = ("seed", "out_dir", "wandb_run_name")  # only these settings may differ within a group
+OWN = ("seed", "out_dir")  # only these settings may differ within a group
 
 
 @dataclass

@@ -138,9 +138,14 @@ def record(policy, held_out, config, step, rollout):
 def load(folder):
     """Read the lines of replay.jsonl and metrics.jsonl. Raises a Mistake if there is no replay."""
     path = Path(folder) / FILE
+    return read_steps(path, 2), read_lines(path.with_name("metrics.jsonl"))
+
+
+def read_steps(path, least):
+    """Read a .jsonl file of a run. Raises a Mistake if it has fewer lines than `least`."""
     lines = read_lines(path) if path.exists() else []
-    refuse(len(lines) < 2, f"{path} is missing or holds no step; name the out_dir of a run")
-    return lines, read_lines(path.with_name("metrics.jsonl"))
+    refuse(len(lines) < least, f"{path} is missing or holds no step; name the out_dir of a run")
+    return lines
 
 
 def page(folder):
@@ -161,6 +166,7 @@ def page(folder):
 
 
 def fill_template(path, shown):
+    """Put what a page shows, as JSON, into its template: -> the page as HTML."""
     content = json.dumps(shown).replace("<", "\\u003c")  # no text can close the <script>
     return path.read_text(encoding="utf-8").replace("DATA", content, 1)
 
@@ -170,26 +176,21 @@ def page_of_curves(folders):
     groups = group_runs(folders)
     shown = []
     for group, settings in zip(groups, differences(groups)):
-        runs = {folder: read_metrics(folder) for folder in group.folders}
+        paths = {folder: Path(folder) / "metrics.jsonl" for folder in group.folders}
+        runs = {folder: read_steps(path, 1) for folder, path in paths.items()}
         shown.append({"settings": settings, "runs": runs})
     return fill_template(PAGE_OF_CURVES, shown)
-
-
-def read_metrics(folder):
-    """Read metrics.jsonl: -> a list of dicts. Raises a Mistake if it holds no step."""
-    path = Path(folder) / "metrics.jsonl"
-    lines = read_lines(path) if path.exists() else []
-    refuse(not lines, f"{path} is missing or holds no step; leave this run out")
-    return lines
 
 
 def main(arguments=None):
     with exit_on_mistake("replay"):
         parser = Parser(
             prog="python -m grpo.tools.replay",
-            description="Write a web page which shows how a run learned, or compares several.",
+            description="Write a web page that shows how a run learned, or compares several runs.",
         )
-        parser.add_argument("folders", metavar="out_dir", nargs="+", help="a run's folder")
+        parser.add_argument(
+            "folders", metavar="out_dir", nargs="+", help="a run's folder; several are compared"
+        )
         folders = parser.parse_args(arguments).folders
         if len(folders) == 1:
             path, html = Path(folders[0]) / "replay.html", page(folders[0])

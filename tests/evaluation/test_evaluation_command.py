@@ -1,15 +1,18 @@
 """Run `python -m grpo.evaluation out` on a run's folder that the tests make without training."""
 
 import json
+import re
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 
-from grpo.evaluation.__main__ import main
+from grpo.evaluation.__main__ import APART, INPUTS, NOT_AVERAGED, main
 from grpo.evaluation.evaluate import EVALUATION_SEED
 from grpo.plumbing.checkpoint import model_file, write
 from grpo.plumbing.config import Config
+from grpo.plumbing.runs import OWN
 from model.transformer import Generator, TransformerConfig
 
 
@@ -63,28 +66,106 @@ def test_the_same_table_again_and_another_is_only_printed(finished, flags, capsy
     assert capsys.readouterr().out == first and files_of(out) == own
 
 
-def test_runs_stand_side_by_side(finished, flags, capsys):
-    """The settings that differ come first, then the rows before and after of each run."""
-    judge = flags["judge_checkpoint"]
-    reward = f"judge,{judge}"
-    outs = [
-        str(finished(reward=reward)),
-        str(finished("b", reward=reward, kl_beta=0.5, temperature=0.7)),
-    ]
-    for out in outs:
-        main([out, "--again"])
-    capsys.readouterr()
-    main(outs)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[:3] == [
+@pytest.fixture
+def with_table(finished):
+    """Give a function that makes a finished run whose table has made-up figures.
+
+    `before` and `after` are its shares of valid words, and `more` are further rows.
+    """
+
+    def make(name, before=0.1, after=0.5, more=None, **changes):
+        out = finished(name, **changes)
+        rows = {"before, sampled": before, "after, sampled": after} | (more or {})
+        table = {title: {"valid_words": x} for title, x in rows.items()}
+        write(out / "evaluation.json", json.dumps(table).encode())
+        return str(out)
+
+    return make
+
+
+def printed(capsys, *arguments):
+    """Run the command: -> the tables that it prints, each a list of lines, which are lists."""
+    main(list(map(str, arguments)))
+    blocks = capsys.readouterr().out.removesuffix("\n").split("\n\n")
+    return [[re.split("  +", line) for line in block.splitlines()] for block in blocks]
+
+
+def test_each_group_of_runs_has_a_row_below_the_settings_that_differ(with_table, capsys):
+    """The figures of a group are means over its seeds, ± half of the range."""
+    a = [with_table(f"a{seed}", seed / 10, x, seed=seed) for seed, x in enumerate((0.1, 0.2, 0.6))]
+    b = with_table("b", 0.3, 0.9, kl_beta=0.5, temperature=0.7)
+    settings, rows = printed(capsys, a[2], b, a[0], a[1])
+    assert settings == [
         ["group", "temperature", "kl_beta", "runs"],
-        ["1", "0.8", "0.1", outs[0]],
-        ["2", "0.7", "0.5", outs[1]],
+        ["1", "0.8", "0.1", " ".join(a)],
+        ["2", "0.7", "0.5", b],
     ]
-    assert lines[4][-2:] == ["judge", judge]  # the columns of the reward
-    rows = [line[:3] for line in lines[5:9]]
-    both = [["before,", "sampled"], ["after,", "sampled"]]
-    assert rows == [[f"{group}:", *title] for title in both for group in (1, 2)]
+    assert [row[:2] for row in rows[:-1]] == [
+        ["filled by", "valid"],
+        ["1: before, sampled (runs: 3)", "0.100 ± 0.100"],
+        ["2: before, sampled (runs: 1)", "0.300"],
+        ["1: after, sampled (runs: 3)", "0.300 ± 0.250"],
+        ["2: after, sampled (runs: 1)", "0.900"],
+    ]
+
+
+def test_groups_with_the_same_start_share_its_row(with_table, capsys):
+    outs = [
+        with_table(f"{beta}{seed}", kl_beta=beta, seed=seed) for beta in (0, 1) for seed in (1, 2)
+    ]
+    _, rows = printed(capsys, *outs)
+    titles = ["1, 2: before, sampled", "1: after, sampled", "2: after, sampled"]
+    assert [row[0] for row in rows[1:-1]] == [f"{title} (runs: 2)" for title in titles]
+
+
+def test_one_group_of_runs_has_the_whole_table(with_table, capsys):
+    text = {"the text": 1}
+    outs = [with_table(str(i), after=x, more=text, seed=i) for i, x in enumerate((0.25, 0.75))]
+    (rows,) = printed(capsys, *outs)
+    assert rows[1:] == [
+        ["before, sampled", "0.100"],
+        ["after, sampled", "0.500 ± 0.250"],
+        ["the text", "1.000"],
+        ["means of 2 runs, ± half of the distance between the least and the largest"],
+    ]
+
+
+def test_nothing_is_averaged_over_different_settings(with_table, capsys):
+    """Groups with other held-out inputs do not even share a table."""
+    outs = [with_table("a"), with_table("b", seed=2)]
+    path = Path(outs[1]) / "config.json"
+    config = json.loads(path.read_text())
+    for name in config:
+        path.write_text(json.dumps(config | {name: 7}))
+        settings, *tables = printed(capsys, *outs)
+        if name in OWN:
+            assert not tables
+            continue
+        assert settings[0] == ["group", name, "runs"]
+        assert len(tables) == (2 if name in INPUTS else 1)
+        assert settings[3:] == ([[APART]] if name in INPUTS else [])
+
+
+def test_nothing_is_averaged_over_different_tables(with_table, capsys):
+    """A table with one more row stands beside the others, and one with other columns apart."""
+    outs = [with_table(name, seed=i) for i, name in enumerate("ab")]
+    outs.append(with_table("c", more={"the target": 0.9}, seed=3))
+    settings, rows = printed(capsys, *outs)
+    assert settings[-1] == [NOT_AVERAGED]
+    assert [row[1] for row in settings[1:-1]] == [" ".join(outs[:2]), outs[2]]
+    assert [row[0] for row in rows[-3:-1]] == [
+        f"{i}: after, sampled (runs: {3 - i})" for i in (1, 2)
+    ]
+    path = Path(outs[1]) / "evaluation.json"
+    path.write_text(path.read_text().replace("valid_words", "exact_words"))
+    settings, *tables = printed(capsys, *outs)
+    assert settings[-2:] == [[APART], [NOT_AVERAGED]] and len(tables) == 2
+
+
+def test_a_run_does_not_count_twice(with_table, capsys):
+    a, b = with_table("a"), with_table("b")
+    assert "name only one" in refused(capsys, a, b) and "name only one" in refused(capsys, a, a)
+    assert "config.json is missing" in refused(capsys, a, "nowhere")
 
 
 def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):

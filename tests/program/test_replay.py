@@ -1,8 +1,9 @@
-"""Check the lines that a run writes to replay.jsonl, and the page that shows them in a browser."""
+"""Check the lines that a run writes to replay.jsonl, and the pages that show runs in a browser."""
 
 import base64
 import json
 import re
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from conftest import browse, needs_browser, run
 
 from data.vocabulary import decode
+from grpo.plumbing.config import Config
 from grpo.tools import replay
 
 
@@ -125,3 +127,86 @@ def test_the_page_plays_when_asked_and_explains_a_letter(flags, tmp_path):
         ("ratio ρ", f"{np.exp(log_ratio):.3f}"),
         ("clipped", "yes" if bounded else "no"),
     ]
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """Give a function that makes a run's folder in the working directory, with made-up metrics.
+
+    `values` are those of the metric mean_reward in each step. A step takes as many seconds as the
+    seed says.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def make(name, values, seed=1, **changes):
+        folder = tmp_path / name
+        folder.mkdir()
+        settings = asdict(Config(out_dir=name, seed=seed, **changes))
+        (folder / "config.json").write_text(json.dumps(settings))
+        steps = [
+            {"iteration": i, "mean_reward": x, "flat": 1, "step_ms": 1000 * seed, name: 0}
+            for i, x in enumerate(values)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        return name
+
+    return make
+
+
+def test_several_runs_make_a_page_of_curves_in_the_working_directory(recorded, capsys):
+    outs = [recorded("a", [1, 2]), recorded("<b>", [3], seed=2), recorded("c", [4], kl_beta=0)]
+    replay.main(outs)
+    assert capsys.readouterr().out == "open in a browser: curves.html\n"
+    content = re.search('type="application/json">(.*?)</script>', open("curves.html").read())[1]
+    assert "<" not in content
+    first, second = json.loads(content)
+    assert (first["settings"], second["settings"]) == ({"kl_beta": 0.65}, {"kl_beta": 0})
+    assert [*first["runs"]] == outs[:2] and [*second["runs"]] == outs[2:]
+    assert [line["mean_reward"] for line in first["runs"]["a"]] == [1, 2]
+
+
+def test_a_run_without_a_step_has_no_curve(recorded, capsys):
+    with pytest.raises(SystemExit):
+        replay.main([recorded("a", [1]), recorded("b", [], seed=2)])
+    assert "b/metrics.jsonl is missing or holds no step" in capsys.readouterr().err
+
+
+def drawn(tag, html):
+    """Find the shapes of a kind, such as polylines: -> for each an array of points (n,2)."""
+    shapes = re.findall(f'<{tag} points="(.*?)"', html)
+    return [np.array([point.split(",") for point in x.split()], float) for x in shapes]
+
+
+@needs_browser
+@pytest.mark.parametrize("against", ["steps", "seconds"])
+def test_the_page_of_curves_draws_means_and_ranges(recorded, tmp_path, against):
+    """A group's line ends where its shortest run ends.
+
+    Each run has a metric of its own, and a metric is left out if no group has it in all of its
+    runs. The test compares points within a picture, in which x and y are linear.
+    """
+    outs = [
+        recorded("a", [0, 2, 9]),
+        recorded("b", [0, 4], seed=3),
+        recorded("<i>c", [0, 1, 2, 3], kl_beta=0.5, dataset="</script>"),
+    ]
+    html = replay.page_of_curves(outs)
+    shown = browse(html, tmp_path, f"#metric=mean_reward&against={against}")
+    assert re.findall('role="alert">(.*?)<', shown) == [""] and "NaN" not in shown
+    names = ["mean_reward", "flat", "step_ms", "&lt;i&gt;c", "steps", "seconds"]
+    assert re.findall("<option>(.*?)</option>", shown) == names
+    chart = re.search('<svg id="chart".*?</svg>', shown, re.DOTALL)[0]
+    group, single = drawn("polyline", chart)
+    band, _ = drawn("polygon", chart)
+    zero, size = single[0], single[-1] - single[0]  # `single` goes from 0 to 3, in 3 steps
+    x, y = (3 * (group - zero) / size).T
+    np.testing.assert_allclose(x, [0, 1] if against == "steps" else [1, 3], atol=1e-6)
+    np.testing.assert_allclose(y, [0, 3], atol=1e-6)
+    np.testing.assert_allclose(3 * ((band - zero) / size)[:, 1], [0, 2, 4, 0], atol=1e-6)
+    assert re.findall("<b>(.*?)</b>", shown) == ["3 ± 1", "3"]
+    assert re.findall('<div>(.*?)<span class="soft">(.*?)</span>', shown) == [
+        ("dataset=text, kl_beta=0.65", "2 runs: a, b"),
+        ("dataset=&lt;/script&gt;, kl_beta=0.5", "1 run: &lt;i&gt;c"),
+    ]
+    flat = browse(html, tmp_path, f"#metric=flat&against={against}")
+    assert "NaN" not in flat and re.findall("<b>(.*?)</b>", flat) == ["1 ± 0", "1"]
