@@ -1,5 +1,6 @@
 """Read the files that settings name: the networks and the data."""
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,12 @@ from grpo.plumbing.network import Policy, make_judge, pick_device
 from grpo.reward import Rewards, make_rewards
 from model.transformer import Generator, Judge
 
-SHIPPED = {"text": prepare_text, "sums": prepare_sums}  # datasets that are made when first needed
+# Datasets that are made when they are first needed.
+SHIPPED = {
+    "text": prepare_text,
+    "sums": prepare_sums,
+    "sums2": partial(prepare_sums, digits=2),
+}
 
 
 class Models(NamedTuple):
