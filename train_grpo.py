@@ -131,7 +131,7 @@ def main(arguments=(), quiet=False):
     optimizer = Optimizer(make_adamw(policy.network, config), config.grad_clip)
 
     start = 0
-    if config.init_from == "resume":  # restores weights, reference, moments and random generator
+    if config.init_from == "resume":  # restores weights, reference and moments
         start = load_checkpoint(config, policy, reference, optimizer)
     # This opens the folder. From here on Ctrl-C only asks us to stop.
     with Log(config, start, quiet) as log:
@@ -164,6 +164,9 @@ def main(arguments=(), quiet=False):
             if is_first() and (last or (step + 1) % config.eval_interval == 0):
                 log.say(peek(policy, held_out, step + 1))
         log.end_training()  # all is saved, so from here on Ctrl-C ends the program at once
+        stop = log.stop_requested()  # a signal that came during the last save or look
+        if stop:
+            sys.exit(128 + stop)
         if not is_first():
             return None
         # How many hidden words of held-out texts are right now, or at least words? And before?

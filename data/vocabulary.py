@@ -27,4 +27,6 @@ def decode(tokens):
 
 def encode(text):
     """Turn a text whose characters are all in VOCABULARY into tokens (T,)."""
-    return torch.tensor([VOCABULARY.index(c) for c in text])
+    token = np.zeros(128, dtype=np.int64)
+    token[list(VOCABULARY.encode("ascii"))] = range(len(VOCABULARY))
+    return torch.from_numpy(token[list(text.encode("ascii"))])

@@ -5,6 +5,7 @@ A sum is `41+47=88`: two numbers of equally many digits and their sum, which has
 
 import functools
 import re
+from collections import Counter
 
 from data.vocabulary import BLANK
 
@@ -60,11 +61,12 @@ def perfect_blanks(masked_texts, n=16):
         surest = [1.0] * len(answers)  # the same if every blank has its likeliest digit
         for place in [i for i, c in enumerate(masked) if c == BLANK]:
             digits = [answer[place] for answer in answers]
-            most = max(map(digits.count, digits))
-            ties = sum(digits.count(d) == most for d in set(digits))
+            count = Counter(digits)
+            most = max(count.values())
+            ties = [digit for digit in count if count[digit] == most]
             for i, digit in enumerate(digits):
-                each[i] *= digits.count(digit) / len(digits)
-                surest[i] *= (digits.count(digit) == most) / ties
+                each[i] *= count[digit] / len(digits)
+                surest[i] *= (digit in ties) / len(ties)
         total["sampled"] += sum(each)
         total["argmax"] += sum(surest)
         total["best"] += 1 - (1 - sum(each)) ** n

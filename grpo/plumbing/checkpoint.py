@@ -5,6 +5,7 @@ checkpoint of a run is a generator's dict with one more key, `training`, so you 
 a generator is asked for.
 """
 
+import io
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -23,20 +24,36 @@ def write(path, content):
     """Write `content`, which is bytes or anything that torch.save takes, to the file `path`.
 
     A reader finds either the complete old file or the complete new one, even after a power cut.
+    Raises FloatingPointError for a tensor that is not finite.
     """
     if not is_first():  # only the first process writes
         return
+    if not isinstance(content, bytes):
+        check_tensors(content, Path(path).name)
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        content = buffer.getvalue()
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        if isinstance(content, bytes):
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "xb") as file:  # never through a link that somebody left there
             file.write(content)
-        else:
-            torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def check_tensors(content, name):
+    """Raise FloatingPointError if a tensor in nested dicts or lists is not finite."""
+    if isinstance(content, torch.Tensor) and not content.isfinite().all():
+        raise FloatingPointError(f"not saved: {name} is not finite; lower learning_rate")
+    if isinstance(content, dict):
+        for key, value in content.items():
+            check_tensors(value, f"{name}: {key}")
 
 
 def read(path):
@@ -96,16 +113,13 @@ def training_state(path):
 
 
 def save_checkpoint(config, policy, reference, optimizer, iteration):
-    """Write out_dir/checkpoint.pt after `iteration` steps. Weights that are not finite are refused.
+    """Write out_dir/checkpoint.pt after `iteration` steps.
 
     The inputs and draws of a step depend only on the seed and the step's number, so nothing else
     has to be saved for them. `config` holds the settings as the user gave them, and
     `policy.settled` says what `auto` meant.
     """
     content = model_file(policy.network)
-    for name, weight in content["weights"].items():
-        if not weight.isfinite().all():
-            raise FloatingPointError(f"not saved: {name} is not finite; lower learning_rate")
     content["training"] = {
         "optimizer": optimizer.wrapped.state_dict(),
         "reference": reference.network.state_dict(),
@@ -113,7 +127,6 @@ def save_checkpoint(config, policy, reference, optimizer, iteration):
         "config": asdict(config),
         "settled": policy.settled,
         "processes": n_processes(),
-        "rng": torch.get_rng_state(),  # a user's own reward may draw random numbers
     }
     write(Path(config.out_dir) / LATEST, content)
 
@@ -129,7 +142,6 @@ def load_checkpoint(config, policy, reference, optimizer):
     load_weights(reference.network, state["reference"], path)
     wrapped = optimizer.wrapped
     wrapped.load_state_dict(wrapped.state_dict() | {"state": state["optimizer"]["state"]})
-    torch.set_rng_state(state["rng"])
     for name, now in policy.settled.items():
         then = state["settled"][name]
         if now != then and is_first():

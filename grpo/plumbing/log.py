@@ -1,17 +1,20 @@
 """Keep a run's folder: its files, the progress bar, wandb, and a line if the run ends early."""
 
+import contextlib
+import errno
 import json
 import os
 import shlex
 import signal
 import sys
+import threading
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
 from tqdm import tqdm
 
-from data.user_mistake import Mistake
+from data.user_mistake import Mistake, refuse
 from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.evaluation.evaluate import format_table
 from grpo.plumbing.checkpoint import LATEST, training_state, write
@@ -39,24 +42,26 @@ class Log:
         self.config = config
         self.first = is_first()
         self.talks = self.first and not quiet
-        self.file = claim(Path(config.out_dir), start) if self.first else open(os.devnull, "a")
+        folder = Path(config.out_dir).resolve()  # of a symbolic link, the folder that it points to
+        self.file = claim(folder, start) if self.first else open(os.devnull, "a")
         content = json.dumps(asdict(config), indent=1)
         write(Path(config.out_dir) / "config.json", content.encode())
         self.wandb = start_wandb(config) if config.wandb_log and self.first else None
+        self.received = 0  # the signal that arrived
+        self.handlers = {}
         self.bar = tqdm(
             desc="GRPO",
             total=config.max_iters,
             initial=start,
-            disable=not self.talks,
+            disable=None if self.talks else True,  # None: no bar in a file, which keeps each state
             bar_format=BAR,
         )
-        self.received = 0  # the signal that arrived
-        self.handlers = {}
 
     def __enter__(self):
         """Let Ctrl-C and SIGTERM only tell `stop_requested` from here on."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self.handlers[number] = signal.signal(number, self.receive)
+        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self.receive)
         return self
 
     def receive(self, number, _):
@@ -76,23 +81,36 @@ class Log:
 
     def end_training(self):
         """Close the bar, and let Ctrl-C and SIGTERM end the program as usual again."""
-        self.bar.close()
+        with contextlib.suppress(OSError):
+            self.bar.close()
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
     def say(self, text):
+        """Print a text. If the terminal has gone away, the run goes on without it."""
         if self.talks:
-            tqdm.write(text)
+            with contextlib.suppress(OSError):
+                tqdm.write(text)
+
+    def tell_wandb(self, method, *arguments, **options):
+        """Call a method of the run on wandb. In trouble, print one warning and tell it no more."""
+        if self.wandb is None:
+            return
+        try:
+            getattr(self.wandb, method)(*arguments, **options)
+        except Exception as error:  # its process may have died, or the network
+            self.wandb = None
+            self.say(f"wandb is given up, the run goes on without: {first_line(error)}")
 
     def write(self, step, metrics):
         """Write a step's line of metrics.jsonl, and show its numbers in the bar and in wandb."""
         self.file.write(json.dumps({"iteration": step, **metrics}, allow_nan=False) + "\n")
         self.file.flush()
         shown = {name: f"{metrics[key]:.3f}" for name, key in SHOWN.items() if key in metrics}
-        self.bar.set_postfix(shown, refresh=False)
-        self.bar.update()
-        if self.wandb:
-            self.wandb.log(metrics, step=step)
+        with contextlib.suppress(OSError):  # the terminal may have gone away
+            self.bar.set_postfix(shown, refresh=False)
+            self.bar.update()
+        self.tell_wandb("log", metrics, step=step)
         if step == 0 and metrics["frac_reward_zero_std"] == 1:
             self.say("warning: all fills of an input earned the same, so there is nothing to learn")
 
@@ -100,8 +118,7 @@ class Log:
         """Save and print the table, and print commands to try next."""
         out = Path(self.config.out_dir)
         save_table(out, result, completions)
-        if self.wandb:
-            self.wandb.summary.update(result)
+        self.tell_wandb("log", result)
         quoted = shlex.quote(self.config.out_dir)
         self.say(format_table(result))
         self.say(f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:")
@@ -113,8 +130,7 @@ class Log:
         """Close everything. If the run ends early, say what is saved and how to go on."""
         self.end_training()
         self.file.close()
-        if self.wandb:
-            self.wandb.finish(exit_code=int(kind is not None))
+        self.tell_wandb("finish", exit_code=int(kind is not None))
         if kind and self.first:
             print(f"the run ends early: {how_to_go_on(self.config)}", file=sys.stderr)
 
@@ -158,8 +174,11 @@ def start_wandb(config):
         tqdm.write(f"wandb: {run.url or run.dir}")
         return run
     except Exception as error:  # the network, the login or wandb's own process may fail
-        line = f"{type(error).__name__}: {error}".splitlines()[0]
-        tqdm.write(f"wandb_log=true is given up, the run goes on without: {line}")
+        tqdm.write(f"wandb is given up, the run goes on without: {first_line(error)}")
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def read_lines(path):
@@ -174,26 +193,45 @@ def cut_back(path, start):
     os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
 
 
+def lock(file):
+    """Lock a file, or raise an OSError if another process has. Some file systems have no locks."""
+    if fcntl:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+                raise
+            tqdm.write(f"{file.name} cannot be locked here; start no second run in this folder")
+
+
 def claim(folder, start):
     """Open metrics.jsonl in a run's folder for appending, and keep other runs out: -> the file.
 
     The file is locked while it is open. A new run, with a `start` of 0, renames a folder that holds
     an earlier run, and makes a new one. A resumed run keeps the lines of its first
-    `start` steps. Raises a Mistake if another run is using the folder, or if we cannot write there.
+    `start` steps. Raises a Mistake if another run is using the folder, if the folder holds anything
+    else than a run, or if we cannot write there.
     """
     path = folder / "metrics.jsonl"
+    holds_run = path.exists() or (folder / LATEST).exists()
+    refuse(
+        folder.is_dir() and any(folder.iterdir()) and not holds_run,
+        f"out_dir={folder} is not empty, and holds no run; name another folder",
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(path, "a")
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file)
+        if os.fstat(file.fileno()).st_ino != path.stat().st_ino:  # just moved aside by another run
+            raise OSError(errno.EAGAIN, "another run has begun there")
         if not start and (path.stat().st_size or (folder / LATEST).exists()):
-            file.close()
             aside = folder.rename(f"{folder}-until-{datetime.now():%Y%m%d-%H%M%S-%f}")
             tqdm.write(f"{folder} held a run, which is in {aside} now")
             if (aside / LATEST).exists():
-                tqdm.write(f"  (to go on with it: --init_from=resume --out_dir={aside})")
-            return claim(folder, start)
+                again = shlex.join(["--init_from=resume", f"--out_dir={aside}"])
+                tqdm.write(f"  (to go on with it: {again})")
+            with file:  # keeps the lock of the old folder until the new one is ours
+                return claim(folder, start)
     except OSError as error:
         raise Mistake(
             f"out_dir={folder} is in use by another run, or cannot be written ({error.strerror});"

@@ -1,14 +1,14 @@
 """Check that files of weights are written whole or not at all, read strictly, and run no code."""
 
+import math
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import run, same
 
 from data.user_mistake import Mistake
-from grpo.plumbing.checkpoint import load_model, model_file, read, save_checkpoint, write
+from grpo.plumbing.checkpoint import load_model, model_file, read, write
 from model.transformer import Generator, TransformerConfig
 
 SHAPE = TransformerConfig(vocab_size=4, block_size=8, n_layer=1, n_head=1, n_embd=8, blank=3)
@@ -76,8 +76,12 @@ def test_a_checkpoint_runs_no_code(world, flags, tmp_path):
 
 def test_weights_that_are_not_finite_are_not_saved(file):
     before = file.read_bytes()
-    policy = SimpleNamespace(network=Generator(SHAPE))
-    policy.network.head.weight.data[0, 0] = torch.nan
-    with pytest.raises(FloatingPointError, match="head.weight is not finite"):
-        save_checkpoint(SimpleNamespace(out_dir=file.parent), policy, None, None, 1)
+    """The same holds for whatever else a checkpoint keeps, such as the moments of AdamW."""
+    generator = Generator(SHAPE)
+    generator.head.weight.data[0, 0] = torch.nan
+    with pytest.raises(FloatingPointError, match="weights: head.weight is not finite"):
+        write(file, model_file(generator))
+    moments = {"state": {0: {"exp_avg": torch.tensor([1.0, math.inf])}}}
+    with pytest.raises(FloatingPointError, match="optimizer: state: 0: exp_avg is not finite"):
+        write(file, {"optimizer": moments})
     assert list(file.parent.iterdir()) == [file] and file.read_bytes() == before

@@ -1,21 +1,27 @@
 """Check what a run writes, how it treats its folder, and how it ends if something fails."""
 
+import errno
 import json
 import os
 import shlex
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import command_line, run, same
 
 import train_grpo
 from data.user_mistake import Mistake
+from data.vocabulary import decode
 from grpo.evaluation import evaluate
 from grpo.metrics import METRICS
+from grpo.plumbing import log
 from grpo.plumbing.checkpoint import model_file, read, write
-from grpo.plumbing.config import load_config
+from grpo.plumbing.config import Config, load_config, read_arguments
+from grpo.plumbing.load import load_data, load_splits
 from grpo.plumbing.log import claim, how_to_go_on
 from model.transformer import Judge, TransformerConfig
 
@@ -99,8 +105,8 @@ def test_two_runs_do_not_share_a_folder(flags, tmp_path):
     """A folder that holds no step of a run is used as it is."""
     out = tmp_path / "out"
     out.mkdir()
-    (out / "mine.txt").write_text("a file of the user's")
     first = claim(out, 0)
+    (out / "mine.txt").write_text("a file of the user's")
     for name in (out, tmp_path / "." / "out"):
         with pytest.raises(Mistake, match="out is in use by another run, or cannot be written"):
             run(flags, out_dir=name)
@@ -108,6 +114,108 @@ def test_two_runs_do_not_share_a_folder(flags, tmp_path):
     first.close()
     run(flags)
     assert not list(tmp_path.glob("out-until-*")) and "mine.txt" in files(out)
+
+
+def test_a_folder_of_another_program_is_refused(flags, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(Mistake, match="is not empty, and holds no run; name another folder"):
+        run(flags)
+    assert [*files(folder)] == ["config.json"]
+
+
+def test_a_run_that_was_just_moved_aside_cannot_be_claimed(tmp_path, monkeypatch):
+    """Between `open` and the lock another run renames the folder, and begins in a new one."""
+    out = tmp_path / "out"
+
+    def overtaken(file):
+        out.rename(tmp_path / "aside")
+        out.mkdir()
+        (out / "metrics.jsonl").touch()
+
+    monkeypatch.setattr(log, "lock", overtaken)
+    with pytest.raises(Mistake, match="is in use by another run"):
+        claim(out, 0)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EAGAIN])
+def test_a_file_system_without_locks_is_said_once(tmp_path, monkeypatch, capsys, code):
+    def flock(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(log.fcntl, "flock", flock)
+    if code == errno.EAGAIN:
+        with pytest.raises(Mistake, match="in use by another run"):
+            claim(tmp_path / "out", 0)
+    else:
+        claim(tmp_path / "out", 0).close()
+        assert capsys.readouterr().out.count("cannot be locked") == 1
+
+
+def test_old_runs_are_moved_aside_under_names_of_their_own(tmp_path):
+    for number in range(3):
+        with claim(tmp_path / "out", 0) as file:
+            file.write(json.dumps({"iteration": 0, "number": number}) + "\n")
+    aside = sorted(tmp_path.glob("out-until-*/metrics.jsonl"))
+    assert [json.loads(path.read_text())["number"] for path in aside] == [0, 1]
+
+
+def test_a_link_to_a_folder_stays_a_link(flags, tmp_path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "large")
+    for _ in range(2):
+        run(flags, out_dir=tmp_path / "link", max_iters=1)
+    assert (tmp_path / "link").is_symlink()
+    assert len(list(tmp_path.glob("large*/checkpoint.pt"))) == 2
+
+
+def test_a_run_goes_on_when_its_terminal_has_gone_away(flags, monkeypatch):
+    def gone(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(log.tqdm, "write", gone)
+    monkeypatch.setattr(log.tqdm, "update", gone)
+    _, metrics = run(flags)
+    assert len(metrics) == 4
+
+
+def test_a_run_may_have_a_thread_of_its_own(flags):
+    """Only the main thread can receive signals, so here nobody asks for them."""
+    with ThreadPoolExecutor(1) as pool:
+        _, metrics = pool.submit(run, flags).result()
+    assert len(metrics) == 4
+
+
+@pytest.mark.parametrize("place", ["save_checkpoint", "peek"])
+def test_a_signal_during_the_last_save_or_look_is_not_lost(flags, monkeypatch, place):
+    original = getattr(train_grpo, place)
+
+    def interrupted(*arguments):
+        if arguments[-1] == 4:  # the last step
+            signal.raise_signal(signal.SIGTERM)
+        return original(*arguments)
+
+    monkeypatch.setattr(train_grpo, place, interrupted)
+    with pytest.raises(SystemExit, match="143"):
+        run(flags)
+    out = Path(flags["out_dir"])
+    assert read(out / "checkpoint.pt")["training"]["iteration"] == 4
+    assert not (out / "evaluation.json").exists()
+
+
+def test_the_reference_that_is_saved_has_followed_the_policy(flags):
+    changes = {"reference_mode": "periodic", "reference_update_freq": 2}
+    checkpoint, _ = run(flags, **changes)
+    assert same(checkpoint["training"]["reference"], checkpoint["weights"])
+
+
+def test_held_out_words_are_not_in_the_lexicon(flags):
+    config = Config(**read_arguments(Config, command_line(flags)))
+    _, rule, held_out = load_data(config, torch.device("cpu"))
+    train, _ = load_splits(config)
+    words = set(decode(torch.from_numpy(train.tokens))[0].split())
+    assert rule.lexicon <= words and held_out.rule.lexicon <= words
 
 
 # Runs in which something fails.

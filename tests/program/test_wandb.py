@@ -38,7 +38,25 @@ def not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
 
 
-@pytest.mark.parametrize("trouble", [unreachable, not_installed])
+class Dying:
+    """A run on wandb whose process is killed after the first step."""
+
+    url, alive = "https://example.org", True
+
+    def log(self, *_, **__):
+        if not self.alive:
+            raise BrokenPipeError("the process of wandb is gone")
+        self.alive = False
+
+    def finish(self, **_):
+        raise AssertionError("nobody asks again")
+
+
+def killed(monkeypatch):
+    monkeypatch.setattr(wandb, "init", lambda **_: Dying())
+
+
+@pytest.mark.parametrize("trouble", [unreachable, not_installed, killed])
 def test_trouble_is_one_warning_and_the_run_goes_on(flags, monkeypatch, capfd, trouble):
     trouble(monkeypatch)
     _, metrics = run(flags, wandb_log="true")
