@@ -4,12 +4,16 @@ One line on stderr names the setting or the file. Every other error keeps its ty
 """
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from conftest import command_line, run
 
 import train_grpo
+from data import files
 from data.text.prepare import main as prepare
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.plumbing import load
@@ -176,7 +180,9 @@ def test_an_error_in_a_users_file_shows_its_traceback_and_then_the_line(
 def test_the_default_text_is_made_when_all_other_files_were_found(flags, tmp_path, monkeypatch):
     made = []
     monkeypatch.setitem(load.SHIPPED, "text", made.append)
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "text").mkdir(parents=True)  # as in the project before it is made
+    monkeypatch.setattr(files, "PROJECT", tmp_path)
+    monkeypatch.chdir(tmp_path / "data")
     with pytest.raises(Mistake, match="no.pt is missing"):
         run(flags, dataset="text", judge_checkpoint="no.pt")
     assert not made
@@ -195,3 +201,47 @@ def test_other_errors_are_not_turned_into_an_exit():
     for error in (AssertionError, FloatingPointError):
         with pytest.raises(error), exit_on_mistake("program"):
             raise error
+
+
+@pytest.mark.parametrize(
+    "name, content, line",
+    [
+        ("a.yaml", "group_size: 8", "a.yaml does not exist, or is no .py file"),
+        ("a.py", "group_size: 8", "a.py assigns no setting; write for example group_size = 8"),
+        ("a.py", "gruop_size = 8", "a.py: gruop_size is no setting; did you mean group_size?"),
+        ("a.py", "x = 8", "a.py: x is no setting; --help lists all"),
+    ],
+)
+def test_a_config_file_assigns_settings(tmp_path, name, content, line):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(Mistake, match=re.escape(line)):
+        load_config([str(tmp_path / name)])
+
+
+@pytest.mark.parametrize("setting", ["prompts_file", "reward"])
+def test_a_run_reads_nothing_from_its_own_folder(flags, tmp_path, setting):
+    value = {"prompts_file": "out/p.json", "reward": "judge,out/my.py:f"}[setting]
+    with pytest.raises(Mistake, match="lies in out_dir, which a new run moves aside"):
+        load_config(command_line(flags, **{setting: value.replace("out/", f"{tmp_path}/out/")}))
+
+
+def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
+    for path in (tmp_path, "x" * 300):
+        with pytest.raises(SystemExit, match="2"), exit_on_mistake("program"):
+            open(path)
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_help_may_lose_its_reader():
+    command = [sys.executable, "train_grpo.py", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        program.stdout.close()
+        assert not program.stderr.read()
+
+
+def test_a_run_may_start_in_another_folder(flags, tmp_path, monkeypatch):
+    """What ships is found in the project, and what the user names where the user is."""
+    monkeypatch.chdir(tmp_path)
+    quick = ["config/quick.py", *command_line(flags, out_dir="here", max_iters=1)]
+    train_grpo.main(quick, quiet=True)
+    assert (tmp_path / "here" / "checkpoint.pt").exists()
