@@ -4,12 +4,15 @@ One line on stderr names the setting or the file. Every other error keeps its ty
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from conftest import command_line, run
 
 import train_grpo
+from data import files
+from data.files import find
 from data.text.prepare import main as prepare
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.plumbing import load
@@ -18,8 +21,9 @@ from grpo.tools import fill, replay, toy
 from model import pretrain
 
 # Each line has the arguments of a command, of which the last one is a mistake. Those of train_grpo
-# and pretrain stand after the arguments of a run that works. {x} is the folder `bad`, and {w} is
-# the folder `world`. A config file is called after what is wrong in it.
+# and pretrain stand after the arguments of a run that works. {x} is the folder `bad`, {w} is the
+# folder `world`, and {long} is a name that no file can have. A config file is called after what is
+# wrong in it.
 MISTAKES = {
     "train": """
         --grup_size=8
@@ -45,7 +49,13 @@ MISTAKES = {
         --objective=reinforce --num_iterations=2
         --clip_eps_high=0.3 --clip_delta=1.2
         --block_size=17
+        --device=mps
+        --direction=forward --kl_beta=0 --credit=word --reward=valid_words
         group_size=8
+        {x}/config.yaml
+        {x}/empty.py
+        --judge_checkpoint={x}/{long}.pt
+        --prompts_file={x}
         {x}/grup_size.py
         {x}/math.py
         {x}/group_size.py
@@ -75,6 +85,7 @@ MISTAKES = {
     "fill": """
         c_t --k=0
         c_t --run=outt
+        c_t --run={x}/{long}
         --run={w}/generator.pt the""",
     "replay": """
         {x}""",
@@ -88,6 +99,7 @@ COMMANDS = [(name, line.strip()) for name in MISTAKES for line in MISTAKES[name]
 CONFIGS = {
     "grup_size": "grup_size = 8",
     "math": "import math\ngroup_size = 8",
+    "empty": "# group_size = 8",
     "group_size": "group_size = True",
 }
 REWARDS = """
@@ -116,6 +128,7 @@ def bad(world, tmp_path_factory):
     x = tmp_path_factory.mktemp("bad")
     for name, text in CONFIGS.items():
         (x / f"{name}.py").write_text(text)
+    (x / "config.yaml").write_text("group_size: 8", encoding="utf-8")
     (x / "r.py").write_text(REWARDS)
     (x / "full.json").write_text(json.dumps({"prompts": ["a_", "b"]}))
     (x / "cut.pt").write_bytes((world / "judge.pt").read_bytes()[:9000])
@@ -143,7 +156,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     flags, bad, world, tmp_path, capsys, monkeypatch, program, line
 ):
     monkeypatch.chdir(tmp_path)
-    arguments = line.format(x=bad, w=world).split()
+    arguments = line.format(x=bad, w=world, long="a" * 300).split()
     before = listing(bad, world, tmp_path)
     with pytest.raises(SystemExit) as end:
         start(program, arguments, flags)
@@ -176,13 +189,30 @@ def test_an_error_in_a_users_file_shows_its_traceback_and_then_the_line(
 def test_the_default_text_is_made_when_all_other_files_were_found(flags, tmp_path, monkeypatch):
     made = []
     monkeypatch.setitem(load.SHIPPED, "text", made.append)
+    monkeypatch.setattr(files, "PROJECT", tmp_path)  # where no text has been made
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistake, match="no.pt is missing"):
         run(flags, dataset="text", judge_checkpoint="no.pt")
     assert not made
     with pytest.raises(Mistake, match="there is no .*train.bin"):
         run(flags, dataset="text")
-    assert [path.resolve() for path in made] == [tmp_path / "data" / "text"]
+    assert made == [Path("data/text")]
+
+
+def test_a_typo_in_a_config_file_names_the_file_and_the_nearest_setting(bad):
+    line = re.escape(f"{bad}/grup_size.py: grup_size is no setting; did you mean group_size?")
+    with pytest.raises(Mistake, match=line):
+        load_config([f"{bad}/grup_size.py"])
+
+
+def test_what_ships_is_found_from_another_folder_and_a_run_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = "--max_iters=1 --batch_size=2 --group_size=2 --eval_inputs=2 --device=cpu"
+    train_grpo.main(f"config/sums.py {small}", quiet=True)
+    assert (tmp_path / "out-sums" / "checkpoint.pt").exists()
+    monkeypatch.setattr(files, "PROJECT", tmp_path)
+    monkeypatch.chdir("/")
+    assert find("out-sums") == Path("out-sums")  # and not the run in the project's folder
 
 
 def test_mini_batches_of_several_processes_are_refused(monkeypatch):
