@@ -17,6 +17,7 @@ from data.text.prepare import main as prepare
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.plumbing import load
 from grpo.plumbing.config import load_config
+from grpo.plumbing.network import pick_device
 from grpo.tools import fill, replay, toy
 from model import pretrain
 
@@ -49,10 +50,9 @@ MISTAKES = {
         --objective=reinforce --num_iterations=2
         --clip_eps_high=0.3 --clip_delta=1.2
         --block_size=17
-        --device=mps
         --direction=forward --kl_beta=0 --credit=word --reward=valid_words
         group_size=8
-        {x}/config.yaml
+        {x}/code.pt
         {x}/empty.py
         --judge_checkpoint={x}/{long}.pt
         --prompts_file={x}
@@ -128,7 +128,7 @@ def bad(world, tmp_path_factory):
     x = tmp_path_factory.mktemp("bad")
     for name, text in CONFIGS.items():
         (x / f"{name}.py").write_text(text)
-    (x / "config.yaml").write_text("group_size: 8", encoding="utf-8")
+    (x / "code.pt").write_text("group_size = 8", encoding="utf-8")  # Python, but not called so
     (x / "r.py").write_text(REWARDS)
     (x / "full.json").write_text(json.dumps({"prompts": ["a_", "b"]}))
     (x / "cut.pt").write_bytes((world / "judge.pt").read_bytes()[:9000])
@@ -221,7 +221,19 @@ def test_mini_batches_of_several_processes_are_refused(monkeypatch):
         load_config(["--minibatch_size=8"])
 
 
+def test_a_file_that_may_not_be_read_is_named_in_one_line(capsys):
+    with pytest.raises(SystemExit, match="2"), exit_on_mistake("program"):
+        raise PermissionError(13, "Permission denied", "a.txt")
+    line = "a.txt cannot be used (Permission denied); name another path, or change its permissions"
+    assert capsys.readouterr().err == f"program: {line}\n"
+
+
+def test_apples_gpus_are_not_supported():
+    with pytest.raises(Mistake, match="device mps is not supported; use --device=cpu"):
+        pick_device("mps")
+
+
 def test_other_errors_are_not_turned_into_an_exit():
-    for error in (AssertionError, FloatingPointError):
+    for error in (AssertionError, FloatingPointError, OSError):
         with pytest.raises(error), exit_on_mistake("program"):
             raise error
