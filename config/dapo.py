@@ -1,6 +1,6 @@
 # DAPO (2503.14476) weighs all blanks of an update alike. A ratio may rise further than it may fall
-# before it is clipped, and there is no KL. The section "When it goes wrong" of config/README.md
-# shows what happens without a KL. We leave out DAPO's dynamic sampling and its length penalty.
+# before it is clipped, and there is no KL. The table of text in config/README.md shows what
+# happens without a KL. We leave out DAPO's dynamic sampling and its length penalty.
 #     python train_grpo.py config/grpo_config.py config/dapo.py
 
 out_dir = "out-dapo"

@@ -6,7 +6,7 @@ temperature alone improves most of them, so a run has to beat what the base mode
 GRPO: its *argmax*, with a latent its draws with the *letters at 0*, where only the latent is
 random, and its *best of 16*, where the judge chooses one of 16 draws for each word. Two rows are
 cheats, which fill in words of the right length without a look at the context. No single column
-gives both of them away. grpo/README.md#the-table says what each row and column is.
+gives both of them away. grpo/tweaking.md#the-table says what each row and column is.
 
 Shapes: N held-out inputs, n fills of each, T characters.
 """
@@ -316,4 +316,4 @@ def format_table(result):
     lines = format_rows({title: [row] for title, row in result.items()})
     if result["after, sampled"].get("judge", 0) > result["the text"].get("judge", 1):
         lines.append("the judge prefers these fills to the original text: it is being fooled")
-    return "\n".join([*lines, "what the columns are: grpo/README.md#the-table"])
+    return "\n".join([*lines, "what the columns are: grpo/tweaking.md#the-table"])

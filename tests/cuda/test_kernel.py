@@ -509,7 +509,37 @@ def config(**changes):
     return SimpleNamespace(**common | changes)
 
 
-def test_choose_compiles_what_the_run_uses(bindings):
+@pytest.fixture
+def agreeing(monkeypatch):
+    """There is no GPU that could run the kernel, so we say that it agrees with PyTorch."""
+    monkeypatch.setattr(kernel, "agrees", lambda *_: True)
+
+
+def test_a_kernel_that_disagrees_is_not_used(bindings, monkeypatch, capsys):
+    monkeypatch.setattr(kernel, "agrees", lambda *_: False)
+    assert kernel.choose(config(), GPU, network(28)) == "torch"
+    assert "its results differ from those of PyTorch" in capsys.readouterr().err
+    with pytest.raises(Mistake, match="its results differ from those of PyTorch"):
+        kernel.choose(config(kernel="cuda"), GPU, network(28))
+
+
+@pytest.mark.parametrize("fault", [None, "draws", "scores"])
+def test_a_kernel_agrees_if_its_draws_and_scores_are_those_of_pytorch(monkeypatch, fault):
+    def sample(*arguments):
+        completions, kept = policy.sample_completions(*arguments)
+        return (completions + (fault == "draws")) % 28, kept
+
+    def score(*arguments):
+        logp, *others = policy.compute_logprobs(*arguments)
+        return logp * (1.1 if fault == "scores" else 1), *others
+
+    monkeypatch.setattr(kernel, "sample_completions", sample)
+    monkeypatch.setattr(kernel, "logprobs", score)
+    settings = Config(temperature=0.8, dtype="float32")
+    assert kernel.agrees(settings, torch.device("cpu"), 28) == (fault is None)
+
+
+def test_choose_compiles_what_the_run_uses(bindings, agreeing):
     for setting in "auto", "cuda":
         assert kernel.choose(config(kernel=setting), torch.device("cuda"), network(28)) == "cuda"
     kernel.load(0, torch.float32, (4, 8))  # as a step does

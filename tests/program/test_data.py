@@ -132,7 +132,7 @@ def test_the_dataset_of_another_text_is_not_replaced(tmp_path):
     prepare(tmp_path / "d", tmp_path / "in.txt")
     prepare(tmp_path / "d", tmp_path / "in.txt")  # the same text again
     before = (tmp_path / "d" / "train.bin").read_bytes()
-    (tmp_path / "in.txt").write_text(TEXT.replace("cow", "owl"))
+    (tmp_path / "in.txt").write_text(TEXT + "\n\nthe end")
     with pytest.raises(Mistake, match="d/train.bin holds another text; remove it, or name"):
         prepare(tmp_path / "d", tmp_path / "in.txt")
     assert (tmp_path / "d" / "train.bin").read_bytes() == before

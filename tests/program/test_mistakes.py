@@ -5,6 +5,8 @@ One line on stderr names the setting or the file. Every other error keeps its ty
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,8 +54,6 @@ MISTAKES = {
         --block_size=17
         --direction=forward --kl_beta=0 --credit=word --reward=valid_words
         group_size=8
-        {x}/code.pt
-        {x}/empty.py
         --judge_checkpoint={x}/{long}.pt
         --prompts_file={x}
         {x}/grup_size.py
@@ -99,8 +99,6 @@ COMMANDS = [(name, line.strip()) for name in MISTAKES for line in MISTAKES[name]
 CONFIGS = {
     "grup_size": "grup_size = 8",
     "math": "import math\ngroup_size = 8",
-    "empty": "# group_size = 8",
-    "group_size": "group_size = True",
 }
 REWARDS = """
 def broken(completions, masked, mask, decode):
@@ -128,7 +126,6 @@ def bad(world, tmp_path_factory):
     x = tmp_path_factory.mktemp("bad")
     for name, text in CONFIGS.items():
         (x / f"{name}.py").write_text(text)
-    (x / "code.pt").write_text("group_size = 8", encoding="utf-8")  # Python, but not called so
     (x / "r.py").write_text(REWARDS)
     (x / "full.json").write_text(json.dumps({"prompts": ["a_", "b"]}))
     (x / "cut.pt").write_bytes((world / "judge.pt").read_bytes()[:9000])
@@ -189,20 +186,15 @@ def test_an_error_in_a_users_file_shows_its_traceback_and_then_the_line(
 def test_the_default_text_is_made_when_all_other_files_were_found(flags, tmp_path, monkeypatch):
     made = []
     monkeypatch.setitem(load.SHIPPED, "text", made.append)
-    monkeypatch.setattr(files, "PROJECT", tmp_path)  # where no text has been made
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "text").mkdir(parents=True)  # as in the project before it is made
+    monkeypatch.setattr(files, "PROJECT", tmp_path)
+    monkeypatch.chdir(tmp_path / "data")
     with pytest.raises(Mistake, match="no.pt is missing"):
         run(flags, dataset="text", judge_checkpoint="no.pt")
     assert not made
     with pytest.raises(Mistake, match="there is no .*train.bin"):
         run(flags, dataset="text")
     assert made == [Path("data/text")]
-
-
-def test_a_typo_in_a_config_file_names_the_file_and_the_nearest_setting(bad):
-    line = re.escape(f"{bad}/grup_size.py: grup_size is no setting; did you mean group_size?")
-    with pytest.raises(Mistake, match=line):
-        load_config([f"{bad}/grup_size.py"])
 
 
 def test_what_ships_is_found_from_another_folder_and_a_run_is_not(tmp_path, monkeypatch):
@@ -221,13 +213,6 @@ def test_mini_batches_of_several_processes_are_refused(monkeypatch):
         load_config(["--minibatch_size=8"])
 
 
-def test_a_file_that_may_not_be_read_is_named_in_one_line(capsys):
-    with pytest.raises(SystemExit, match="2"), exit_on_mistake("program"):
-        raise PermissionError(13, "Permission denied", "a.txt")
-    line = "a.txt cannot be used (Permission denied); name another path, or change its permissions"
-    assert capsys.readouterr().err == f"program: {line}\n"
-
-
 def test_apples_gpus_are_not_supported():
     with pytest.raises(Mistake, match="device mps is not supported; use --device=cpu"):
         pick_device("mps")
@@ -237,3 +222,39 @@ def test_other_errors_are_not_turned_into_an_exit():
     for error in (AssertionError, FloatingPointError, OSError):
         with pytest.raises(error), exit_on_mistake("program"):
             raise error
+
+
+@pytest.mark.parametrize(
+    "name, content, line",
+    [
+        ("a.yaml", "group_size: 8", "a.yaml does not exist, or is no .py file"),
+        ("a.py", "group_size: 8", "a.py assigns no setting; write for example group_size = 8"),
+        ("a.py", "gruop_size = 8", "a.py: gruop_size is no setting; did you mean group_size?"),
+        ("a.py", "x = 8", "a.py: x is no setting; --help lists all"),
+    ],
+)
+def test_a_config_file_assigns_settings(tmp_path, name, content, line):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(Mistake, match=re.escape(line)):
+        load_config([str(tmp_path / name)])
+
+
+@pytest.mark.parametrize("setting", ["prompts_file", "reward"])
+def test_a_run_reads_nothing_from_its_own_folder(flags, tmp_path, setting):
+    value = {"prompts_file": "out/p.json", "reward": "judge,out/my.py:f"}[setting]
+    with pytest.raises(Mistake, match="lies in out_dir, which a new run moves aside"):
+        load_config(command_line(flags, **{setting: value.replace("out/", f"{tmp_path}/out/")}))
+
+
+def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
+    for path in (tmp_path, "x" * 300):
+        with pytest.raises(SystemExit, match="2"), exit_on_mistake("program"):
+            open(path)
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_help_may_lose_its_reader():
+    command = [sys.executable, "train_grpo.py", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        program.stdout.close()
+        assert not program.stderr.read()

@@ -223,7 +223,7 @@ def test_a_judge_starts_as_the_first_layers_of_its_generator(layers, world, tmp_
     monkeypatch.setattr(pretrain, "report", lambda *_: None)
     monkeypatch.setattr(pretrain, "fit", lambda *_: None)
     steps = ["--generator_steps=0", "--judge_steps=1", f"--judge_layers={layers}"]
-    generator, judge = pretrained(world, tmp_path / "a", f"--start={world}/generator.pt", *steps)
+    generator, judge = pretrained(world, tmp_path / "out", f"--start={world}/generator.pt", *steps)
     assert judge["architecture"]["n_layer"] == layers
     weights = judge["weights"]
     assert not weights["head.weight"].any()

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import inspect
 import re
 import shlex
 import textwrap
@@ -11,6 +12,7 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
+from data.per_word import number_words
 from data.vocabulary import decode
 from grpo.advantage import group_advantages
 from grpo.evaluation.evaluate import COLUMNS
@@ -18,10 +20,10 @@ from grpo.plumbing.config import Config, check, read_arguments
 from grpo.tools import toy
 from model import pretrain
 
-READMES = {}
-for folder in ("", "grpo/", "config/", "model/", "data/", "tests/"):
-    READMES[f"{folder}README.md"] = Path(f"{folder}README.md").read_text()
-READMES["config/latent.md"] = Path("config/latent.md").read_text()
+FOLDERS = ("", "grpo/", "grpo/variants/", "config/", "model/", "data/", "tests/")
+PAGES = [f"{folder}README.md" for folder in FOLDERS]
+PAGES += ["grpo/puzzles.md", "grpo/latent.md", "grpo/tweaking.md"]
+READMES = {page: Path(page).read_text() for page in PAGES}
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PROSE = {name: FENCE.sub("", text) for name, text in READMES.items()}  # without blocks of code
 
@@ -195,7 +197,9 @@ def test_every_reward_in_python_runs(name):
             namespace = {}
             exec(textwrap.dedent(block), namespace)
             for function in re.findall(r"def (\w+)", block):
-                values = namespace[function](completions, completions[:, 0], mask, decode)
-                values = torch.as_tensor(values)
+                given = [completions, completions[:, 0], mask, decode]
+                if "words" in inspect.signature(namespace[function]).parameters:
+                    given.append(number_words(mask))
+                values = torch.as_tensor(namespace[function](*given))
                 assert values.shape in (completions.shape, completions.shape[:2])
                 assert values.is_floating_point()

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,7 +68,8 @@ def page(tmp_path_factory):
 def test_the_page_opens_on_the_step_by_hand(page):
     """At first it shows the numbers of one step, which we compute with the toy in Python."""
     rewards = torch.tensor([*toy.WORDS.values()], dtype=torch.float64)  # (G,) each word in turn
-    A = group_advantages(rewards.view(1, 4, 1), toy.MASK[:, :1], toy.settings_of([])).flatten()
+    batch = SimpleNamespace(mask=toy.MASK[:, :1])
+    A = group_advantages(rewards.view(1, 4, 1), None, batch, toy.settings_of([])).flatten()
     want = {}
     for name, n_latent in (("product", 1), ("latent", 2)):
         before, after = toy.train([f"--n_latent={n_latent}", "--max_iters=1"])
