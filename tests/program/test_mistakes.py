@@ -99,6 +99,7 @@ COMMANDS = [(name, line.strip()) for name in MISTAKES for line in MISTAKES[name]
 CONFIGS = {
     "grup_size": "grup_size = 8",
     "math": "import math\ngroup_size = 8",
+    "group_size": "group_size = True",
 }
 REWARDS = """
 def broken(completions, masked, mask, decode):
@@ -194,7 +195,7 @@ def test_the_default_text_is_made_when_all_other_files_were_found(flags, tmp_pat
     assert not made
     with pytest.raises(Mistake, match="there is no .*train.bin"):
         run(flags, dataset="text")
-    assert made == [Path("data/text")]
+    assert [path.resolve() for path in made] == [tmp_path / "data" / "text"]
 
 
 def test_what_ships_is_found_from_another_folder_and_a_run_is_not(tmp_path, monkeypatch):
