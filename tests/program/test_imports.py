@@ -89,7 +89,7 @@ def test_every_import_points_down():
 
 def test_every_text_file_is_opened_as_utf8():
     """Windows would read it in another encoding. `os.open` and os.devnull have none."""
-    for file in sources("data", "grpo", "model"):
+    for file in sources("data", "grpo", "model", "tests"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))

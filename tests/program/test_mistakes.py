@@ -126,8 +126,8 @@ def bad(world, tmp_path_factory):
     """Make a folder of configs, prompts, rewards and checkpoints that a program must refuse."""
     x = tmp_path_factory.mktemp("bad")
     for name, text in CONFIGS.items():
-        (x / f"{name}.py").write_text(text)
-    (x / "r.py").write_text(REWARDS)
+        (x / f"{name}.py").write_text(text, encoding="utf-8")
+    (x / "r.py").write_text(REWARDS, encoding="utf-8")
     (x / "full.json").write_text(json.dumps({"prompts": ["a_", "b"]}))
     (x / "cut.pt").write_bytes((world / "judge.pt").read_bytes()[:9000])
     return x
@@ -171,7 +171,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
 def test_an_error_in_a_users_file_shows_its_traceback_and_then_the_line(
     flags, bad, capsys, argument
 ):
-    (bad / "error.py").write_text("group_size = 1 / 0")
+    (bad / "error.py").write_text("group_size = 1 / 0", encoding="utf-8")
     for arguments, shown in {
         argument.format(x=bad): "ZeroDivisionError: division by zero",
         f"--reward=judge,{bad}/r.py:broken": "NameError: name 'nowhere' is not defined",
@@ -235,7 +235,7 @@ def test_other_errors_are_not_turned_into_an_exit():
     ],
 )
 def test_a_config_file_assigns_settings(tmp_path, name, content, line):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(Mistake, match=re.escape(line)):
         load_config([str(tmp_path / name)])
 
@@ -250,7 +250,7 @@ def test_a_run_reads_nothing_from_its_own_folder(flags, tmp_path, setting):
 def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
     for path in (tmp_path, "x" * 300):
         with pytest.raises(SystemExit, match="2"), exit_on_mistake("program"):
-            open(path)
+            open(path, encoding="utf-8")
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
