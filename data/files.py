@@ -5,15 +5,18 @@ from pathlib import Path
 from uuid import uuid4
 
 PROJECT = Path(__file__).parents[1]
+SHIPPED = ("config/", "data/", "model/")
 
 
 def find(path):
-    """Look for a path in the working directory, and then in the project: -> Path.
+    """Look for a path in the working directory, and what ships also in the project: -> Path.
 
-    So what ships is found from everywhere. A path that is in neither comes back as it is.
+    So what ships is found from everywhere, and a run only in the working directory. A path that is
+    in neither comes back as it is.
     """
-    shipped = PROJECT / path
-    return shipped if shipped.exists() and not Path(path).exists() else Path(path)
+    path = Path(path)
+    ships = path.as_posix().startswith(SHIPPED) and (PROJECT / path).exists()
+    return PROJECT / path if ships and not path.exists() else path
 
 
 def write_whole(path, content):

@@ -181,8 +181,19 @@ def parse(arguments):
     parse_masking(args.judge_masking)
     refuse(not args.out_dir, "out_dir is empty; write for example --out_dir=out-pretrain")
     refuse(args.n_embd % 32, f"n_embd={args.n_embd} is not allowed; it takes a multiple of 32")
-    refuse(Path(args.out_dir).exists(), f"{args.out_dir} exists already; name another --out_dir")
+    refuse(
+        Path(args.out_dir).exists(), f"{args.out_dir} exists; remove it, or name another --out_dir"
+    )
     return args
+
+
+def say_what_is_saved(out):
+    """Say which models a stopped pretraining has written, and how to go on."""
+    saved = [name for name in ("generator.pt", "judge.pt") if (out / name).exists()]
+    print(f"stopped; {out} holds {' and '.join(saved) or 'no model'}", file=sys.stderr)
+    if saved == ["generator.pt"]:
+        flags = f"--start={out / saved[0]} --generator_steps=0 --out_dir=ANOTHER"
+        print(f"for the judge alone, add {flags} to your command", file=sys.stderr)
 
 
 def main(arguments):
@@ -191,14 +202,7 @@ def main(arguments):
         try:
             pretrain(args)
         except KeyboardInterrupt:
-            saved = sorted(path.name for path in Path(args.out_dir).glob("*.pt"))
-            print(
-                f"stopped; {args.out_dir} holds {', '.join(saved) or 'no model'}", file=sys.stderr
-            )
-            if saved:
-                print(
-                    "for the judge alone: --generator_steps=0 --start=generator.pt of that folder"
-                )
+            say_what_is_saved(Path(args.out_dir))
             raise
 
 

@@ -78,7 +78,7 @@ def world(tmp_path_factory):
     They are a judge, a generator, and a generator with a latent.
     """
     folder = tmp_path_factory.mktemp("world")
-    (folder / "text.txt").write_text(TEXT)
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
     prepare(folder / "text", folder / "text.txt")
     torch.manual_seed(0)
     shape = TransformerConfig(block_size=16, n_layer=2, n_head=2, n_embd=32)
@@ -121,7 +121,7 @@ def server():
 
 def browse(html, folder, anchor=""):
     """Open a page in the browser: -> its HTML, as it is 20 seconds later by the page's clock."""
-    (folder / "page.html").write_text(html)
+    (folder / "page.html").write_text(html, encoding="utf-8")
     address = f"file://{folder}/page.html{anchor}"
     command = [BROWSER, *OPTIONS.split(), f"--user-data-dir={folder}/browser", address]
     return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
@@ -140,7 +140,7 @@ def run(flags, **changes):
 
 def figures(folder):
     """Read the lines of metrics.jsonl, without the times."""
-    lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+    lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line) for line in lines]
     return [{k: v for k, v in step.items() if not k.endswith("_ms")} for step in steps]
 

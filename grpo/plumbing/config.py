@@ -321,10 +321,11 @@ def check(config):
         f"clip_delta={config.clip_delta} also bounds ratios whose advantage is positive; set 0,"
         f" or at least 1 + clip_eps_high = {1 + config.clip_eps_high:g}",
     )
+    of_input = config.credit == "input" or "valid_words" in parse_reward(config.reward)
     refuse(
-        config.direction == "forward" and (config.credit == "input" or config.kl_beta),
-        "direction=forward needs one reward for each word and no further KL; set credit=word and"
-        " kl_beta=0, or direction=reverse",
+        config.direction == "forward" and (of_input or config.kl_beta),
+        "direction=forward needs one reward for each word and no further KL; set credit=word,"
+        " kl_beta=0 and a reward other than valid_words, or direction=reverse",
     )
     refuse(
         config.objective == "gmpo" and config.top_entropy_quantile < 1,

@@ -23,17 +23,17 @@ Shapes: k draws, of which n are different, T characters.
 """
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from data.dataset import encode_prompt, typed_words
+from data.files import find
 from data.lexicon import highlight
 from data.per_word import mean_over_blanks
 from data.sums.rule import is_right
 from data.user_mistake import exit_on_mistake, refuse
-from data.vocabulary import BLANK, MASK_ID, decode, encode
+from data.vocabulary import BLANK, MASK_ID, TEXT_CHARACTERS, decode, encode
 from grpo.batch import make_batch
 from grpo.plumbing.checkpoint import LATEST, load_model, read
 from grpo.plumbing.config import Config, Parser, number
@@ -106,7 +106,7 @@ def parse(arguments):
 def main(arguments=None):
     with exit_on_mistake("fill"):
         args = parse(arguments)
-        file = Path(args.run)
+        file = find(args.run)
         shipped = Config.generator_checkpoint
         refuse(not file.exists(), f"there is no {args.run}; make a run, or add --run={shipped}")
         file = file / LATEST if file.is_dir() else file
@@ -120,7 +120,7 @@ def main(arguments=None):
             models[f"before  {path}"] = load_model(path, Generator)
         models[f"after   {file}" if models else str(file)] = after
         judge = None
-        if config["judge_checkpoint"]:
+        if config["judge_checkpoint"] and after.vocab_size == TEXT_CHARACTERS:  # not of sums
             judge = load_model(config["judge_checkpoint"], Judge)
             check_length(after.trunk.config.block_size, judge)
         for text in args.text:

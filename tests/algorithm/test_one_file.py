@@ -35,7 +35,7 @@ def real_run(dataset, out, settings):
     files = {"dataset": dataset, "out_dir": out}
     plain = {"device": "cpu", "dtype": "float32", "max_iters": STEPS, "eval_inputs": 1}
     train_grpo.main(["config/sums.py", *command_line(files | plain | settings)])
-    lines = (out / "metrics.jsonl").read_text().splitlines()
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     weights = torch.load(out / "checkpoint.pt", weights_only=True)["weights"]
     return [json.loads(line)["loss"] for line in lines], weights
 
@@ -64,8 +64,8 @@ def test_its_losses_and_weights_are_those_of_train_grpo(changed, dataset, tmp_pa
 
     generator, reference = one_file.load(), one_file.load()
     sums, held_out = one_file.make_sums()
-    assert sums == (dataset / "train.txt").read_text().split()
-    assert held_out == (dataset / "val.txt").read_text().split()
+    assert sums == (dataset / "train.txt").read_text(encoding="utf-8").split()
+    assert held_out == (dataset / "val.txt").read_text(encoding="utf-8").split()
     losses = list(islice(one_file.train(generator, reference, sums), STEPS))
 
     assert losses == pytest.approx(expected, abs=1e-5)
@@ -74,7 +74,7 @@ def test_its_losses_and_weights_are_those_of_train_grpo(changed, dataset, tmp_pa
 
 
 def test_its_rule_is_that_of_the_dataset(dataset):
-    right = (dataset / "val.txt").read_text().split()[:100]
+    right = (dataset / "val.txt").read_text(encoding="utf-8").split()[:100]
     wrong = ["417+472=888", "017+871=888", "a17+471=888", "4=7+471=888", "4+7+471=888"]
     for text in right + wrong:
         assert one_file.is_right(text) == is_right(text)
@@ -82,7 +82,7 @@ def test_its_rule_is_that_of_the_dataset(dataset):
 
 def test_it_runs_to_the_end(monkeypatch, capsys):
     """Run the file with fewer inputs and steps, and read the sums that it prints at the end."""
-    source = FILE.read_text()
+    source = FILE.read_text(encoding="utf-8")
     smaller = {
         "B, G, T = 128, 16,": "B, G, T = 2, 2,",
         "= 100, 5, 2": "= 10, 1, 1",
@@ -106,7 +106,7 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
 
 
 def test_it_is_short_and_imports_only_the_network():
-    source = FILE.read_text()
+    source = FILE.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= 165
     imported = []
     for node in ast.walk(ast.parse(source)):

@@ -47,7 +47,7 @@ def compiled(folder, source, flags):
     """Compile fiber.h and then `source` with g++: -> the path of the program or library."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
-    (folder / "source.cc").write_text(HEADER + source)
+    (folder / "source.cc").write_text(HEADER + source, encoding="utf-8")
     command = f"g++ -std=c++20 -O0 -Wno-unknown-pragmas {flags} source.cc -o made"
     subprocess.run(command.split(), cwd=folder, check=True)
     return folder / "made"
@@ -91,7 +91,8 @@ def library(tmp_path_factory):
     """Compile kernel.cu for fibers: -> a library with run(name, blocks, threads, arguments)."""
     calls = [f'if (!strcmp(name, "{n}")) return launch({n}, blocks, threads, all);' for n in NAMES]
     run = "bool run(const char* name, unsigned blocks, unsigned threads, void** all)"
-    source = f'{kernel.SOURCE.read_text()}\nextern "C" {run} {{ {"".join(calls)} return false; }}'
+    source = kernel.SOURCE.read_text(encoding="utf-8")
+    source = f'{source}\nextern "C" {run} {{ {"".join(calls)} return false; }}'
     folder = tmp_path_factory.mktemp("fibers")
     return ctypes.CDLL(compiled(folder, source, "-Wall -Werror -fPIC -shared"))
 
@@ -101,7 +102,9 @@ def compilers(tmp_path_factory):
     """Start nvcc for two architectures. It compiles while the tests run."""
     folder = tmp_path_factory.mktemp("nvcc")
     table = ", ".join(f"(void*){name}" for name in NAMES)
-    (folder / "all.cu").write_text(f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};')
+    (folder / "all.cu").write_text(
+        f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};', encoding="utf-8"
+    )
     started = []
     for arch in ("sm_80", "sm_90") if shutil.which("nvcc") else ():
         command = f"nvcc -cubin -arch={arch} -Xptxas -v all.cu -o {arch}".split()
@@ -448,7 +451,7 @@ def sanitized(tmp_path_factory):
     if not Path(subprocess.getoutput("g++ -print-file-name=libtsan.so")).exists():
         yield []
         return
-    source = kernel.SOURCE.read_text()
+    source = kernel.SOURCE.read_text(encoding="utf-8")
     folders = [tmp_path_factory.mktemp("fault") for _ in FAULTS]
 
     def run(folder, old, new):

@@ -308,7 +308,9 @@ def test_the_table_says_where_it_is_explained_and_fits_a_terminal():
     lines = format_table(result).splitlines()
     assert max(map(len, lines)) <= 80
     file, _, section = lines[-1].split()[-1].partition("#")
-    heads = [x[3:] for x in Path(file).read_text().splitlines() if x.startswith("## ")]
+    heads = [
+        x[3:] for x in Path(file).read_text(encoding="utf-8").splitlines() if x.startswith("## ")
+    ]
     assert section in [head.lower().replace(" ", "-") for head in heads]
 
 

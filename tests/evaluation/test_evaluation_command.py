@@ -134,9 +134,9 @@ def test_nothing_is_averaged_over_different_settings(with_table, capsys):
     """Groups with other held-out inputs do not even share a table."""
     outs = [with_table("a"), with_table("b", seed=2)]
     path = Path(outs[1]) / "config.json"
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     for name in config:
-        path.write_text(json.dumps(config | {name: 7}))
+        path.write_text(json.dumps(config | {name: 7}), encoding="utf-8")
         settings, *tables = printed(capsys, *outs)
         if name in OWN:
             assert not tables
@@ -157,7 +157,9 @@ def test_nothing_is_averaged_over_different_tables(with_table, capsys):
         f"{i}: after, sampled (runs: {3 - i})" for i in (1, 2)
     ]
     path = Path(outs[1]) / "evaluation.json"
-    path.write_text(path.read_text().replace("valid_words", "exact_words"))
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("valid_words", "exact_words"), encoding="utf-8"
+    )
     settings, *tables = printed(capsys, *outs)
     assert settings[-2:] == [[APART], [NOT_AVERAGED]] and len(tables) == 2
 
@@ -173,7 +175,8 @@ def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):
     evil.write_text(
         f"open({str(tmp_path / 'owned')!r}, 'w').close()\n"
         "def half(completions, masked, mask, decode):\n"
-        "    return [[0.5 for _ in row] for row in completions]\n"
+        "    return [[0.5 for _ in row] for row in completions]\n",
+        encoding="utf-8",
     )
     reward = f"judge:1.0,{evil}:half:2.0"
     out = finished(reward=reward)

@@ -64,7 +64,7 @@ def test_word_hides_whole_uncut_words_and_short_those_of_two_to_four_letters():
 
 def test_prepared_text_comes_back(tmp_path):
     """The prepared text is what a loop over the paragraphs gives. Repeated ones are dropped."""
-    (tmp_path / "in.txt").write_text(TEXT + "\n\n" + TEXT)
+    (tmp_path / "in.txt").write_text(TEXT + "\n\n" + TEXT, encoding="utf-8")
     sizes = prepare(tmp_path / "d", tmp_path / "in.txt")
     assert {path.name for path in (tmp_path / "d").iterdir()} == {"train.bin", "val.bin"}
     for split in ("train", "val"):
@@ -101,11 +101,11 @@ def test_a_text_that_the_shipped_models_did_not_learn_is_named(tmp_path, capsys,
 
 def test_val_loses_what_shares_40_characters_with_train(tmp_path):
     own, val = TEXT.split("\n\n"), tmp_path / "d" / "val.bin"
-    (tmp_path / "in.txt").write_text(TEXT)
+    (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
     prepare(tmp_path / "d", tmp_path / "in.txt")
     whole = val.read_bytes()
     paragraph = next(p for p in own if is_validation(p))
-    (tmp_path / "in.txt").write_text("\n\n".join([*own, f"a {paragraph[-40:]}"]))
+    (tmp_path / "in.txt").write_text("\n\n".join([*own, f"a {paragraph[-40:]}"]), encoding="utf-8")
     assert not is_validation(f"a {paragraph[-40:]}")
     prepare(tmp_path / "e", tmp_path / "in.txt")
     left = (tmp_path / "e" / "val.bin").read_bytes()
@@ -128,11 +128,11 @@ def test_letters_of_the_users_own_text(tmp_path, capsys):
 
 
 def test_the_dataset_of_another_text_is_not_replaced(tmp_path):
-    (tmp_path / "in.txt").write_text(TEXT)
+    (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
     prepare(tmp_path / "d", tmp_path / "in.txt")
     prepare(tmp_path / "d", tmp_path / "in.txt")  # the same text again
     before = (tmp_path / "d" / "train.bin").read_bytes()
-    (tmp_path / "in.txt").write_text(TEXT + "\n\nthe end")
+    (tmp_path / "in.txt").write_text(TEXT + "\n\nthe end", encoding="utf-8")
     with pytest.raises(Mistake, match="d/train.bin holds another text; remove it, or name"):
         prepare(tmp_path / "d", tmp_path / "in.txt")
     assert (tmp_path / "d" / "train.bin").read_bytes() == before
@@ -148,7 +148,7 @@ def test_a_damaged_dataset_is_named(content, tmp_path):
 def test_prompts_of_any_length(world, tmp_path):
     """A prompt is normalised. All blanks between two spaces are one word, as in h_l_."""
     prompts = [" Café H_l_ m_!", "_", "sat — __ the m_t"]
-    (tmp_path / "p.json").write_text(json.dumps({"prompts": prompts}))
+    (tmp_path / "p.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
     data = read_prompts(tmp_path / "p.json", Dataset(world / "text", "train", 16), 16)
     tokens, mask, words = data.batch(200, None, None, None, (0, 1))
     assert tokens.shape == mask.shape == words.shape == (200, 16)

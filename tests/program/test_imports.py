@@ -6,6 +6,7 @@ tables of variants, which plug into it, and the data. The network imports only t
 """
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -64,18 +65,34 @@ def imported(source):
     return names
 
 
-def test_every_import_points_down():
+def sources(*folders):
+    """List the Python files of the project that lie in these folders, and train_grpo.py."""
     files = [ROOT / "train_grpo.py"]
-    for folder in ("data", "grpo", "model"):
+    for folder in folders:
         files += sorted((ROOT / folder).rglob("*.py"))
+    return files
+
+
+def test_every_import_points_down():
     arrows, upward = set(), []
-    for file in files:
+    for file in sources("data", "grpo", "model"):
         here = room(".".join(file.relative_to(ROOT).with_suffix("").parts))
         assert here, f"{file} stands in no room; add one to BELOW"
-        for name in imported(file.read_text()):
+        for name in imported(file.read_text(encoding="utf-8")):
             there = room(name)
             arrows.add((here, there))
             if here in BELOW and there not in (None, here, *BELOW[here]):
                 upward.append(f"{file.relative_to(ROOT)} imports {name}")
     assert not upward, "\n".join(upward)
     assert {("train_grpo", "grpo.plumbing"), ("grpo.tools", "train_grpo")} <= arrows
+
+
+def test_every_text_file_is_opened_as_utf8():
+    """Windows would read it in another encoding. `os.open` and os.devnull have none."""
+    for file in sources("data", "grpo", "model", "tests"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                call = ast.unparse(node)
+                if name in ("open", "read_text", "write_text"):
+                    assert re.search(r"encoding=|\bos\.|, '\w*b'", call), f"{file}: {call}"

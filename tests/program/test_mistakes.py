@@ -14,16 +14,19 @@ from conftest import command_line, run
 
 import train_grpo
 from data import files
+from data.files import find
 from data.text.prepare import main as prepare
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.plumbing import load
 from grpo.plumbing.config import load_config
+from grpo.plumbing.network import pick_device
 from grpo.tools import fill, replay, toy
 from model import pretrain
 
 # Each line has the arguments of a command, of which the last one is a mistake. Those of train_grpo
-# and pretrain stand after the arguments of a run that works. {x} is the folder `bad`, and {w} is
-# the folder `world`. A config file is called after what is wrong in it.
+# and pretrain stand after the arguments of a run that works. {x} is the folder `bad`, {w} is the
+# folder `world`, and {long} is a name that no file can have. A config file is called after what is
+# wrong in it.
 MISTAKES = {
     "train": """
         --grup_size=8
@@ -49,7 +52,10 @@ MISTAKES = {
         --objective=reinforce --num_iterations=2
         --clip_eps_high=0.3 --clip_delta=1.2
         --block_size=17
+        --direction=forward --kl_beta=0 --credit=word --reward=valid_words
         group_size=8
+        --judge_checkpoint={x}/{long}.pt
+        --prompts_file={x}
         {x}/grup_size.py
         {x}/math.py
         {x}/group_size.py
@@ -79,6 +85,7 @@ MISTAKES = {
     "fill": """
         c_t --k=0
         c_t --run=outt
+        c_t --run={x}/{long}
         --run={w}/generator.pt the""",
     "replay": """
         {x}""",
@@ -119,8 +126,8 @@ def bad(world, tmp_path_factory):
     """Make a folder of configs, prompts, rewards and checkpoints that a program must refuse."""
     x = tmp_path_factory.mktemp("bad")
     for name, text in CONFIGS.items():
-        (x / f"{name}.py").write_text(text)
-    (x / "r.py").write_text(REWARDS)
+        (x / f"{name}.py").write_text(text, encoding="utf-8")
+    (x / "r.py").write_text(REWARDS, encoding="utf-8")
     (x / "full.json").write_text(json.dumps({"prompts": ["a_", "b"]}))
     (x / "cut.pt").write_bytes((world / "judge.pt").read_bytes()[:9000])
     return x
@@ -147,7 +154,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     flags, bad, world, tmp_path, capsys, monkeypatch, program, line
 ):
     monkeypatch.chdir(tmp_path)
-    arguments = line.format(x=bad, w=world).split()
+    arguments = line.format(x=bad, w=world, long="a" * 300).split()
     before = listing(bad, world, tmp_path)
     with pytest.raises(SystemExit) as end:
         start(program, arguments, flags)
@@ -164,7 +171,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
 def test_an_error_in_a_users_file_shows_its_traceback_and_then_the_line(
     flags, bad, capsys, argument
 ):
-    (bad / "error.py").write_text("group_size = 1 / 0")
+    (bad / "error.py").write_text("group_size = 1 / 0", encoding="utf-8")
     for arguments, shown in {
         argument.format(x=bad): "ZeroDivisionError: division by zero",
         f"--reward=judge,{bad}/r.py:broken": "NameError: name 'nowhere' is not defined",
@@ -191,14 +198,29 @@ def test_the_default_text_is_made_when_all_other_files_were_found(flags, tmp_pat
     assert [path.resolve() for path in made] == [tmp_path / "data" / "text"]
 
 
+def test_what_ships_is_found_from_another_folder_and_a_run_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = "--max_iters=1 --batch_size=2 --group_size=2 --eval_inputs=2 --device=cpu"
+    train_grpo.main(f"config/sums.py {small}", quiet=True)
+    assert (tmp_path / "out-sums" / "checkpoint.pt").exists()
+    monkeypatch.setattr(files, "PROJECT", tmp_path)
+    monkeypatch.chdir("/")
+    assert find("out-sums") == Path("out-sums")  # and not the run in the project's folder
+
+
 def test_mini_batches_of_several_processes_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(Mistake, match="minibatch_size above 0 allows only one process"):
         load_config(["--minibatch_size=8"])
 
 
+def test_apples_gpus_are_not_supported():
+    with pytest.raises(Mistake, match="device mps is not supported; use --device=cpu"):
+        pick_device("mps")
+
+
 def test_other_errors_are_not_turned_into_an_exit():
-    for error in (AssertionError, FloatingPointError):
+    for error in (AssertionError, FloatingPointError, OSError):
         with pytest.raises(error), exit_on_mistake("program"):
             raise error
 
@@ -213,7 +235,7 @@ def test_other_errors_are_not_turned_into_an_exit():
     ],
 )
 def test_a_config_file_assigns_settings(tmp_path, name, content, line):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(Mistake, match=re.escape(line)):
         load_config([str(tmp_path / name)])
 
@@ -228,7 +250,7 @@ def test_a_run_reads_nothing_from_its_own_folder(flags, tmp_path, setting):
 def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
     for path in (tmp_path, "x" * 300):
         with pytest.raises(SystemExit, match="2"), exit_on_mistake("program"):
-            open(path)
+            open(path, encoding="utf-8")
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -237,11 +259,3 @@ def test_help_may_lose_its_reader():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
         program.stdout.close()
         assert not program.stderr.read()
-
-
-def test_a_run_may_start_in_another_folder(flags, tmp_path, monkeypatch):
-    """What ships is found in the project, and what the user names where the user is."""
-    monkeypatch.chdir(tmp_path)
-    quick = ["config/quick.py", *command_line(flags, out_dir="here", max_iters=1)]
-    train_grpo.main(quick, quiet=True)
-    assert (tmp_path / "here" / "checkpoint.pt").exists()

@@ -23,7 +23,7 @@ from model import pretrain
 FOLDERS = ("", "grpo/", "grpo/variants/", "config/", "model/", "data/", "tests/")
 PAGES = [f"{folder}README.md" for folder in FOLDERS]
 PAGES += ["grpo/puzzles.md", "grpo/latent.md", "grpo/tweaking.md"]
-READMES = {page: Path(page).read_text() for page in PAGES}
+READMES = {page: Path(page).read_text(encoding="utf-8") for page in PAGES}
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PROSE = {name: FENCE.sub("", text) for name, text in READMES.items()}  # without blocks of code
 
@@ -94,7 +94,7 @@ def test_every_function_named_exists():
 
 
 def test_every_file_and_test_named_exists():
-    tests = "".join(path.read_text() for path in Path("tests").rglob("test_*.py"))
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path("tests").rglob("test_*.py"))
     for name, text in PROSE.items():
         for path in re.findall(r"`((?:grpo|model|data|config|tests)/[\w/]+\.\w+)`", text):
             assert Path(path).exists() or path.startswith("data/mine"), (name, path)
@@ -104,7 +104,9 @@ def test_every_file_and_test_named_exists():
 
 def anchors(path):
     """List the anchors of a Markdown file, made from its headings as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -120,7 +122,7 @@ def test_every_link_leads_somewhere(name):
 
 def test_every_flag_named_is_one_of_a_program_and_takes_its_value():
     sources = [path for folder in ("grpo", "model", "data") for path in Path(folder).rglob("*.py")]
-    code = "".join(path.read_text() for path in sources)
+    code = "".join(path.read_text(encoding="utf-8") for path in sources)
     settings = vars(pretrain.Settings()) | vars(toy.ToyConfig())
     for name, text in READMES.items():
         for flag, value in re.findall(r"`--(\w+)(?:=([\w.:,/]+))?`", text):
@@ -143,7 +145,7 @@ def tables(texts):
 def stored_figures():
     """Read the rows of config/figures.txt: -> [{title of a column: figure}]."""
     rows = []
-    for table in Path("config/figures.txt").read_text().split("\n\n")[1:]:
+    for table in Path("config/figures.txt").read_text(encoding="utf-8").split("\n\n")[1:]:
         _, head, *lines = table.splitlines()
         starts = {title[0]: title.start() for title in re.finditer(r"\S+( \S+)*", head)}
         ends = [*starts.values(), None][1:]
@@ -177,7 +179,7 @@ def test_the_lessons_numbers_are_the_toys():
                 assert {word: float(row[word]) for word in toy.WORDS} in steps, row
                 found += 1
     assert found == 2
-    picture = Path(".github/tables.svg").read_text()
+    picture = Path(".github/tables.svg").read_text(encoding="utf-8")
     drawn = re.findall(r">(\w{4})</text><text[^>]*>([\d.]+)<", picture)
     for step, place in ((0, 0), (100, 4)):  # the words of the first table, and of the second
         assert {word: float(p) for word, p in drawn[place : place + 4]} == steps[step]

@@ -16,7 +16,10 @@ from grpo.tools import replay
 
 
 def lines_of(folder, out="out"):
-    return [json.loads(line) for line in (folder / out / "replay.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / out / "replay.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def probabilities(line, header):
@@ -80,7 +83,7 @@ def test_a_line_holds_what_the_step_drew_and_what_the_policy_says_after_it(
 def test_resuming_cuts_it_back_and_other_inputs_begin_it_anew(flags, tmp_path):
     run(flags, out_dir=tmp_path / "whole", max_iters=6, lr_decay_iters=6)
     run(flags, max_iters=3, lr_decay_iters=6)
-    with open(tmp_path / "out" / "replay.jsonl", "a") as file:
+    with open(tmp_path / "out" / "replay.jsonl", "a", encoding="utf-8") as file:
         file.write('{"iteration": 3}\n{"iter')
     run(flags, max_iters=6, lr_decay_iters=6, init_from="resume")
     assert lines_of(tmp_path) == lines_of(tmp_path, "whole")
@@ -142,12 +145,14 @@ def recorded(tmp_path, monkeypatch):
         folder = tmp_path / name
         folder.mkdir()
         settings = asdict(Config(out_dir=name, seed=seed, **changes))
-        (folder / "config.json").write_text(json.dumps(settings))
+        (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
         steps = [
             {"iteration": i, "mean_reward": x, "flat": 1, "step_ms": 1000 * seed, name: 0}
             for i, x in enumerate(values)
         ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        (folder / "metrics.jsonl").write_text(
+            "".join(json.dumps(step) + "\n" for step in steps), encoding="utf-8"
+        )
         return name
 
     return make
@@ -157,7 +162,9 @@ def test_several_runs_make_a_page_of_curves_in_the_working_directory(recorded, c
     outs = [recorded("a", [1, 2]), recorded("<b>", [3], seed=2), recorded("c", [4], kl_beta=0)]
     replay.main(outs)
     assert capsys.readouterr().out == "open in a browser: curves.html\n"
-    content = re.search('type="application/json">(.*?)</script>', open("curves.html").read())[1]
+    content = re.search(
+        'type="application/json">(.*?)</script>', open("curves.html", encoding="utf-8").read()
+    )[1]
     assert "<" not in content
     first, second = json.loads(content)
     assert (first["settings"], second["settings"]) == ({"kl_beta": 0.65}, {"kl_beta": 0})

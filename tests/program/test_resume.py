@@ -31,7 +31,7 @@ VARIANTS = [
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "r.py").write_text(REWARD)
+    (tmp_path / "r.py").write_text(REWARD, encoding="utf-8")
     return tmp_path
 
 
@@ -52,7 +52,7 @@ def test_n_steps_and_n_more_are_2n(flags, folder, world, changes):
     whole, metrics = run(flags, out_dir=folder / "whole", max_iters=6, **changes)
     halves = {"out_dir": folder / "halves", **changes}
     run(flags, max_iters=3, **halves)
-    with open(folder / "halves" / "metrics.jsonl", "a") as file:
+    with open(folder / "halves" / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(CUT_SHORT)
     again, metrics_again = run(flags, max_iters=6, init_from="resume", **halves)
     assert metrics == metrics_again
@@ -68,7 +68,7 @@ def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, fo
     before = {path: path.read_bytes() for path in (folder / "out").iterdir()}
     resume(f"--out_dir={folder}/copy", "--max_iters=4", "--top_p=0.9", "--weight_decay=0.3")
     assert {path: path.read_bytes() for path in (folder / "out").iterdir()} == before
-    settings = json.loads((folder / "copy" / "config.json").read_text())
+    settings = json.loads((folder / "copy" / "config.json").read_text(encoding="utf-8"))
     assert (settings["kl_beta"], settings["top_p"], settings["max_iters"]) == (0.3, 0.9, 4)
     changes = "top_p 0.95 -> 0.9, max_iters 2 -> 4, weight_decay 0.0 -> 0.3"
     assert f"{folder}/copy goes on from step 2 with {changes}\n" in capsys.readouterr().out
@@ -104,5 +104,5 @@ def test_the_same_command_gives_the_same_run_and_another_seed_another(flags, fol
     _, other_metrics = run(flags, out_dir=folder / "c", seed=2)
     assert metrics == metrics_again != other_metrics
     assert same(one["weights"], again["weights"])
-    tables = [(folder / name / "evaluation.json").read_text() for name in "ab"]
+    tables = [(folder / name / "evaluation.json").read_text(encoding="utf-8") for name in "ab"]
     assert tables[0] == tables[1]

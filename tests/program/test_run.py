@@ -48,8 +48,8 @@ def tired(completions, masked, mask, decode):
 @pytest.fixture
 def own(tmp_path):
     """Write rewards of the user's own, which import what lies beside them: -> the file."""
-    (tmp_path / "beside.py").write_text("calls = []")
-    (tmp_path / "own.py").write_text(OWN_REWARDS)
+    (tmp_path / "beside.py").write_text("calls = []", encoding="utf-8")
+    (tmp_path / "own.py").write_text(OWN_REWARDS, encoding="utf-8")
     return tmp_path / "own.py"
 
 
@@ -62,8 +62,11 @@ def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, tmp_path, capsys
     table = train_grpo.main(command_line(flags, out_dir=out, eval_interval=2))
     made = {"config", "metrics", "replay", "checkpoint", "evaluation", "completions"}
     assert made == {path.stem for path in out.iterdir()}
-    assert table == json.loads((out / "evaluation.json").read_text())
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert table == json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    lines = [
+        json.loads(line)
+        for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [line.pop("iteration") for line in lines] == [0, 1, 2, 3]
     assert all(type(value) is float for line in lines for value in line.values())
     shown = capsys.readouterr().out
@@ -86,7 +89,7 @@ def test_the_folder_of_an_earlier_run_is_moved_aside_whole(flags, tmp_path, caps
     """A folder that holds metrics or a checkpoint counts as the folder of a run."""
     run(flags)
     out = tmp_path / "out"
-    (out / "mine.txt").write_text("a file of the user's")
+    (out / "mine.txt").write_text("a file of the user's", encoding="utf-8")
     for name in {"checkpoint.pt", "metrics.jsonl"} - {left}:
         if left:
             (out / name).unlink()
@@ -106,7 +109,7 @@ def test_two_runs_do_not_share_a_folder(flags, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     first = claim(out, 0)
-    (out / "mine.txt").write_text("a file of the user's")
+    (out / "mine.txt").write_text("a file of the user's", encoding="utf-8")
     for name in (out, tmp_path / "." / "out"):
         with pytest.raises(Mistake, match="out is in use by another run, or cannot be written"):
             run(flags, out_dir=name)
@@ -119,7 +122,7 @@ def test_two_runs_do_not_share_a_folder(flags, tmp_path):
 def test_a_folder_of_another_program_is_refused(flags, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(Mistake, match="is not empty, and holds no run; name another folder"):
         run(flags)
     assert [*files(folder)] == ["config.json"]
@@ -158,7 +161,7 @@ def test_old_runs_are_moved_aside_under_names_of_their_own(tmp_path):
         with claim(tmp_path / "out", 0) as file:
             file.write(json.dumps({"iteration": 0, "number": number}) + "\n")
     aside = sorted(tmp_path.glob("out-until-*/metrics.jsonl"))
-    assert [json.loads(path.read_text())["number"] for path in aside] == [0, 1]
+    assert [json.loads(path.read_text(encoding="utf-8"))["number"] for path in aside] == [0, 1]
 
 
 def test_a_link_to_a_folder_stays_a_link(flags, tmp_path):
@@ -338,7 +341,9 @@ def test_a_metric_of_ones_own_reaches_the_file(flags, monkeypatch):
 
 
 def test_prompts_of_the_users_own_may_have_any_length(flags, tmp_path):
-    (tmp_path / "p.json").write_text(json.dumps({"prompts": ["th_ cat", "the ___ cat sat", "_"]}))
+    (tmp_path / "p.json").write_text(
+        json.dumps({"prompts": ["th_ cat", "the ___ cat sat", "_"]}), encoding="utf-8"
+    )
     reward = "judge,valid_words:0.5"
     _, steps = run(
         flags, prompts_file=tmp_path / "p.json", credit="word", reward=reward, group_size=16

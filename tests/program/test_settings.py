@@ -11,8 +11,8 @@ from grpo.plumbing.config import Config, load_config
 
 def test_files_and_flags_apply_left_to_right(tmp_path):
     first, second = tmp_path / "a.py", tmp_path / "b.py"
-    first.write_text("group_size = 32\nkl_beta = 1\ncompile = True\n_half = 0.5")
-    second.write_text("group_size = 64")
+    first.write_text("group_size = 32\nkl_beta = 1\ncompile = True\n_half = 0.5", encoding="utf-8")
+    second.write_text("group_size = 64", encoding="utf-8")
     assert load_config([str(first), str(second)]).group_size == 64
     config = load_config(["--kl_beta=0.9", str(first), "--group_size=4", "--out_dir=a=b"])
     assert (config.group_size, config.kl_beta, config.out_dir) == (4, 1.0, "a=b")

@@ -27,7 +27,7 @@ def slow(completions, masked, mask, decode):
 def child(arguments, errors):
     """Run the program with its stderr written to the file `errors`."""
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    sys.stderr = open(2, "w", buffering=1)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8")
     train_grpo.main(arguments)
 
 
@@ -56,7 +56,7 @@ class Background:
     def end(self):
         """Wait for the end: -> the exit code, and the text on stderr."""
         self.process.join(60)
-        return self.process.exitcode, self.errors.read_text(errors="replace")
+        return self.process.exitcode, self.errors.read_text(errors="replace", encoding="utf-8")
 
 
 def same_run(a, b):
@@ -89,11 +89,11 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(server, flags, t
 
 def test_a_second_signal_stops_at_once(server, flags, tmp_path):
     begun = tmp_path / "begun"
-    (tmp_path / "slow.py").write_text(SLOW.format(begun=begun))
+    (tmp_path / "slow.py").write_text(SLOW.format(begun=begun), encoding="utf-8")
     slow = Background(server, flags, reward=f"judge,{tmp_path}/slow.py:slow")
     wait_for(begun.exists)
     slow.send(signal.SIGTERM)
-    wait_for(lambda: "stops at once" in slow.errors.read_text())
+    wait_for(lambda: "stops at once" in slow.errors.read_text(encoding="utf-8"))
     assert slow.process.is_alive()
     assert slow.send(signal.SIGTERM).end()[0] == -signal.SIGTERM
 

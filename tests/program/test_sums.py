@@ -93,7 +93,7 @@ def test_the_files_hold_right_sums_of_their_own_results(half, tmp_path):
     prepare(tmp_path, digits=2, held_out=half)
     split = split_results(2)
     for name, part in (("train", "train"), ("val", half)):
-        lines = (tmp_path / f"{name}.txt").read_text().splitlines()
+        lines = (tmp_path / f"{name}.txt").read_text(encoding="utf-8").splitlines()
         assert all(map(is_right, lines[:1000]))
         assert {int(line[-2:]) for line in lines} == {*split[part]}
 
@@ -148,7 +148,7 @@ def test_a_sum_is_one_word_also_after_a_reveal(folder):
 
 @pytest.mark.parametrize("content", ["41+47=88\n417+471=888\n", "41-47=88\n", "4_+47=88\n"])
 def test_a_file_of_lines_that_cannot_be_read_is_named(content, tmp_path):
-    (tmp_path / "train.txt").write_text(content)
+    (tmp_path / "train.txt").write_text(content, encoding="utf-8")
     with pytest.raises(Mistake, match=f"{tmp_path}/train.txt ha.*(length|use only)"):
         read_dataset(tmp_path, "train", 8)
 
@@ -159,7 +159,7 @@ def test_columns_needs_sums():
 
 
 def test_prompts_take_the_characters_that_their_dataset_has(folder, tmp_path):
-    (tmp_path / "p.json").write_text('{"prompts": ["4_+4_=88", "1_+_=9"]}')
+    (tmp_path / "p.json").write_text('{"prompts": ["4_+4_=88", "1_+_=9"]}', encoding="utf-8")
     data = read_prompts(tmp_path / "p.json", read_dataset(folder, "train", 8), 8)
     tokens, mask, words = data.batch(40, None, None, None, (0, 1))
     masked = tokens.masked_fill(mask, MASK_ID)

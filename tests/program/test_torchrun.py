@@ -35,7 +35,7 @@ def process(rank, port, runs, output):
     """Make these runs one after the other, in the environment that torchrun sets for `rank`."""
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    sys.stdout = open(output, "a")
+    sys.stdout = open(output, "a", encoding="utf-8")
     for arguments in runs:
         train_grpo.main(arguments)
 
@@ -67,7 +67,9 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, se
     for one in both:
         one.join()
     assert [one.exitcode for one in both] == [0, 0]
-    assert (tmp_path / "out.txt").read_text().count("next:") == len(own)  # only one process prints
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8").count("next:") == len(
+        own
+    )  # only one process prints
     for loss, each in own.items():
         base = read((flags | each)["generator_checkpoint"])["weights"]
         have = read(tmp_path / loss / "checkpoint.pt")["weights"]
@@ -101,7 +103,11 @@ def test_no_process_outlives_another(flags, tmp_path):
     while not (metrics.exists() and metrics.stat().st_size):
         assert launcher.poll() is None, launcher.communicate()
         time.sleep(0.05)
-    ranks = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    ranks = (
+        Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+        .read_text(encoding="utf-8")
+        .split()
+    )
     assert len(ranks) == 2
     os.kill(launcher.pid, signal.SIGTERM)
     _, err = launcher.communicate()

@@ -7,7 +7,7 @@ from pathlib import Path
 from grpo.tools import toy
 
 COMMAND = "$ python -m grpo.tools.toy"
-PUZZLES = Path("grpo/puzzles.md").read_text()
+PUZZLES = Path("grpo/puzzles.md").read_text(encoding="utf-8")
 
 
 def lines(capsys, arguments):

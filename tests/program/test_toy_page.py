@@ -48,7 +48,7 @@ document.body.append(place);
 
 def opened(folder, script):
     """Open the page with `script` at its end, and check that it reports no error: -> its HTML."""
-    text = Path(toy.__file__).with_suffix(".html").read_text()
+    text = Path(toy.__file__).with_suffix(".html").read_text(encoding="utf-8")
     shown = browse(text.replace("</body>", script), folder)
     assert re.findall('role="alert">(.*?)<', shown) == [""]
     return shown
