@@ -21,6 +21,14 @@ def refuse(wrong, line):
         raise Mistake(line)
 
 
+def flush():
+    """Print what is left of the output. If nobody reads it any more, throw it away."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @contextlib.contextmanager
 def exit_on_mistake(program):
     """Turn a user's mistake into one line on stderr and exit code 2.
@@ -32,7 +40,6 @@ def exit_on_mistake(program):
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # nobody reads what we print, as in `--help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         if not error.filename:
@@ -45,3 +52,5 @@ def exit_on_mistake(program):
             traceback.print_exception(error.__cause__)
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        flush()
