@@ -8,6 +8,7 @@ Shapes: B inputs, T characters.
 """
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,8 @@ class Dataset:
         Raises a Mistake if it is missing, holds something else or is shorter than block_size.
         """
         file = Path(folder) / f"{split}.bin"
-        make = f"make it with: python -m data.text.prepare --input=FILE --out_dir={folder}"
+        out = shlex.quote(str(folder))
+        make = f"make it with: python -m data.text.prepare --input=FILE --out_dir={out}"
         refuse(not file.exists(), f"there is no {file}; {make}")
         self.block_size = block_size
         self.tokens = np.fromfile(file, dtype=np.uint8)  # (characters,)

@@ -8,6 +8,7 @@ learns to tell the generator's draws from text. `model/losses.py` has both losse
 """
 
 import math
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -192,7 +193,8 @@ def say_what_is_saved(out):
     saved = [name for name in ("generator.pt", "judge.pt") if (out / name).exists()]
     print(f"stopped; {out} holds {' and '.join(saved) or 'no model'}", file=sys.stderr)
     if saved == ["generator.pt"]:
-        flags = f"--start={out / saved[0]} --generator_steps=0 --out_dir=ANOTHER"
+        start = shlex.quote(str(out / saved[0]))
+        flags = f"--start={start} --generator_steps=0 --out_dir=ANOTHER"
         print(f"for the judge alone, add {flags} to your command", file=sys.stderr)
 
 

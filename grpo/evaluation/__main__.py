@@ -15,6 +15,7 @@ checkpoint names it, so you have to name the run's reward again with --reward.
 """
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +50,8 @@ def stored(out_dir):
     refuse(
         not path.exists(),
         f"{path} is missing, because the run has not ended, or {out_dir} is not a run's folder;"
-        f" name another folder, or compute the table: python -m grpo.evaluation {out_dir} --again",
+        " name another folder, or compute the table: python -m grpo.evaluation"
+        f" {shlex.quote(str(out_dir))} --again",
     )
     return json.loads(path.read_text(encoding="utf-8"))
 

@@ -13,6 +13,7 @@ import difflib
 import inspect
 import os
 import re
+import shlex
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from data.user_mistake import Mistake, refuse
 from grpo.advantage import BASELINES, DIRECTIONS, SCALES
 from grpo.distributed import is_first, n_processes
 from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
+from grpo.optimizer import learning_rate
 from grpo.plumbing.checkpoint import LATEST, training_state
 from grpo.plumbing.user_file import run_file
 from grpo.reward import parse_reward
@@ -273,7 +275,7 @@ def saved_settings(state, given, path):
     refuse(
         ".py:" in config.reward and "reward" not in given,
         f"{path}: this run's reward executes a file, so the command has to name it; if you trust"
-        f" the file, add --reward={config.reward}",
+        f" the file, add --reward={shlex.quote(config.reward)}",
     )
     return config
 
@@ -288,12 +290,15 @@ def resume(out, given):
     refuse(
         state["iteration"] >= new.max_iters,
         f"resume: {out} is at step {state['iteration']} already, and max_iters allows no more; set"
-        f" a larger max_iters, or print the table: python -m grpo.evaluation {out}",
+        f" a larger max_iters, or print the table: python -m grpo.evaluation {shlex.quote(out)}",
     )
     before = asdict(old)
     changes = [f"{k} {before[k]} -> {x}" for k, x in asdict(new).items() if x != before[k]]
     if state["processes"] != n_processes():
         changes.append(f"processes {state['processes']} -> {n_processes()}")
+    rate, other = (learning_rate(state["iteration"], config) for config in (old, new))
+    if rate != other:  # another max_iters makes another schedule
+        changes.append(f"the learning rate of the next step {rate:.2g} -> {other:.2g}")
     if is_first():
         said = ", ".join(changes) or "its own settings"
         print(f"{out} goes on from step {state['iteration']} with {said}")

@@ -71,6 +71,7 @@ def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, fo
     settings = json.loads((folder / "copy" / "config.json").read_text(encoding="utf-8"))
     assert (settings["kl_beta"], settings["top_p"], settings["max_iters"]) == (0.3, 0.9, 4)
     changes = "top_p 0.95 -> 0.9, max_iters 2 -> 4, weight_decay 0.0 -> 0.3"
+    changes += ", the learning rate of the next step 0 -> 0.005"  # a cosine of 4 steps, not of 2
     assert f"{folder}/copy goes on from step 2 with {changes}\n" in capsys.readouterr().out
     groups = read(folder / "copy" / "checkpoint.pt")["training"]["optimizer"]["param_groups"]
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
@@ -94,6 +95,10 @@ def test_a_run_that_is_done_or_runs_a_file_says_what_to_do(flags, folder):
     run(flags, reward=reward)
     with pytest.raises(Mistake, match=f"if you trust the file, add --reward={reward}$"):
         resume(f"--out_dir={folder}/out", "--max_iters=5")
+    (folder / "out").rename(folder / "my run")
+    with pytest.raises(Mistake, match="python -m grpo.evaluation '.*/my run'$"):
+        resume(f"--out_dir={folder}/my run", f"--reward={reward}")
+    (folder / "my run").rename(folder / "out")
     with pytest.raises(Mistake, match="is at step 4 already, .* set a larger max_iters, or"):
         resume(f"--out_dir={folder}/out", f"--reward={reward}")
 
