@@ -15,6 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data.user_mistake import Mistake, refuse
+from grpo.advantage import EPSILON
 from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.evaluation.evaluate import format_table
 from grpo.plumbing.checkpoint import LATEST, training_state, write
@@ -45,8 +46,12 @@ class Log:
         folder = Path(config.out_dir).resolve()  # of a symbolic link, the folder that it points to
         self.file = claim(folder, start) if self.first else open(os.devnull, "a")
         content = json.dumps(asdict(config), indent=1)
-        write(Path(config.out_dir) / "config.json", content.encode())
-        self.wandb = start_wandb(config) if config.wandb_log and self.first else None
+        try:
+            write(Path(config.out_dir) / "config.json", content.encode())
+            self.wandb = start_wandb(config) if config.wandb_log and self.first else None
+        except BaseException:  # Ctrl-C, too: the next run of a notebook may want this folder
+            self.file.close()
+            raise
         self.received = 0  # the signal that arrived
         self.handlers = {}
         self.bar = tqdm(
@@ -73,7 +78,8 @@ class Log:
         if n_processes() == 1:
             for each in self.handlers:
                 signal.signal(each, signal.SIG_DFL)
-            os.write(2, b"\nfinishing this step; once more stops at once\n")
+            with contextlib.suppress(OSError):  # the terminal may have gone away
+                os.write(2, b"\nfinishing this step; once more stops at once\n")
 
     def stop_requested(self):
         """Return the signal that arrived, or 0. All processes get the same answer."""
@@ -87,10 +93,8 @@ class Log:
             signal.signal(number, handler)
 
     def say(self, text):
-        """Print a text. If the terminal has gone away, the run goes on without it."""
         if self.talks:
-            with contextlib.suppress(OSError):
-                tqdm.write(text)
+            say(text)
 
     def tell_wandb(self, method, *arguments, **options):
         """Call a method of the run on wandb. In trouble, print one warning and tell it no more."""
@@ -104,15 +108,20 @@ class Log:
 
     def write(self, step, metrics):
         """Write a step's line of metrics.jsonl, and show its numbers in the bar and in wandb."""
-        self.file.write(json.dumps({"iteration": step, **metrics}, allow_nan=False) + "\n")
+        self.file.write(json.dumps({"iteration": step, **metrics}) + "\n")
         self.file.flush()
         shown = {name: f"{metrics[key]:.3f}" for name, key in SHOWN.items() if key in metrics}
         with contextlib.suppress(OSError):  # the terminal may have gone away
             self.bar.set_postfix(shown, refresh=False)
             self.bar.update()
         self.tell_wandb("log", metrics, step=step)
+        scale = self.config.scale_rewards
         if step == 0 and metrics["frac_reward_zero_std"] == 1:
             self.say("warning: all fills of an input earned the same, so there is nothing to learn")
+        elif step == 0 and scale == "group" and metrics["std_reward"] < 10 * EPSILON:
+            self.say(
+                f"warning: scale_rewards=group adds {EPSILON} to these tiny deviations of rewards"
+            )
 
     def table(self, result, completions):
         """Save and print the table, and print commands to try next."""
@@ -132,7 +141,13 @@ class Log:
         self.file.close()
         self.tell_wandb("finish", exit_code=int(kind is not None))
         if kind and self.first:
-            print(f"the run ends early: {how_to_go_on(self.config)}", file=sys.stderr)
+            say(f"the run ends early: {how_to_go_on(self.config)}", sys.stderr)
+
+
+def say(text, file=None):
+    """Print a text. If the terminal has gone away, the run goes on without it."""
+    with contextlib.suppress(OSError):
+        tqdm.write(text, file)
 
 
 def how_to_go_on(config):
@@ -171,10 +186,10 @@ def start_wandb(config):
             settings=WANDB,
             resume="auto",  # if a run in this folder was killed, wandb continues its log
         )
-        tqdm.write(f"wandb: {run.url or run.dir}")
+        say(f"wandb: {run.url or run.dir}")
         return run
     except Exception as error:  # the network, the login or wandb's own process may fail
-        tqdm.write(f"wandb is given up, the run goes on without: {first_line(error)}")
+        say(f"wandb is given up, the run goes on without: {first_line(error)}")
 
 
 def first_line(error):
@@ -182,9 +197,13 @@ def first_line(error):
 
 
 def read_lines(path):
-    """Read a .jsonl file: -> a list of dicts. Leaves out the last line if a kill cut it short."""
+    """Read a .jsonl file: -> a list of dicts. Leaves out the last line if a kill cut it short.
+
+    What is NaN or infinite becomes None, because the JSON of a web page knows neither.
+    """
     lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    whole = [line for line in lines if line.endswith("\n")]
+    return [json.loads(line, parse_constant=lambda _: None) for line in whole]
 
 
 def cut_back(path, start):
@@ -201,7 +220,7 @@ def lock(file):
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
                 raise
-            tqdm.write(f"{file.name} cannot be locked here; start no second run in this folder")
+            say(f"{file.name} cannot be locked here; start no second run in this folder")
 
 
 def claim(folder, start):
@@ -225,13 +244,16 @@ def claim(folder, start):
         if os.fstat(file.fileno()).st_ino != path.stat().st_ino:  # just moved aside by another run
             raise OSError(errno.EAGAIN, "another run has begun there")
         if not start and (path.stat().st_size or (folder / LATEST).exists()):
+            if not fcntl:
+                file.close()  # Windows does not rename the folder of an open file
             aside = folder.rename(f"{folder}-until-{datetime.now():%Y%m%d-%H%M%S-%f}")
-            tqdm.write(f"{folder} held a run, which is in {aside} now")
+            say(f"{folder} held a run, which is in {aside} now")
             if (aside / LATEST).exists():
                 again = shlex.join(["--init_from=resume", f"--out_dir={aside}"])
-                tqdm.write(f"  (to go on with it: {again})")
-            with file:  # keeps the lock of the old folder until the new one is ours
-                return claim(folder, start)
+                say(f"  (to go on with it: {again})")
+            new = claim(folder, start)
+            file.close()  # only now, so that the old folder is locked until the new one is ours
+            return new
     except OSError as error:
         raise Mistake(
             f"out_dir={folder} is in use by another run, or cannot be written ({error.strerror});"

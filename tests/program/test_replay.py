@@ -91,6 +91,15 @@ def test_resuming_cuts_it_back_and_other_inputs_begin_it_anew(flags, tmp_path):
     assert steps_of(replay.page(tmp_path / "out")) == [0, 7, 8]
 
 
+def test_what_is_not_finite_leaves_the_page_readable(flags, tmp_path):
+    run(flags, max_iters=2)
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    text = metrics.read_text(encoding="utf-8")
+    metrics.write_text(re.sub('"entropy": [^,]*', '"entropy": Infinity', text), encoding="utf-8")
+    page = replay.page(tmp_path / "out")
+    assert '"entropy": [null, null]' in page and "Infinity]" not in page
+
+
 def with_script(folder, script=""):
     """Make the page of the run in `folder`, which runs `script` at its end: -> HTML."""
     return replay.page(folder / "out").replace("</body>", f"<script>{script}</script></body>")

@@ -1,10 +1,12 @@
 """Check what a run writes, how it treats its folder, and how it ends if something fails."""
 
+import contextlib
 import errno
 import json
 import os
 import shlex
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -76,9 +78,15 @@ def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, tmp_path, capsys
     assert f"--run='{out}'\n" in shown
 
 
-def test_equal_rewards_are_one_warning(flags, own, capsys):
-    run(flags, reward=f"{own}:flat")
-    assert capsys.readouterr().out.count("warning: all fills of an input earned the same") == 1
+def test_rewards_that_are_equal_or_tiny_are_one_warning(flags, own, capsys):
+    run(flags, reward=f"{own}:flat", max_iters=2)
+    shown = capsys.readouterr().out
+    assert shown.count("warning: all fills of an input earned the same") == 1
+    for scale, count in (("group", 1), ("none", 0)):
+        run(flags, reward="judge:0.0001", scale_rewards=scale, max_iters=2)
+        shown = capsys.readouterr().out
+        assert shown.count("warning: scale_rewards=group adds 0.0001 to these tiny") == count
+        assert shown.count("warning") == count
 
 
 # The folder.
@@ -142,6 +150,40 @@ def test_a_run_that_was_just_moved_aside_cannot_be_claimed(tmp_path, monkeypatch
         claim(out, 0)
 
 
+@pytest.mark.parametrize("fcntl", [log.fcntl, None])
+def test_a_folder_that_is_moved_aside_is_not_free_in_between(tmp_path, monkeypatch, fcntl):
+    """The lock of the old run is kept. Windows has no lock, and renames no folder of open files."""
+    with claim(tmp_path / "out", 0) as file:
+        file.write('{"iteration": 0}\n')
+    rename, seen = Path.rename, []
+
+    def between(folder, target):
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                seen.append(os.readlink(f"/proc/self/fd/{number}"))
+        if fcntl:
+            with pytest.raises(Mistake, match="in use by another run"):
+                claim(tmp_path / "out", 0)
+        return rename(folder, target)
+
+    monkeypatch.setattr(log, "fcntl", fcntl)
+    monkeypatch.setattr(Path, "rename", between)
+    claim(tmp_path / "out", 0).close()
+    assert (str(tmp_path / "out" / "metrics.jsonl") in seen) == bool(fcntl)
+
+
+def test_a_run_that_is_stopped_while_it_opens_leaves_its_folder_free(flags, monkeypatch):
+    def stopped(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "start_wandb", stopped)
+        with pytest.raises(KeyboardInterrupt) as kept:  # a notebook keeps the traceback, too
+            run(flags, wandb_log=True)
+    run(flags, max_iters=1)
+    assert kept
+
+
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EAGAIN])
 def test_a_file_system_without_locks_is_said_once(tmp_path, monkeypatch, capsys, code):
     def flock(*_):
@@ -181,6 +223,19 @@ def test_a_run_goes_on_when_its_terminal_has_gone_away(flags, monkeypatch):
     monkeypatch.setattr(log.tqdm, "update", gone)
     _, metrics = run(flags)
     assert len(metrics) == 4
+    monkeypatch.setattr(os, "write", gone)  # of the line that Ctrl-C prints
+    monkeypatch.setattr(sys.stderr, "write", gone)
+    monkeypatch.setattr(train_grpo, "check_finite", interrupted(train_grpo.check_finite))
+    with pytest.raises(SystemExit, match="130"):
+        run(flags)
+
+
+def interrupted(function):
+    def interrupt_first(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return function(*arguments)
+
+    return interrupt_first
 
 
 def test_a_run_may_have_a_thread_of_its_own(flags):
