@@ -48,6 +48,22 @@ def test_what_does_not_fit_is_refused_with_both_values(file, change, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_write_that_fails_leaves_nothing_and_follows_no_link(file, monkeypatch):
+    """A file beside it that has a likely name of the temporary stays as it is."""
+    before, link = file.read_bytes(), file.with_name("m.pt.tmp")
+    link.symlink_to(file)
+    write(file.with_name("m.pt"), b"new")
+    assert link.is_symlink() and file.read_bytes() == b"new"
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(file, before)
+    assert {*file.parent.iterdir()} == {file, link} and file.read_bytes() == b"new"
+
+
 def test_a_damaged_file_is_named(file):
     whole = file.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"", b"a,b\n"):
@@ -75,8 +91,8 @@ def test_a_checkpoint_runs_no_code(world, flags, tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(file):
-    before = file.read_bytes()
     """The same holds for whatever else a checkpoint keeps, such as the moments of AdamW."""
+    before = file.read_bytes()
     generator = Generator(SHAPE)
     generator.head.weight.data[0, 0] = torch.nan
     with pytest.raises(FloatingPointError, match="weights: head.weight is not finite"):
