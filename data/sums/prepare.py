@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from data.files import write_whole
-from data.user_mistake import Mistake, exit_on_mistake
+from data.user_mistake import Mistake, exit_on_mistake, refuse
 
 DIGITS = 3
 TRAIN, VAL = 200_000, 4_000  # lines
@@ -50,15 +50,24 @@ def draw_sums(results, digits, size, seed):
 
 
 def prepare(out_dir, digits=DIGITS, held_out="report"):
-    """Write train.txt and val.txt into `out_dir`: -> {file: its number of lines}."""
+    """Write train.txt and val.txt into `out_dir`: -> {file: its number of lines}.
+
+    Raises a Mistake if the folder cannot be written, or holds other sums.
+    """
     split = split_results(digits)
     files = {
         "train.txt": draw_sums(split["train"], digits, TRAIN, seed=1),
         "val.txt": draw_sums(split[held_out], digits, VAL, seed=2),
     }
+    contents = {Path(out_dir) / f: ("\n".join(files[f]) + "\n").encode() for f in files}
     try:
-        for name, lines in files.items():
-            write_whole(Path(out_dir) / name, ("\n".join(lines) + "\n").encode())
+        for path, content in contents.items():
+            refuse(
+                path.exists() and path.read_bytes() != content,
+                f"{path} holds other sums; remove it, or name another folder with --out_dir",
+            )
+        for path, content in contents.items():
+            write_whole(path, content)
     except OSError as error:
         raise Mistake(f"{out_dir} cannot be written ({error}); name another folder") from None
     return {name: len(lines) for name, lines in files.items()}

@@ -55,6 +55,8 @@ def read(path):
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         whole = {"kind", "architecture", "weights"} <= {*content}
+    except OSError:  # it may not be read at all
+        raise
     except Exception:  # reading a file that is no checkpoint may raise any error
         whole = False
     refuse(not whole, f"checkpoint {path} is damaged, or no checkpoint; name another")

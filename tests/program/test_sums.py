@@ -184,3 +184,13 @@ def test_text_keeps_its_tokens_and_the_blank_is_never_drawn():
         assert (others.abs() < 100).all()
         head = network.head(network.trunk(masked))[mask > 0]
         assert torch.allclose(others.flatten(), head.flatten(), atol=1e-5)
+
+
+def test_other_sums_are_not_replaced(tmp_path):
+    prepare(tmp_path, digits=2)
+    prepare(tmp_path, digits=2)  # the same sums again
+    before = (tmp_path / "train.txt").read_bytes()
+    for changed in ({"digits": 3}, {"digits": 2, "held_out": "choose"}):
+        with pytest.raises(Mistake, match="holds other sums; remove it, or name another folder"):
+            prepare(tmp_path, **changed)
+    assert (tmp_path / "train.txt").read_bytes() == before
