@@ -37,7 +37,7 @@ def write(path, content):
 
 
 def check_tensors(content, name):
-    """Raise FloatingPointError if a tensor in nested dicts or lists is not finite."""
+    """Raise FloatingPointError if a tensor in nested dicts is not finite."""
     if isinstance(content, torch.Tensor) and not content.isfinite().all():
         raise FloatingPointError(f"not saved: {name} is not finite; lower learning_rate")
     if isinstance(content, dict):
@@ -52,11 +52,10 @@ def read(path):
     """
     path = find(path)
     refuse(not path.is_file(), f"checkpoint {path} is missing; make it, or name another")
+    file = io.BytesIO(path.read_bytes())  # fails if we may not read it, which is not damage
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
         whole = {"kind", "architecture", "weights"} <= {*content}
-    except OSError:  # it may not be read at all
-        raise
     except Exception:  # reading a file that is no checkpoint may raise any error
         whole = False
     refuse(not whole, f"checkpoint {path} is damaged, or no checkpoint; name another")

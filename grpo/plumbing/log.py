@@ -63,10 +63,15 @@ class Log:
         )
 
     def __enter__(self):
-        """Let Ctrl-C and SIGTERM only tell `stop_requested` from here on."""
+        """Let Ctrl-C and SIGTERM only tell `stop_requested` from here on.
+
+        If the terminal is closed, which sends SIGHUP, the training goes on.
+        """
         if threading.current_thread() is threading.main_thread():  # no other may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.signal(number, self.receive)
+            if hasattr(signal, "SIGHUP"):  # Windows has none
+                self.handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return self
 
     def receive(self, number, _):
@@ -213,14 +218,18 @@ def cut_back(path, start):
 
 
 def lock(file):
-    """Lock a file, or raise an OSError if another process has. Some file systems have no locks."""
+    """Lock a file: -> False if its file system has no locks.
+
+    Raises an OSError if another process has locked it.
+    """
     if fcntl:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
                 raise
-            say(f"{file.name} cannot be locked here; start no second run in this folder")
+            return False
+    return True
 
 
 def claim(folder, start):
@@ -240,7 +249,7 @@ def claim(folder, start):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(path, "a", encoding="utf-8")
-        lock(file)
+        locked = lock(file)
         if os.fstat(file.fileno()).st_ino != path.stat().st_ino:  # just moved aside by another run
             raise OSError(errno.EAGAIN, "another run has begun there")
         if not start and (path.stat().st_size or (folder / LATEST).exists()):
@@ -259,6 +268,8 @@ def claim(folder, start):
             f"out_dir={folder} is in use by another run, or cannot be written ({error.strerror});"
             " wait until that run ends, or name another out_dir"
         ) from None
+    if not locked:
+        say(f"{path} cannot be locked here; start no second run in this folder")
     cut_back(path, start)
     return file
 

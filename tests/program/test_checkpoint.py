@@ -91,7 +91,7 @@ def test_a_checkpoint_runs_no_code(world, flags, tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(file):
-    """The same holds for whatever else a checkpoint keeps, such as the moments of AdamW."""
+    """The same holds for what else a checkpoint keeps: the moments of AdamW and the reference."""
     before = file.read_bytes()
     generator = Generator(SHAPE)
     generator.head.weight.data[0, 0] = torch.nan
@@ -100,4 +100,6 @@ def test_weights_that_are_not_finite_are_not_saved(file):
     moments = {"state": {0: {"exp_avg": torch.tensor([1.0, math.inf])}}}
     with pytest.raises(FloatingPointError, match="optimizer: state: 0: exp_avg is not finite"):
         write(file, {"optimizer": moments})
+    with pytest.raises(FloatingPointError, match="reference: head.weight is not finite"):
+        write(file, {"training": {"reference": generator.state_dict()}})
     assert list(file.parent.iterdir()) == [file] and file.read_bytes() == before

@@ -240,11 +240,18 @@ def test_a_config_file_assigns_settings(tmp_path, name, content, line):
         load_config([str(tmp_path / name)])
 
 
-@pytest.mark.parametrize("setting", ["prompts_file", "reward"])
-def test_a_run_reads_nothing_from_its_own_folder(flags, tmp_path, setting):
-    value = {"prompts_file": "out/p.json", "reward": "judge,out/my.py:f"}[setting]
+@pytest.mark.parametrize(
+    "setting, value",
+    [
+        ("prompts_file", "{}/p.json"),
+        ("reward", "judge,{}/my.py:f"),
+        ("reward", "judge,{}/JUDGE.pt:0.5"),
+    ],
+)
+def test_a_run_reads_nothing_from_its_own_folder(flags, setting, value):
+    changes = {setting: value.format(flags["out_dir"])}
     with pytest.raises(Mistake, match="lies in out_dir, which a new run moves aside"):
-        load_config(command_line(flags, **{setting: value.replace("out/", f"{tmp_path}/out/")}))
+        load_config(command_line(flags, **changes))
 
 
 def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):

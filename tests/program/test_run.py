@@ -71,7 +71,8 @@ def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, tmp_path, capsys
     ]
     assert [line.pop("iteration") for line in lines] == [0, 1, 2, 3]
     assert all(type(value) is float for line in lines for value in line.values())
-    shown = capsys.readouterr().out
+    shown, errors = capsys.readouterr()
+    assert not errors  # which are no terminal here, so there is no bar
     looks = [line.split(":")[0] for line in shown.splitlines() if line.startswith("step ")]
     assert looks == ["step 0", "step 2", "step 4"]
     assert "after, sampled" in shown and "warning" not in shown
@@ -194,8 +195,10 @@ def test_a_file_system_without_locks_is_said_once(tmp_path, monkeypatch, capsys,
         with pytest.raises(Mistake, match="in use by another run"):
             claim(tmp_path / "out", 0)
     else:
-        claim(tmp_path / "out", 0).close()
-        assert capsys.readouterr().out.count("cannot be locked") == 1
+        for number in range(2):  # the second run moves the first one aside
+            with claim(tmp_path / "out", 0) as file:
+                file.write(json.dumps({"iteration": number}) + "\n")
+            assert capsys.readouterr().out.count("cannot be locked") == 1
 
 
 def test_old_runs_are_moved_aside_under_names_of_their_own(tmp_path):
@@ -230,12 +233,24 @@ def test_a_run_goes_on_when_its_terminal_has_gone_away(flags, monkeypatch):
         run(flags)
 
 
-def interrupted(function):
+def interrupted(function, number=signal.SIGINT):
     def interrupt_first(*arguments):
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         return function(*arguments)
 
     return interrupt_first
+
+
+def test_closing_the_terminal_does_not_end_the_training(flags, monkeypatch):
+    ended = []
+    before = signal.signal(signal.SIGHUP, lambda *_: ended.append(True))
+    monkeypatch.setattr(
+        train_grpo, "check_finite", interrupted(train_grpo.check_finite, signal.SIGHUP)
+    )
+    _, metrics = run(flags)
+    assert len(metrics) == 4 and not ended
+    signal.raise_signal(signal.SIGHUP)
+    assert signal.signal(signal.SIGHUP, before) and ended
 
 
 def test_a_run_may_have_a_thread_of_its_own(flags):

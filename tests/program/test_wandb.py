@@ -52,11 +52,22 @@ class Dying:
         raise AssertionError("nobody asks again")
 
 
+class DyingLate(Dying):
+    """A run on wandb whose process is killed at the end."""
+
+    def log(self, *_, **__):
+        pass
+
+
 def killed(monkeypatch):
     monkeypatch.setattr(wandb, "init", lambda **_: Dying())
 
 
-@pytest.mark.parametrize("trouble", [unreachable, not_installed, killed])
+def killed_late(monkeypatch):
+    monkeypatch.setattr(wandb, "init", lambda **_: DyingLate())
+
+
+@pytest.mark.parametrize("trouble", [unreachable, not_installed, killed, killed_late])
 def test_trouble_is_one_warning_and_the_run_goes_on(flags, monkeypatch, capfd, trouble):
     trouble(monkeypatch)
     _, metrics = run(flags, wandb_log="true")
