@@ -2,11 +2,13 @@
 
 import math
 import os
+from uuid import UUID
 
 import pytest
 import torch
 from conftest import run, same
 
+from data import files
 from data.user_mistake import Mistake
 from grpo.plumbing.checkpoint import load_model, model_file, read, write
 from model.transformer import Generator, TransformerConfig
@@ -62,6 +64,15 @@ def test_a_write_that_fails_leaves_nothing_and_follows_no_link(file, monkeypatch
     with pytest.raises(OSError, match="No space left"):
         write(file, before)
     assert {*file.parent.iterdir()} == {file, link} and file.read_bytes() == b"new"
+
+
+def test_a_link_under_the_very_name_of_the_temporary_is_not_followed(file, monkeypatch):
+    monkeypatch.setattr(files, "uuid4", lambda: UUID(int=0))
+    before, target = file.read_bytes(), file.with_name("of-somebody-else")
+    file.with_name(f"m.pt.{UUID(int=0).hex}.tmp").symlink_to(target)
+    with pytest.raises(FileExistsError):
+        write(file, b"new")
+    assert file.read_bytes() == before and not target.exists()
 
 
 def test_a_damaged_file_is_named(file):

@@ -39,35 +39,27 @@ def not_installed(monkeypatch):
 
 
 class Dying:
-    """A run on wandb whose process is killed after the first step."""
+    """A run on wandb whose process is killed after some calls."""
 
-    url, alive = "https://example.org", True
+    url = "https://example.org"
+
+    def __init__(self, calls):
+        self.left = calls
 
     def log(self, *_, **__):
-        if not self.alive:
+        self.left -= 1
+        if self.left < 0:
             raise BrokenPipeError("the process of wandb is gone")
-        self.alive = False
 
-    def finish(self, **_):
-        raise AssertionError("nobody asks again")
+    finish = log
 
 
-class DyingLate(Dying):
-    """A run on wandb whose process is killed at the end."""
-
-    def log(self, *_, **__):
-        pass
+def killed(calls):
+    return lambda monkeypatch: monkeypatch.setattr(wandb, "init", lambda **_: Dying(calls))
 
 
-def killed(monkeypatch):
-    monkeypatch.setattr(wandb, "init", lambda **_: Dying())
-
-
-def killed_late(monkeypatch):
-    monkeypatch.setattr(wandb, "init", lambda **_: DyingLate())
-
-
-@pytest.mark.parametrize("trouble", [unreachable, not_installed, killed, killed_late])
+# A run tells wandb each of its 4 steps, the table and its end.
+@pytest.mark.parametrize("trouble", [unreachable, not_installed, killed(1), killed(4), killed(5)])
 def test_trouble_is_one_warning_and_the_run_goes_on(flags, monkeypatch, capfd, trouble):
     trouble(monkeypatch)
     _, metrics = run(flags, wandb_log="true")
