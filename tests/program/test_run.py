@@ -96,18 +96,19 @@ def test_rewards_that_are_equal_or_tiny_are_one_warning(flags, own, capsys):
 @pytest.mark.parametrize("left", ["checkpoint.pt", "metrics.jsonl", ""])
 def test_the_folder_of_an_earlier_run_is_moved_aside_whole(flags, tmp_path, capsys, left):
     """A folder that holds metrics or a checkpoint counts as the folder of a run."""
+    out = tmp_path / "my out"
+    flags["out_dir"] = out
     run(flags)
-    out = tmp_path / "out"
     (out / "mine.txt").write_text("a file of the user's", encoding="utf-8")
     for name in {"checkpoint.pt", "metrics.jsonl"} - {left}:
         if left:
             (out / name).unlink()
     before = files(out)
     run(flags, seed=2)
-    (aside,) = tmp_path.glob("out-until-*")
+    (aside,) = tmp_path.glob("my out-until-*")
     shown = capsys.readouterr().out
     assert f"{out} held a run, which is in {aside} now" in shown
-    go_on = f"(to go on with it: --init_from=resume --out_dir={aside})"
+    go_on = f"(to go on with it: --init_from=resume '--out_dir={aside}')"
     assert (go_on in shown) == ("checkpoint.pt" in before)
     assert files(aside) == {"metrics.jsonl": b""} | before
     assert "mine.txt" not in files(out)
@@ -370,8 +371,9 @@ def test_a_run_that_ends_early_keeps_its_error_and_says_how_to_go_on(
 
 
 def test_the_command_that_goes_on_names_what_was_changed_since_the_checkpoint(flags, tmp_path):
-    run(flags, max_iters=2)
-    command = ["--init_from=resume", f"--out_dir={tmp_path}/out", "--kl_beta=0.2", "--max_iters=6"]
+    out = tmp_path / "my out"
+    run(flags, max_iters=2, out_dir=out)
+    command = ["--init_from=resume", f"--out_dir={out}", "--kl_beta=0.2", "--max_iters=6"]
     config = load_config(command)
     line = how_to_go_on(config)
     assert line.startswith("2 of 6 steps are saved; to go on: python train_grpo.py ")
@@ -381,8 +383,8 @@ def test_the_command_that_goes_on_names_what_was_changed_since_the_checkpoint(fl
 def test_a_signal_during_the_table_ends_it(flags, monkeypatch, capsys):
     interrupt = partial(os.kill, os.getpid(), signal.SIGINT)
     monkeypatch.setattr(evaluate, "fill_blindly", lambda *_: interrupt())
-    line = ends_early(flags, capsys, KeyboardInterrupt)
-    again = f"for the table: python -m grpo.evaluation {shlex.quote(flags['out_dir'])} --again"
+    line = ends_early(flags, capsys, KeyboardInterrupt, out_dir=f"{flags['out_dir']} of mine")
+    again = f"for the table: python -m grpo.evaluation '{flags['out_dir']} of mine' --again"
     assert line == f"4 of 4 steps are saved; {again}"
 
 
