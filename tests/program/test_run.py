@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import shlex
 import signal
@@ -410,6 +411,12 @@ def test_a_metric_of_ones_own_reaches_the_file(flags, monkeypatch):
     )
     _, steps = run(flags)
     assert all(0 < step["longest"] <= 16 for step in steps)
+
+
+def test_a_metric_of_ones_own_that_is_not_finite_ends_no_run(flags, monkeypatch):
+    monkeypatch.setitem(METRICS, "hollow", lambda _: math.nan)
+    _, steps = run(flags)
+    assert [math.isnan(step["hollow"]) for step in steps] == 4 * [True]
 
 
 def test_prompts_of_the_users_own_may_have_any_length(flags, tmp_path):
