@@ -136,7 +136,9 @@ class Log:
         quoted = shlex.quote(self.config.out_dir)
         self.say(format_table(result))
         self.say(f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:")
-        text = "this function returns a ____ of strings"
+        text = completions[0]["input"]
+        if "valid_words" in result["after, sampled"]:
+            text = "this function returns a ____ of strings"
         self.say(f'  python -m grpo.tools.fill "{text}" --run={quoted}')
         self.say(f"  python -m grpo.tools.replay {quoted}    # watch it learn")
 

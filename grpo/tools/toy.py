@@ -156,11 +156,11 @@ def main(arguments):
     torch.set_num_threads(1)  # a second thread would only wait
     with exit_on_mistake("grpo.tools.toy"):
         rows = train(arguments)
-    print(LINE.format("step", *rows[-1]))
-    for step, row in enumerate(rows):
-        if step in SHOWN or row is rows[-1]:
-            numbers = (f"{x:z.3f}" for x in row.values())  # z turns -0.000 into 0.000
-            print(LINE.format(step, *numbers, *"----"))
+        print(LINE.format("step", *rows[-1]))
+        for step, row in enumerate(rows):
+            if step in SHOWN or row is rows[-1]:
+                numbers = (f"{x:z.3f}" for x in row.values())  # z turns -0.000 into 0.000
+                print(LINE.format(step, *numbers, *"----"))
 
 
 if __name__ == "__main__":
