@@ -18,7 +18,7 @@ def run_file(path, what):
     )
     sys.path.append(str(path.parent))  # so that the user's file can import files beside it
     try:
-        return runpy.run_path(path, run_name=path.stem)
+        return runpy.run_path(str(path), run_name=path.stem)
     except (Exception, SystemExit) as error:  # any error in that file is the user's mistake
         name = type(error).__name__
         raise Mistake(f"{what} {path} does not run ({name}: {error}); fix it") from error
