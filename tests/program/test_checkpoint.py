@@ -2,6 +2,7 @@
 
 import math
 import os
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -81,6 +82,15 @@ def test_a_damaged_file_is_named(file):
         file.write_bytes(damaged)
         with pytest.raises(Mistake, match="m.pt is damaged, or no checkpoint"):
             read(file)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(file, monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(PermissionError, match="m.pt"):
+        read(file)
 
 
 class Malicious:

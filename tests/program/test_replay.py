@@ -100,6 +100,12 @@ def test_what_is_not_finite_leaves_the_page_readable(flags, tmp_path):
     assert '"entropy": [null, null]' in page and "Infinity]" not in page
 
 
+def test_no_text_of_a_run_can_close_the_script_of_its_page(flags, tmp_path):
+    run(flags, max_iters=1, out_dir=tmp_path / "<!--")
+    content = re.search('type="application/json">(.*?)</script>', replay.page(tmp_path / "<!--"))[1]
+    assert "<" not in content and json.loads(content)["run"].endswith("<!--")
+
+
 def with_script(folder, script=""):
     """Make the page of the run in `folder`, which runs `script` at its end: -> HTML."""
     return replay.page(folder / "out").replace("</body>", f"<script>{script}</script></body>")
