@@ -108,7 +108,7 @@ class StepMetrics:
 
 def different_fills(rollout):
     """Count the different completions of each group, and average the counts over the groups."""
-    groups = gather(rollout.fills.completions)  # (B,G,T)
+    groups = gather(rollout.fills.completions).cpu()  # (B,G,T)
     return sum(len(group.unique(dim=0)) for group in groups) / len(groups)
 
 

@@ -33,10 +33,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from grpo.batch import Rows
-from grpo.variants.truncation import TRUNCATIONS
+from grpo.variants.truncation import TRUNCATIONS, UNIT
 
 SCALE = 1 << 21  # the largest weight; 1024 of them add up to less than 2^32
-UNIT = 1 << 24  # a float32 uniform is a multiple of 1 / UNIT
 
 
 @dataclass(frozen=True)
