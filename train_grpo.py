@@ -47,21 +47,23 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
 
     which is averaged over the blanks of each completion, and then over completions.
 
-    policy(batch)    q, a distribution over the fills of the inputs. By default all blanks are
+    policy(batch)    runs the network (`Policy`, grpo/plumbing/network.py), and returns q, a
+                     distribution over the fills of the inputs. By default all blanks are
                      independent, and it is a `Product` (grpo/policy.py).
-    reference(batch) q_ref, the same kind of distribution, by default from the frozen base model
+    reference(batch) returns q_ref, the same kind of distribution, by default of the base model
     rewards          a `Rewards` (grpo/reward.py): what each blank of the fills earns, by default
                      from the judge
-    fills            `Fills`: completions (B,G,T), and a mask of the characters that may be drawn
-    old, now         `Scores` of the fills when they were drawn, and in the current update. logp and
-                     ref_logp (B,G,T) are the log-probabilities of each letter under the policy and
-                     the reference. kl and entropy (B,T) are exact, for each blank.
-    batch.mask       (B,T) bool, True at a blank
-    batch.words      (B,T) int: 1 in the first hidden word of an input, 2 in the second, ..., and 0
-                     in the visible text. In a text a hidden word is a run of blanks, and a sum is
-                     one word.
-    batch.uniforms   (B,G,T,2) random numbers. [..., 0] draws the letter of each blank, and
-                     [..., 1], at the first blank of a word, draws its z.
+    optimizer        an `Optimizer` (grpo/optimizer.py)
+    batch            a `Batch` (grpo/batch.py): inputs with blanks, and the random numbers that
+                     will fill them. batch.mask (B,T) is True at a blank. batch.words (B,T) is 1 in
+                     the first hidden word of an input, 2 in the second, ..., and 0 where no blank
+                     is. In a text a hidden word is a run of blanks, and a sum is one word.
+    config           the settings (grpo/plumbing/config.py)
+
+    Below, `fills` are the completions (B,G,T), with a mask of the characters that may be drawn.
+    `old` and `now` are the fills' `Scores` when they were drawn, and in the current update: their
+    logp and ref_logp (B,G,T) are the log-probabilities of each letter under the policy and the
+    reference, and kl and entropy (B,T) are exact, for each blank.
     """
     # 1. Sample. All blanks are filled at once, so no fill changes the input of the network. One
     #    forward pass per input therefore serves all of its G completions.
@@ -69,7 +71,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         q_old = policy(batch)
         q_ref = reference(batch)
         fills = q_old.sample(batch.uniforms)
-        old = q_old.score(fills, q_ref)  # q_ref gives old.ref_logp and old.kl
+        old = q_old.score(fills, q_ref)
 
     # 2. Judge. A rule says whether a sum holds. Texts are read by a frozen classifier. It estimates
     #    log(p / q_ref) of every hidden word, where p is its probability in real text. That is the
@@ -109,20 +111,21 @@ def main(arguments=(), quiet=False):
     """Make one run: read its settings, train, and measure the result. Returns the table, a dict.
 
     `arguments` are config files and flags, as on the command line: a list, or one text that is
-    split at spaces. With `quiet` there is no bar, and nothing is printed but warnings.
+    split at spaces. With `quiet` it shows neither its progress nor the table. Of several processes,
+    only the first one returns the table.
 
-    A user's mistake raises a `Mistake` before any file is written. During training the first Ctrl-C
-    or SIGTERM lets the step finish, saves it and ends the program. A second one ends it at once.
+    A user's mistake raises a `Mistake` before the run's folder is touched. During training the
+    first Ctrl-C or SIGTERM lets the step finish, saves it and ends the program. A second one ends
+    it at once.
     """
     # Config files and flags. With --init_from=resume they change the settings of the checkpoint.
     config = load_config(arguments.split() if isinstance(arguments, str) else arguments)
     device = pick_device(config.device)
     join_processes(device)  # under torchrun each process has a GPU of its own
 
-    # A policy maps masked inputs to a distribution over their fills. `policy` learns. The KL is
-    # measured from `reference`, by default the base model, as it was before GRPO. The table
-    # compares with `base`. The judge maps texts to log-odds. If the run is resumed, these are the
-    # files that it began with.
+    # `policy` learns. The KL is measured from `reference`, by default a copy of the base model, as
+    # it was before GRPO. The table compares with `base`. The judge maps texts to logits. If the run
+    # is resumed, these are what it began with, and the checkpoint changes policy and reference.
     models = load_models(config, device)
     policy, reference, base, judge = models
     train, rule, held_out = load_data(config, device)  # the rule says which fills are good
@@ -170,8 +173,8 @@ def main(arguments=(), quiet=False):
         if not is_first():
             return None
         # How many hidden words of held-out texts are right now, or at least words? And before?
-        result, fills = evaluate(models, rewards, held_out, config)
-        log.table(result, fills)
+        result, lines = evaluate(models, rewards, held_out, config, quiet=quiet)
+        log.table(result, lines)
     return result
 
 

@@ -7,7 +7,7 @@
     the ___ purred on ___ mat  short    whole words of two to four letters
     the c___purred _____e mat  sticky   runs of four characters on average
 
-    4_+4_=88                   columns  the ones, the tens or both, in both summands of a sum
+    4_+4_=88                   columns  the ones, the tens, ... or several of them, in both summands
     _1+_7=88                   digits   single digits of the summands
 
 Each way is a function of four arguments. `characters` (T,) is one input, an array of one-letter

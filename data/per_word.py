@@ -17,9 +17,10 @@ def number_words(mask):
 
 
 def words_between_spaces(space, mask):
-    """Number the words of a text that a person typed: space, mask (B,T) bool -> words (B,T) int64.
+    """Number the words between spaces: space, mask (B,T) bool -> words (B,T) int64.
 
-    All blanks between two spaces belong to one word, such as the two of `h_l_`.
+    All blanks between two spaces belong to one word, such as the two of `h_l_`. So it is in a text
+    that a person typed, and in a sum, which has no spaces.
     """
     segment = space.cumsum(dim=1) + 1  # (B,T)
     last = F.pad((segment * mask).cummax(dim=1).values, (1, 0))[:, :-1]  # (B,T) of earlier blanks

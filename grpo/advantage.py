@@ -3,7 +3,7 @@
 Shapes: B masked inputs, T characters, G completions of each.
 """
 
-from grpo.variants.advantages import BASELINES, DIRECTIONS, EPSILON, LIMITS, SCALES
+from grpo.variants import advantages as published
 
 INDISTINCT = 1e-6  # if the rewards of a group span no more than this, we call them equal
 
@@ -24,7 +24,7 @@ def minus_mean_of_others(reward):
 
 def deviation_of_group(reward, mask):
     """The population standard deviation of each group + 1e-4, as in GRPO: (B,G,T) -> (B,1,T)."""
-    return reward.std(dim=1, keepdim=True, correction=0) + EPSILON
+    return reward.std(dim=1, keepdim=True, correction=0) + published.EPSILON
 
 
 def undivided(reward, mask):
@@ -32,8 +32,8 @@ def undivided(reward, mask):
     return 1
 
 
-BASELINES = {"mean": minus_mean, "leave_one_out": minus_mean_of_others} | BASELINES
-SCALES = {"none": undivided, "group": deviation_of_group} | SCALES
+BASELINES = {"mean": minus_mean, "leave_one_out": minus_mean_of_others} | published.BASELINES
+SCALES = {"none": undivided, "group": deviation_of_group} | published.SCALES
 
 
 def group_advantages(reward, old, batch, config):
@@ -42,8 +42,8 @@ def group_advantages(reward, old, batch, config):
     The setting `baseline` names one of BASELINES, and scale_rewards one of SCALES: `none` divides
     by 1, as in Dr. GRPO (2503.20783), `group` by the group's standard deviation, as in GRPO.
 
-    If the rewards of a group differ by 1e-6 at most, we take that for rounding, and set the group's
-    advantages to 0. Dividing by a tiny standard deviation would only magnify the rounding.
+    If the rewards of a group differ by 1e-6 at most, we call them equal, and its advantages become
+    exactly 0. Otherwise the rounding of the mean would be a tiny advantage.
     """
     centred = BASELINES[config.baseline](reward)  # (B,G,T)
     scaled = centred / SCALES[config.scale_rewards](reward, batch.mask)  # (B,G,T)
@@ -53,7 +53,7 @@ def group_advantages(reward, old, batch, config):
     return scaled.masked_fill(equal, 0)
 
 
-DIRECTIONS = {"reverse": group_advantages} | DIRECTIONS
+DIRECTIONS = {"reverse": group_advantages} | published.DIRECTIONS
 
 
 def compute_advantages(reward, old, batch, config):
@@ -62,7 +62,7 @@ def compute_advantages(reward, old, batch, config):
     `old` holds the `Scores` of the fills. The default is `group_advantages`, for every blank.
     """
     advantages = DIRECTIONS[config.direction](reward, old, batch, config)
-    for setting, (off, limit) in LIMITS.items():
+    for setting, (off, limit) in published.LIMITS.items():
         if getattr(config, setting) != off:
             advantages = limit(advantages, old, batch.mask, config)
     return advantages

@@ -86,8 +86,8 @@ def draw_batch(dataset, config, step, device):
     size = config.batch_size * config.gradient_accumulation_steps * n_processes()
     seed = (config.seed, step)
     hiding = (config.masking, config.mask_ratio, config.hidden_words)
-    texts = dataset.batch(size, *hiding, (*seed, INPUTS))  # each (B,T)
-    batch = make_batch(*texts, config.group_size, seed)
+    tokens, mask, words = dataset.batch(size, *hiding, (*seed, INPUTS))  # each (B,T)
+    batch = make_batch(tokens, mask, words, config.group_size, seed)
     return batch.map(lambda x: share(x).to(device))
 
 
@@ -95,7 +95,8 @@ def minibatches(batch, epoch, config):
     """List the rows that each update of an epoch takes.
 
     By default there is one update, and it takes all rows. Otherwise we shuffle the rows and give
-    each update `minibatch_size` of them. Each epoch has a shuffle of its own.
+    each update `minibatch_size` of them, and the last one what is left. Each epoch has a shuffle of
+    its own.
     """
     B = len(batch.mask)
     if not config.minibatch_size:

@@ -16,9 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from grpo.distributed import n_processes
-from grpo.variants.averages import AVERAGES
-from grpo.variants.kl_estimators import KL_ESTIMATORS
-from grpo.variants.objectives import OBJECTIVES
+from grpo.variants import averages, kl_estimators, objectives
 
 
 def clip(logp, old_logp, A, words, config):
@@ -26,8 +24,8 @@ def clip(logp, old_logp, A, words, config):
 
     This is the objective of PPO (1707.06347, equation 7) and of GRPO (2402.03300, equation 3), with
     an upper bound of its own as in DAPO (2503.14476, equation 8). `stopped` says where the bound
-    acts, so that the letter has no gradient. Where A < 0, the ρ of the first term can grow without
-    limit, unless clip_delta bounds it (2505.07291).
+    acts, so that the objective has no gradient. Where A < 0, the ρ of the first term can grow
+    without limit, unless clip_delta bounds it (2505.07291).
     """
     ratio = (logp - old_logp).exp()
     bounded = ratio.clamp(max=config.clip_delta or math.inf)
@@ -50,9 +48,9 @@ def mean_of_completions(mask, config):
     return per_completion / mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
-OBJECTIVES = {"clip": clip} | OBJECTIVES
-KL_ESTIMATORS = {"exact": exact_kl} | KL_ESTIMATORS
-LOSS_TYPES = {"grpo": mean_of_completions} | AVERAGES
+OBJECTIVES = {"clip": clip} | objectives.OBJECTIVES
+KL_ESTIMATORS = {"exact": exact_kl} | kl_estimators.KL_ESTIMATORS
+LOSS_TYPES = {"grpo": mean_of_completions} | averages.LOSS_TYPES
 
 
 def loss_weights(mask, rows, config):

@@ -35,7 +35,7 @@ def check_finite(metrics, step):
     numbers = dict(zip(metrics, torch.stack(list(metrics.values())).tolist()))
     for name, number in numbers.items():
         if not math.isfinite(number):
-            line = f"step {step}: {name} is {number}, so the update was skipped"
+            line = f"step {step}: {name} is {number}, so an update was skipped"
             raise FloatingPointError(f"{line}; lower learning_rate, or check models and reward")
     return numbers
 
@@ -62,12 +62,12 @@ class StepMetrics:
         parts = {name: gather(values) for name, values in parts.items()}
         total = parts.pop("reward")  # (B,G)
         span = total.amax(dim=1) - total.amin(dim=1)  # (B,)
-        self.figures = {
+        self.figures = {name: values.mean() for name, values in parts.items()}
+        self.figures |= {
             "mean_reward": total.mean(),
-            "std_reward": total.std(),
+            "std_reward": total.std(dim=1, correction=0).mean(),
             "frac_reward_zero_std": (span <= INDISTINCT).float().mean(),
         }
-        self.figures |= {name: values.mean() for name, values in parts.items()}
         self.sums = 0  # of the update at hand, (9,)
         self.updates = []  # of each finished update
         self.norms = []

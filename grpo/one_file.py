@@ -1,4 +1,4 @@
-"""Teach a model to solve sums with GRPO (2402.03300), in one file: what config/sums.py trains.
+"""Teach a model to solve sums with GRPO (2402.03300), in one file.
 
     python -m grpo.one_file    # in the project's folder
 
@@ -6,8 +6,10 @@ The generator, a small transformer, fills all blanks of a sum such as `4_7+4_1=8
 blank sees what the others get. The sum has nine right answers, so many digits are likely at each
 blank, and the two that are drawn seldom go together. A rule can check the sum, but no gradient
 leads from the rule back through the draw of a digit. GRPO needs none. It fills each input G times,
-and makes the digits of right fills likelier and those of wrong fills rarer, until they agree. Its
-losses are those of train_grpo.py, as a test shows.
+and makes the digits of right fills likelier and those of wrong fills rarer, until they agree.
+
+Its losses are those of `python train_grpo.py config/sums.py`, as a test shows. The generator ships
+with the project. It was trained to fill in hidden digits, so some of its fills are right by luck.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
@@ -23,7 +25,8 @@ VOCABULARY = " abcdefghijklmnopqrstuvwxyz_0123456789+="  # a token is an index i
 BLANK = VOCABULARY.index("_")
 B, G, T = 128, 16, 11
 STEPS, WARMUP, UPDATES = 100, 5, 2  # all steps, those that warm up, and the updates in each step
-LEARNING_RATE, CLIP, BETA = 1e-3, 0.2, 0.05
+LEARNING_RATE = 1e-3
+CLIP, BETA = 0.2, 0.05  # the ratio is clipped to 1 ± CLIP, and BETA is the weight of the KL
 
 
 def load(path="model/pretrained/sums.pt"):
@@ -38,7 +41,8 @@ def make_sums():
     rng = np.random.default_rng(0)
     results = np.arange(200, 1000)
     shuffled = np.stack([rng.permutation(results[results % 10 == d]) for d in range(10)])  # (10,80)
-    # Of each last digit, four results are held out here, and four served to choose the settings.
+    # Of each last digit, columns 8 and up are to train on. Columns 4 to 7 are held out here, and
+    # with 0 to 3 the settings were chosen.
     parts = []
     for some, size, seed in ((shuffled[:, 8:], 200_000, 1), (shuffled[:, 4:8], 4_000, 2)):
         rng = np.random.default_rng(seed)
@@ -49,16 +53,16 @@ def make_sums():
 
 
 def draw_batch(sums, size, seed):
-    """Draw sums, and hide one to three columns of each: -> masked (B,T), uniforms (B,G,T).
+    """Draw sums, and hide the hundreds, tens or ones of both summands, or several of these.
 
-    `uniforms` holds a random number from 0 to 1 for every character that will be drawn.
+    Returns masked (B,T), and a random number from 0 to 1 for every draw, uniforms (B,G,T).
     """
     rng = np.random.default_rng((*seed, 0))
     chosen = rng.integers(len(sums), size=size)  # (B,)
     masked = torch.tensor([[VOCABULARY.index(c) for c in sums[i]] for i in chosen])  # (B,T)
     rng.random(size)  # train_grpo.py draws these, too, to choose a way of hiding for each input
     for row in masked:
-        columns = rng.permutation(3)[: rng.integers(1, 4)]  # of the hundreds, tens and ones
+        columns = rng.permutation(3)[: rng.integers(1, 4)]
         row[[*columns, *(columns + 4)]] = BLANK
     uniforms = np.random.default_rng((*seed, 1)).random((size, G, T), dtype=np.float32)
     return masked, torch.from_numpy(uniforms)
@@ -67,13 +71,13 @@ def draw_batch(sums, size, seed):
 def log_q(generator, masked):
     """Compute the log-probability of each character at each position: (B,T) -> (B,T,V)."""
     (logits,) = generator(masked, None)  # (B,T,V); the network has no dropout
-    return logits.double().log_softmax(dim=-1)  # double, so that the probabilities add up to 1
+    return logits.double().log_softmax(dim=-1)  # double, so that sums of them reach 1
 
 
-def sample(old, masked, uniforms):
+def sample(log_probs, masked, uniforms):
     """Fill each blank G times: (B,T,V), (B,T), (B,G,T) -> completions (B,G,T)."""
-    # Each character owns a piece of [0,1) as long as its probability. Which piece was hit?
-    ends = old.exp().cumsum(dim=-1)[:, None]  # (B,1,T,V) where the pieces end
+    # Each character owns a piece of [0,1), whose length is its probability. Which one was hit?
+    ends = log_probs.exp().cumsum(dim=-1)[:, None]  # (B,1,T,V) where the pieces end
     characters = (ends <= uniforms[..., None]).sum(dim=-1)  # (B,G,T)
     return torch.where(masked[:, None] == BLANK, characters, masked[:, None])
 
@@ -81,8 +85,8 @@ def sample(old, masked, uniforms):
 def is_right(text):
     """Tell whether a sum such as 417+471=888 holds. A summand begins with 1 to 9."""
     first, second, result = text[:3], text[4:7], text[8:]
-    numbers = (first + second).isdigit() and "0" not in (first[0], second[0])
-    return numbers and int(first) + int(second) == int(result)
+    allowed = (first + second).isdigit() and "0" not in (first[0], second[0])
+    return allowed and int(first) + int(second) == int(result)
 
 
 def decode(tokens):
@@ -95,22 +99,23 @@ def reward(completions):
     return torch.tensor(right).view(completions.shape[:2])
 
 
-def advantages(reward):
-    """Compare each fill with the others of its group: (B,G) -> (B,G)."""
-    centred = reward - reward.mean(dim=1, keepdim=True)
-    return centred / (reward.std(dim=1, keepdim=True, correction=0) + 1e-4)
+def advantages(rewards):
+    """Compare each fill with its group: (B,G) -> (B,G). Where all are equal, they get 0."""
+    centred = rewards - rewards.mean(dim=1, keepdim=True)
+    return centred / (rewards.std(dim=1, keepdim=True, correction=0) + 1e-4)
 
 
 def grpo_loss(now, old, ref, completions, A, mask):
-    """Average -min(ρA, clip(ρ)A) + β·KL(q‖q_ref) over the blanks: -> a scalar.
+    """Average -min(ρA, clip(ρ)A) + β·KL(q‖q_ref) over fills, blanks and inputs: -> a scalar.
 
     `now`, `old` and `ref` (B,T,V) are log q of the generator now, of the one that drew the fills,
-    and of the one before training. A is a fill's advantage (B,G). ρ = q/q_old says how much
-    likelier a digit has become since it was drawn. At first it is 1, and the gradient of ρA is
-    A ∇log q. Its mean over draws is the gradient of the expected reward, as ∇q = q ∇log q. Once ρ
-    is above 1.2 with A > 0, or below 0.8 with A < 0, the minimum is constant: no further push. The
-    KL divergence to the generator before training keeps the policy from settling too early on a
-    wrong answer, when all of its fills are equal and there is nothing to compare.
+    and of the one that ships. A is a fill's advantage (B,G), and mask (B,T) is True at blanks.
+    ρ = q/q_old says how much likelier a character has become since it was drawn. In the first
+    update it is 1, and the gradient of ρA is A ∇log q. Its mean over draws points where the
+    expected reward of an input grows, because ∇q = q ∇log q. Once ρ is above 1.2 with A > 0, or
+    below 0.8 with A < 0, the minimum is constant, and pushes no further. The exact KL divergence
+    from the generator that ships keeps the fills of an input from becoming all equal and wrong,
+    because then there would be nothing to compare.
     """
     A = A[:, :, None]  # (B,G,1)
     ratio = (now - old).gather(-1, completions.mT).exp().mT  # (B,G,T)
@@ -126,7 +131,7 @@ def train(generator, reference, sums):
     for step in range(STEPS):
         cosine = (1 + math.cos(math.pi * max(0, step - WARMUP) / (STEPS - WARMUP))) / 2  # 1 to 0
         adamw.param_groups[0]["lr"] = LEARNING_RATE * min((step + 1) / (WARMUP + 1), cosine)
-        masked, uniforms = draw_batch(sums, B, (1, step))  # seed 1
+        masked, uniforms = draw_batch(sums, B, (1, step))
         with torch.no_grad():  # one forward pass serves all G completions
             old, ref = log_q(generator, masked), log_q(reference, masked)  # each (B,T,V)
         completions = sample(old, masked, uniforms)  # (B,G,T)
@@ -156,10 +161,10 @@ if __name__ == "__main__":
     generator, reference = load(), load()
     before, share = evaluate(reference, masked, uniforms)
     print(f"step 0: right on held-out sums {share:.3f}")
-    for step, loss in enumerate(train(generator, reference, sums), 1):
-        if step % 10 == 0:
-            now, share = evaluate(generator, masked, uniforms)
-            print(f"step {step}: loss {loss:.3f}, right on held-out sums {share:.3f}")
+    for step, _ in enumerate(train(generator, reference, sums), 1):
+        if step % 20 == 0:
+            after, share = evaluate(generator, masked, uniforms)
+            print(f"step {step}: right on held-out sums {share:.3f}")
     for i in range(3):
-        for name, texts in {"input": decode(masked), "before": before, "now": now}.items():
+        for name, texts in {"input": decode(masked), "before": before, "after": after}.items():
             print(f"{name:7s}", texts[i])

@@ -35,7 +35,7 @@ import torch
 from grpo.batch import Rows
 from grpo.variants.truncation import TRUNCATIONS, UNIT
 
-SCALE = 1 << 21  # the largest weight; 1024 of them add up to less than 2^32
+SCALE = 1 << 21  # the largest weight
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ def integer_weights(logits, temperature):
 def may_be_drawn(weights, uniforms, config):
     """Find the set S of the characters that may be drawn: weights (...,V) -> (...,V) bool.
 
-    By default S is the whole vocabulary. Each truncation whose setting is on leaves some out, and
-    all of them together whatever has the weight 0. uniforms (...,n) are all random numbers of a
-    blank, for a truncation that tosses a coin.
+    By default S is the whole vocabulary. Each truncation whose setting is on leaves some out. If
+    any is on, characters of weight 0 are left out, too. uniforms (...,n) are all random numbers of
+    a blank, for a truncation that tosses a coin.
     """
     settings = [name for name, (off, _) in TRUNCATIONS.items() if getattr(config, name) != off]
     kept = weights > 0 if settings else torch.ones_like(weights, dtype=torch.bool)

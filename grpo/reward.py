@@ -10,8 +10,8 @@ parameter `words`, it gets the number of each blank's word (B,T), 0 where no bla
 
     reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) with a number for each character
 
-A judge is a model that maps tokens (N,T) to logits (N,T). A logit is the judge's log-odds that the
-character stood in the text and was not filled in.
+A judge is a model that maps tokens (N,T) to logits (N,T). The mean of a word's logits is the
+judge's log-odds that the word stood in the text and was not filled in.
 
 Shapes: B masked inputs, T characters, G completions of each, N rows of tokens, D rows without
 repeats.
@@ -36,7 +36,7 @@ SUREST = 8  # nats; the score of a word is cut off at ±8
 
 @torch.no_grad()
 def judge_logits(judge, completions):
-    """Ask the judge for the log-odds of every character: completions (B,G,T) -> (B,G,T).
+    """Ask the judge for the logit of every character: completions (B,G,T) -> (B,G,T).
 
     We judge equal completions only once, in batches that all have the same shape.
     """
@@ -63,7 +63,7 @@ def judge_reward(judge, completions, batch):
 
 
 def count_good(rule, completions, batch):
-    """Count the gaps of each completion that are filled well, and those of each input.
+    """Count the gaps that each completion fills well, and all gaps of each input.
 
     rule (data/rules.py), completions (B,G,T) -> (B,G), (B,)
     """

@@ -168,5 +168,5 @@ class Judge(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, tokens, **options):
-        """Compute the log-odds (B,T) that each character of filled texts (B,T) is original."""
+        """Map filled texts (B,T) to logits (B,T), whose mean over a word says how real it looks."""
         return self.head(self.trunk(tokens, **options)).squeeze(-1)

@@ -220,17 +220,17 @@ def table_rows(models, held_out, config, everything):
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")  # compiling for these shapes takes longer than it saves
-def evaluate(models, rewards, held_out, config, everything=False):
+def evaluate(models, rewards, held_out, config, everything=False, quiet=False):
     """Compute the table: -> result, lines.
 
     `result` is {a row's title: {a column's name: number}}, for evaluation.json. `lines` is the list
     of dicts for completions.jsonl. The policies of `models` map a batch to a distribution over its
     fills. `everything` adds the rows that take long, and lets the judge read all fills of the
-    others, and not only the first one of each input.
+    others, and not only the first one of each input. With `quiet` there is no bar.
     """
     result = {}
     rows = table_rows(models, held_out, config, everything)
-    for title, fill in tqdm(rows, desc="table", leave=False, disable=None):
+    for title, fill in tqdm(rows, desc="table", leave=False, disable=quiet or None):
         fills = fill()  # (N,n,T)
         result[title] = measure(fills, held_out)
         if title.startswith("one by one"):

@@ -31,7 +31,7 @@ SHIPPED = {
 class Models(NamedTuple):
     policy: Policy  # learns
     reference: Policy  # the KL is measured from it
-    base: Policy  # the policy before GRPO, to compare with; by default the reference itself
+    base: Policy  # the policy before GRPO, to compare with
     judge: object  # maps texts to log-odds, or None
 
 
@@ -48,26 +48,21 @@ def load_models(config, device):
         network = load_model(config.judge_checkpoint, Judge)
         check_length(config.block_size, network)
         judge = make_judge(network, config, device)
-    base = Policy(base, config, device)
-    reference = base
-    own_file = config.reference_checkpoint or config.generator_checkpoint
-    if (
-        own_file != config.generator_checkpoint
-        or config.reference_mode != "static"
-        or config.reference_device
-    ):
-        network = load_model(own_file, Generator)
-        check_length(config.block_size, network)
-        refuse(
-            network.n_latent != generator.n_latent,
-            f"the generator has n_latent={generator.n_latent}, but the reference has"
-            f" n_latent={network.n_latent}; name a generator_checkpoint and a reference_checkpoint"
-            " with the same n_latent",
-        )
-        there = pick_device(config.reference_device or config.device)
-        reference = Policy(network, config, there)
-    policy = Policy(generator, config, device)
-    return Models(policy, reference, base, judge)
+    reference = load_model(config.reference_checkpoint or config.generator_checkpoint, Generator)
+    check_length(config.block_size, reference)
+    refuse(
+        reference.n_latent != generator.n_latent,
+        f"the generator has n_latent={generator.n_latent}, but the reference has"
+        f" n_latent={reference.n_latent}; name a generator_checkpoint and a reference_checkpoint"
+        " with the same n_latent",
+    )
+    there = pick_device(config.reference_device or config.device)
+    return Models(
+        policy=Policy(generator, config, device),
+        reference=Policy(reference, config, there),
+        base=Policy(base, config, device),
+        judge=judge,
+    )
 
 
 def check_length(block_size, *networks):

@@ -15,10 +15,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data.user_mistake import Mistake, refuse
-from grpo.advantage import EPSILON
 from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.evaluation.evaluate import format_table
 from grpo.plumbing.checkpoint import LATEST, training_state, write
+from grpo.variants.advantages import EPSILON
 
 try:
     import fcntl
@@ -109,7 +109,7 @@ class Log:
             getattr(self.wandb, method)(*arguments, **options)
         except Exception as error:  # its process may have died, or the network
             self.wandb = None
-            self.say(f"wandb is given up, the run goes on without: {first_line(error)}")
+            say(f"wandb is given up, the run goes on without: {first_line(error)}")
 
     def write(self, step, metrics):
         """Write a step's line of metrics.jsonl, and show its numbers in the bar and in wandb."""

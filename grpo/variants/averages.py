@@ -3,7 +3,7 @@
 Each average is a function of the mask (b,T) of an update's inputs, as float, and of the settings.
 It returns the weight of each blank (b,T), by which its loss is multiplied before all are added up.
 The G completions of an input have equal weights, so a weight holds a factor 1/G. To add one of your
-own, write such a function and a line in AVERAGES. The name of the line is then a value of the
+own, write such a function and a line in LOSS_TYPES. The name of the line is then a value of the
 setting `loss_type`.
 
 Shapes: b inputs of an update, T characters, G completions of each.
@@ -43,4 +43,4 @@ def dr_grpo(mask, config):
     return total(mask, config) / mask.shape[1]
 
 
-AVERAGES = {"dapo": dapo, "bnpo": bnpo, "sum": total, "dr_grpo": dr_grpo}
+LOSS_TYPES = {"dapo": dapo, "bnpo": bnpo, "sum": total, "dr_grpo": dr_grpo}

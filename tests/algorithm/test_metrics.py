@@ -35,7 +35,7 @@ def random_step():
 
 def slow_metrics(mask, parts, old, now, terms, norms):
     """Average over draws or blanks within each update, then over the updates."""
-    rewards = parts["reward"].flatten().tolist()
+    groups = parts["reward"].tolist()
     draws = [(b, j, t) for b, t in mask.nonzero().tolist() for j in range(G)]
     each = []
     for k, update in enumerate(UPDATES):
@@ -54,8 +54,8 @@ def slow_metrics(mask, parts, old, now, terms, norms):
         each.append(figures)
     return {name: statistics.mean(figures[name] for figures in each) for name in each[0]} | {
         "grad_norm": statistics.mean(norms),
-        "mean_reward": statistics.mean(rewards),
-        "std_reward": statistics.stdev(rewards),
+        "mean_reward": statistics.mean(sum(groups, [])),
+        "std_reward": statistics.mean(map(statistics.pstdev, groups)),
         "frac_reward_zero_std": 1 / B,
         "reward_judge": parts["reward_judge"].mean().item(),
     }

@@ -85,7 +85,7 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
     source = FILE.read_text(encoding="utf-8")
     smaller = {
         "B, G, T = 128, 16,": "B, G, T = 2, 2,",
-        "= 100, 5, 2": "= 10, 1, 1",
+        "= 100, 5, 2": "= 20, 1, 1",
         "held_out, 256,": "held_out, 8,",
     }
     for old, new in smaller.items():
@@ -95,9 +95,9 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
     exec(compile(source, FILE, "exec"), {"__name__": "__main__"})
 
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("step 0: right") and lines[1].startswith("step 10: loss")
+    assert lines[0].startswith("step 0: right") and lines[1].startswith("step 20: right")
     rows = [line[8:] for line in lines[2:]]
-    assert len(rows) == 3 * 3  # the input, and its fills before and now
+    assert len(rows) == 3 * 3  # the input, and its fills before and after
     for i in range(0, len(rows), 3):
         masked = rows[i]
         assert "_" in masked and len(masked) == 11

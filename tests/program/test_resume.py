@@ -77,6 +77,18 @@ def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, fo
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
 
 
+def test_a_moved_reference_stays_and_the_table_compares_with_the_base(flags, folder):
+    """The resumed run has a static reference, and its base model is still the one of before."""
+    moving = {"reference_mode": "periodic", "reference_update_freq": 2, "max_iters": 2}
+    first, _ = run(flags, **moving)
+    table = json.loads((folder / "out" / "evaluation.json").read_text(encoding="utf-8"))
+    resume(f"--out_dir={folder}/out", "--max_iters=3", "--reference_mode=static")
+    again = json.loads((folder / "out" / "evaluation.json").read_text(encoding="utf-8"))
+    assert again["before, sampled"] == table["before, sampled"]
+    kept = read(folder / "out" / "checkpoint.pt")["training"]["reference"]
+    assert same(kept, first["training"]["reference"]) and same(kept, first["weights"])
+
+
 def test_auto_is_kept_and_a_resumed_run_says_if_it_means_something_else(flags, folder, capsys):
     content, _ = run(flags, dtype="auto", device="auto", max_iters=2)
     training = content["training"]
