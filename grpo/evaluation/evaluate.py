@@ -30,6 +30,7 @@ from grpo.evaluation.rivals import (
     target,
     temper,
 )
+from grpo.plumbing.network import uncompiled
 from grpo.reward import count_good, log_odds
 from grpo.variants.latent import Latent
 
@@ -90,7 +91,7 @@ def opinions(judge, rewards, fills, batch):
     return said
 
 
-@torch.compiler.set_stance("force_eager")
+@uncompiled()
 def try_rewards(judge, rewards, held_out):
     """Score two texts, so that a faulty reward fails before the run begins."""
     few = held_out.batch[:2]
@@ -219,7 +220,7 @@ def table_rows(models, held_out, config, everything):
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")  # compiling for these shapes takes longer than it saves
+@uncompiled()
 def evaluate(models, rewards, held_out, config, everything=False, quiet=False):
     """Compute the table: -> result, lines.
 
@@ -251,7 +252,7 @@ def evaluate(models, rewards, held_out, config, everything=False, quiet=False):
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")
+@uncompiled()
 def peek(policy, held_out, step):
     """Show how the policy, which is the base model at step 0, fills three held-out texts.
 

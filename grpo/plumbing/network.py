@@ -6,8 +6,10 @@ masked inputs to a distribution over their fills. A judge maps texts to log-odds
 Shapes: B masked inputs, T characters, N rows of tokens.
 """
 
+import contextlib
 import functools
 import os
+import sys
 from dataclasses import replace
 
 import torch
@@ -119,6 +121,19 @@ def pick_dtype(name, device):
     else:
         native = torch.cpu.get_capabilities().get("avx512_bf16")
     return "bfloat16" if native else "float32"
+
+
+@contextlib.contextmanager
+def uncompiled():
+    """Run compiled networks as they are, because some shapes occur too seldom to compile for them.
+
+    If nothing is compiled, this does not import the compiler, which would take some seconds.
+    """
+    stance = contextlib.nullcontext()
+    if "torch._dynamo" in sys.modules:
+        stance = torch.compiler.set_stance("force_eager")
+    with stance:
+        yield
 
 
 @functools.cache

@@ -32,6 +32,7 @@ from grpo.loss import OBJECTIVES
 from grpo.plumbing.checkpoint import write
 from grpo.plumbing.config import Parser
 from grpo.plumbing.log import cut_back, read_lines
+from grpo.plumbing.network import uncompiled
 from grpo.plumbing.runs import differences, group_runs
 from grpo.policy import log_softmax
 
@@ -52,7 +53,7 @@ def shown_inputs(held_out):
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")
+@uncompiled()
 def view(policy, batch):
     """Return the policy's best guess, and each character's probability, at all blanks of a batch.
 
@@ -100,7 +101,7 @@ def begin(before, held_out, config, start):
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")
+@uncompiled()
 def record(policy, held_out, config, step, rollout):
     """Write the policy's best guess and probabilities after the step, and one group of completions.
 
