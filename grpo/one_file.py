@@ -2,14 +2,12 @@
 
     python -m grpo.one_file    # in the project's folder
 
-The generator, a small transformer, fills all blanks of a sum such as `4_7+4_1=888` in one step. No
-blank sees what the others get. The sum has nine right answers, so many digits are likely at each
-blank, and the two that are drawn seldom go together. A rule can check the sum, but no gradient
-leads from the rule back through the draw of a digit. GRPO needs none. It fills each input G times,
-and makes the digits of right fills likelier and those of wrong fills rarer, until they agree.
-
-Its losses are those of `python train_grpo.py config/sums.py`, as a test shows. The generator ships
-with the project. It was trained to fill in hidden digits, so some of its fills are right by luck.
+The generator, a small transformer that ships, fills all blanks of a sum such as `4_7+4_1=888` in
+one step. No blank sees what the others get, so their digits seldom go together, and few fills are
+right. A rule can check a sum, but no gradient leads from the rule back through the draw of a digit.
+GRPO needs none. It fills each input G times, and makes the digits of right fills likelier and those
+of wrong fills rarer, until they agree. The losses are those of `python train_grpo.py
+config/sums.py`, as a test shows.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
@@ -25,8 +23,7 @@ VOCABULARY = " abcdefghijklmnopqrstuvwxyz_0123456789+="  # a token is an index i
 BLANK = VOCABULARY.index("_")
 B, G, T = 128, 16, 11
 STEPS, WARMUP, UPDATES = 100, 5, 2  # all steps, those that warm up, and the updates in each step
-LEARNING_RATE = 1e-3
-CLIP, BETA = 0.2, 0.05  # the ratio is clipped to 1 ± CLIP, and BETA is the weight of the KL
+LEARNING_RATE, CLIP, BETA = 1e-3, 0.2, 0.05  # the ratio is clipped to 1 ± CLIP, BETA weighs the KL
 
 
 def load(path="model/pretrained/sums.pt"):
@@ -53,16 +50,13 @@ def make_sums():
 
 
 def draw_batch(sums, size, seed):
-    """Draw sums, and hide the hundreds, tens or ones of both summands, or several of these.
-
-    Returns masked (B,T), and a random number from 0 to 1 for every draw, uniforms (B,G,T).
-    """
+    """Draw sums, and hide columns of both summands: -> masked (B,T), random numbers (B,G,T)."""
     rng = np.random.default_rng((*seed, 0))
     chosen = rng.integers(len(sums), size=size)  # (B,)
     masked = torch.tensor([[VOCABULARY.index(c) for c in sums[i]] for i in chosen])  # (B,T)
     rng.random(size)  # train_grpo.py draws these, too, to choose a way of hiding for each input
     for row in masked:
-        columns = rng.permutation(3)[: rng.integers(1, 4)]
+        columns = rng.permutation(3)[: rng.integers(1, 4)]  # of the hundreds, tens and ones
         row[[*columns, *(columns + 4)]] = BLANK
     uniforms = np.random.default_rng((*seed, 1)).random((size, G, T), dtype=np.float32)
     return masked, torch.from_numpy(uniforms)
@@ -113,9 +107,8 @@ def grpo_loss(now, old, ref, completions, A, mask):
     ρ = q/q_old says how much likelier a character has become since it was drawn. In the first
     update it is 1, and the gradient of ρA is A ∇log q. Its mean over draws points where the
     expected reward of an input grows, because ∇q = q ∇log q. Once ρ is above 1.2 with A > 0, or
-    below 0.8 with A < 0, the minimum is constant, and pushes no further. The exact KL divergence
-    from the generator that ships keeps the fills of an input from becoming all equal and wrong,
-    because then there would be nothing to compare.
+    below 0.8 with A < 0, the minimum is constant, and pushes no further. The KL keeps the fills of
+    an input from becoming all equal and wrong, because then there would be nothing to compare.
     """
     A = A[:, :, None]  # (B,G,1)
     ratio = (now - old).gather(-1, completions.mT).exp().mT  # (B,G,T)
