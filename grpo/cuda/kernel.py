@@ -63,8 +63,14 @@ def choose(config, device, network):
     if config.kernel == "cuda":
         raise Mistake(f"kernel='cuda' cannot run: {reason}; set kernel to 'auto' or 'torch'")
     if device.type == "cuda":
-        print(f"the CUDA kernel cannot run, PyTorch does its work: {reason}", file=sys.stderr)
+        say_once(f"the CUDA kernel cannot run, PyTorch does its work: {reason}")
     return "torch"
+
+
+@functools.cache
+def say_once(line):
+    """Print a line, but not again for the next of a run's networks."""
+    print(line, file=sys.stderr)
 
 
 def agrees(config, device, vocab_size):

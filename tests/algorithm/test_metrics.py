@@ -70,6 +70,7 @@ def test_metrics_add_up_over_micro_batches_and_average_over_updates():
             of_step.add(now[k][rows], old[rows], term, mask[rows])
         of_step.end_update(torch.tensor(norms[k]))
     have = {name: value.item() for name, value in of_step.result().items()}
+    assert [*have].index("reward_judge") < [*have].index("mean_reward")  # a cause before its effect
     want = slow_metrics(mask, parts, old, now, terms, norms)
     assert have == pytest.approx(want, rel=1e-5)
 
