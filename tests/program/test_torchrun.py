@@ -57,7 +57,7 @@ def distance(a, b):
 
 def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, server):
     """Up to rounding, two processes give the weights and metrics of one with two micro-batches."""
-    own = {loss: SHARED | {"loss_type": loss} for loss in ("grpo", "dapo", "bnpo")}
+    own = {loss: SHARED | {"loss_type": loss} for loss in ("grpo", "dapo", "bnpo", "dr_grpo")}
     own["latent"] = SHARED | {"generator_checkpoint": str(world / "latent.pt")}
     runs = [command_line(flags, **each, out_dir=tmp_path / name) for name, each in own.items()]
     both = start_both(server, runs, tmp_path / "out.txt")
