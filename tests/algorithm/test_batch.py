@@ -7,7 +7,6 @@ from dataclasses import is_dataclass, replace
 
 import pytest
 import torch
-from conftest import make_batch
 
 from data import per_word
 from data.dataset import Dataset
@@ -45,7 +44,6 @@ def tensors(record):
     [
         (slice(2, 4), [2, 3]),
         (torch.tensor([5, 0, 3]), [5, 0, 3]),
-        (torch.arange(B) > 4, [5, 6]),
     ],
 )
 def test_rows_of_a_record_are_rows_of_everything_in_it(rows, want):
@@ -111,13 +109,6 @@ def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
     assert torch.equal(once.masked[~once.mask], once.tokens[~once.mask])
 
 
-def adjacent():
-    """Hide random characters, and number each run of blanks as one word: -> (6,12)."""
-    mask = torch.rand(6, 12, generator=torch.Generator().manual_seed(0)) < 0.5
-    mask[2] = False
-    return make_batch(torch.zeros(6, 12).long(), mask, 1, 1, (0,)).words
-
-
 def scattered():
     """Number words whose blanks need not be adjacent: -> a word number for each position, (6,12).
 
@@ -141,15 +132,8 @@ def places_of_words(row):
     return places
 
 
-def test_a_run_of_blanks_is_a_word():
-    mask = torch.tensor([[1, 1, 0, 1, 0, 0, 1], [0, 1, 0, 1, 1, 1, 0], [0] * 7]).bool()
-    want = [[1, 1, 0, 2, 0, 0, 3], [0, 1, 0, 2, 2, 2, 0], [0] * 7]
-    assert per_word.number_words(mask).tolist() == want
-
-
-@pytest.mark.parametrize("make_words", [adjacent, scattered])
-def test_words_are_counted_summed_and_averaged_as_in_loops(make_words):
-    words = make_words()  # (B,T)
+def test_words_are_counted_summed_and_averaged_as_in_loops():
+    words = scattered()  # (B,T)
     mask = words > 0
     x = torch.randn(6, G, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     sums, means, whole = torch.zeros_like(x), torch.zeros_like(x), torch.zeros(6, G).double()

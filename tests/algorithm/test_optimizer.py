@@ -4,7 +4,6 @@ import pytest
 import torch
 from conftest import run
 
-from grpo import optimizer as optimizer_module
 from grpo.optimizer import Optimizer, learning_rate, make_adamw
 from grpo.plumbing.config import Config
 
@@ -83,35 +82,3 @@ def test_steps_are_adamw_on_the_gradient_with_its_norm_clipped(grad_clip):
         norm = optimizer.step(loss.detach())
         assert norm.item() == pytest.approx(gradient.norm().item()), "norm of the gradient"
     torch.testing.assert_close(weights_of(model), want, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("where", ["gradient", "loss"])
-def test_what_is_not_finite_changes_neither_weights_nor_moments(where, bad):
-    model, optimizer = make()
-    before = weights_of(model)
-    model.weight.grad, model.bias.grad = torch.ones(2, 3).double(), torch.ones(2).double()
-    loss = torch.tensor(1.0)
-    if where == "gradient":
-        model.weight.grad[1, 1] = bad
-    else:
-        loss = loss * bad
-    norm = optimizer.step(loss)
-    assert norm.isfinite() == (where == "loss")
-    assert torch.equal(weights_of(model), before)
-    assert not optimizer.wrapped.state, "AdamW's moments"
-    assert all(p.grad is None for p in model.parameters()), "what the next update begins with"
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_parameter_without_a_gradient_stays_as_it_is(processes, monkeypatch):
-    """Two processes with equal gradients have twice the gradient together."""
-    monkeypatch.setattr(optimizer_module, "n_processes", lambda: processes)
-    monkeypatch.setattr(optimizer_module, "total_over_processes", lambda x: processes * x)
-    model, optimizer = make()
-    bias = model.bias.detach().clone()
-    weight = model.weight.detach().clone()
-    model.weight.sum().backward()
-    norm = optimizer.step(torch.tensor(1.0))
-    assert norm.item() == pytest.approx(processes * 6**0.5)
-    assert torch.equal(model.bias, bias) and not (model.weight == weight).any()

@@ -1,8 +1,5 @@
 """Check rewards. Shapes: B masked inputs, T characters, G completions of each."""
 
-import math
-import pickle
-import sys
 from functools import partial
 
 import pytest
@@ -11,8 +8,6 @@ from conftest import BLANK, encode, make_batch
 
 from data.per_word import mean_over_blanks
 from data.rules import WordRule
-from data.user_mistake import Mistake
-from grpo.plumbing.user_file import load_function
 from grpo.policy import Fills
 from grpo.reward import (
     Rewards,
@@ -57,21 +52,6 @@ def pad(tokens, T):
 def test_logits_are_the_judges_whatever_the_batching():
     completions = some_completions(7, 30, 4)  # 210 rows: more than are judged at once
     assert torch.equal(judge_logits(some_judge, completions), some_judge(completions))
-
-
-def test_a_completion_is_judged_once_in_batches_of_one_shape():
-    shapes = []
-
-    def judge(rows):
-        shapes.append(tuple(rows.shape))
-        return rows.float()
-
-    rows = torch.tensor([[1, 2], [3, 4], [1, 2], [5, 6]]).repeat(25, 1)  # 100 rows of 3 kinds
-    judge_logits(judge, rows.view(4, 25, 2))
-    assert shapes == [(32, 2)]
-    shapes.clear()
-    judge_logits(judge, torch.arange(140).view(7, 10, 2))  # 70 rows, all different
-    assert shapes == [(32, 2)] * 3
 
 
 def test_valid_words_by_hand():
@@ -191,27 +171,6 @@ def test_an_own_reward_with_a_parameter_words_gets_the_number_of_each_blanks_wor
     assert have[:, 0].tolist() == [[1, 1, 0, 2], [0, 1, 0, 2]] == batch.words.tolist()
 
 
-def raises(completions, *_):
-    return completions.nothing
-
-
-@pytest.mark.parametrize(
-    "function, message",
-    [
-        (lambda c, *_: c.sum(), r"f returned the shape \(\); it must be \(B, G\) = \(2, 3\) or"),
-        (lambda c, *_: c[:, :1] / 1, r"the shape \(2, 1, 4\)"),
-        (lambda c, *_: c[..., 0] / torch.tensor([0, 1, 1]), "f returned 2 numbers that are NaN"),
-        (lambda *_: sys.exit(), "f failed: SystemExit"),
-        (lambda *_: "good", "f failed: "),
-        (lambda *_: None, "f returned None; end it with a return"),
-        (raises, "f failed: AttributeError"),
-    ],
-)
-def test_what_is_no_reward_is_named(function, message):
-    with pytest.raises(Mistake, match=message):
-        own_reward("f", function, some_completions(2, 3, 4), batch_of(MASK))
-
-
 @pytest.mark.parametrize(
     "text, weights",
     [
@@ -226,20 +185,3 @@ def test_what_is_no_reward_is_named(function, message):
 )
 def test_a_reward_is_names_and_weights(text, weights):
     assert parse_reward(text) == weights
-
-
-@pytest.mark.parametrize("text", ["judge:", "judge:1e999", "judge,judge:2", "my.py", ""])
-def test_what_is_no_sum_of_rewards_is_named(text):
-    with pytest.raises(Mistake, match="has a part"):
-        parse_reward(text)
-
-
-def test_a_pool_of_processes_can_call_a_function_of_the_users_file(tmp_path):
-    """The file may be read again after a change. A module that is there already stays."""
-    path = tmp_path / "mine.py"
-    for number in (1, 2):
-        path.write_text(f"def f():\n    return {number}", encoding="utf-8")
-        assert pickle.loads(pickle.dumps(load_function(path, "f")))() == number
-    (tmp_path / "math.py").write_text("def f():\n    pass", encoding="utf-8")
-    load_function(tmp_path / "math.py", "f")
-    assert sys.modules["math"] is math

@@ -97,24 +97,6 @@ def library(tmp_path_factory):
     return ctypes.CDLL(compiled(folder, source, "-Wall -Werror -fPIC -shared"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compilers(tmp_path_factory):
-    """Start nvcc for two architectures. It compiles while the tests run."""
-    folder = tmp_path_factory.mktemp("nvcc")
-    table = ", ".join(f"(void*){name}" for name in NAMES)
-    (folder / "all.cu").write_text(
-        f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};', encoding="utf-8"
-    )
-    started = []
-    for arch in ("sm_80", "sm_90") if shutil.which("nvcc") else ():
-        command = f"nvcc -cubin -arch={arch} -Xptxas -v all.cu -o {arch}".split()
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(command, cwd=folder, stderr=pipe, text=True))
-    yield started
-    for compiler in started:
-        compiler.kill()
-
-
 @pytest.fixture
 def bindings(library, monkeypatch):
     bindings = stand_in(library)
@@ -208,14 +190,15 @@ def check(device, *given, temperature=0.8):
 
 
 @both_types
-@pytest.mark.parametrize("V", [1, 28, 32, 33, 96])
+@pytest.mark.parametrize("V", [1, 32, 33, 96])
 def test_logprobs_agree_with_float64(device, V, dtype):
     for G, blanks in (1, 0.7), (33, 0.7), (5, 0), (64, 1):
         check(device, *inputs(3, 7, G, V, blanks, dtype))
 
 
-def test_extreme_and_broken_rows(device):
-    logits, ref_logits, completions, kept, mask = inputs(1, 15, 1500, 28, blanks=1)
+@both_types
+def test_extreme_and_broken_rows(device, dtype):
+    logits, ref_logits, completions, kept, mask = inputs(1, 15, 1500, 28, 1, dtype)
     logits[0, 0] = ref_logits[0, 0] = -INF  # only character 5 is possible: log p = KL = H = 0
     logits[0, 0, 5] = ref_logits[0, 0, 5] = 2.0
     logits[0, 1] = 3e4 * torch.randn(28)
@@ -244,49 +227,6 @@ def test_extreme_and_broken_rows(device):
     broken = [8, 9, 10, 12]  # rows 9 and 10 have one bad logit, in rows 8 and 12 all are bad
     assert gradient[0].isnan().all(dim=-1).nonzero()[:, 0].tolist() == broken
     assert entropy[0].isnan().nonzero()[:, 0].tolist() == broken
-
-
-def test_a_completion_outside_the_vocabulary_is_flagged_alone(device):
-    logits, ref_logits, completions, kept, mask = [x.to(device) for x in inputs(1, 8, 6, 28, 1)]
-    completions[0, 0, 0], completions[0, 1, 1], completions[0, 2, 2] = -1, 28, 2**40
-    leaf = logits.clone().requires_grad_()
-    logp, *_ = kernel.logprobs(leaf, ref_logits, completions, kept, mask, 0.8)
-    logp.sum().backward()
-    assert logp[0].isnan().nonzero().tolist() == [[0, 0], [1, 1], [2, 2]]
-    # A completion y adds (1[v = y] − q[v]) / 0.8 to the gradient of each logit v of its blank.
-    # Over all v, 1[v = y] − q[v] adds up to 0. If y is outside the vocabulary, no v equals y, and
-    # the sum is −1.
-    drawn = leaf.grad.sum(dim=-1)[0].cpu() * 0.8  # (T,)
-    torch.testing.assert_close(drawn, torch.tensor([-1.0] * 3 + [0.0] * 5))
-
-
-def test_bfloat16_gradients_are_rounded_to_even(device):
-    scales = 10.0 ** torch.randint(-30, 30, (1000,))
-    wide = torch.randn(1000) * scales, torch.tensor([INF, 3.4e38, NAN])
-    nan_of_a_gpu = torch.tensor([2**31 - 1], dtype=torch.int32).view(torch.float32)
-    g = torch.cat([1 + torch.arange(1024) * 2.0**-9, *wide, nan_of_a_gpu])
-    T = len(g)
-    # Each completion is character 1, which has probability q = 0. Its logit gets g · (1 − q) = g.
-    logits = torch.tensor([0, -INF, 1]).expand(1, T, 3).bfloat16().to(device)
-    leaf = logits.clone().requires_grad_()
-    ones = torch.ones(1, 1, T, dtype=torch.int64, device=device)
-    kernel.logprobs(leaf, logits, ones, logits > 0, ones[0] > 0, 1.0)[0].backward(
-        g.to(device)[None, None]
-    )
-    found, want = leaf.grad[0, :, 1].cpu(), g.bfloat16()
-    torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
-
-
-def test_inputs_of_another_type_are_converted_and_of_another_size_refused(device):
-    given = logits, ref_logits, completions, kept, mask = [
-        x.to(device) for x in inputs(2, 6, 4, 12)
-    ]
-    converted = ref_logits.double(), completions.int(), kept.byte(), mask.byte()
-    for x, y in zip(kernel.logprobs(logits, *converted, 1), kernel.logprobs(*given, 1.0)):
-        assert torch.equal(x, y)
-    for bad in ref_logits[..., 1:], ref_logits[:, 1:]:
-        with pytest.raises(RuntimeError, match="expand"):
-            kernel.logprobs(logits, bad, completions, kept, mask, 1.0)
 
 
 def test_a_thread_without_a_context_gets_one(device):
@@ -322,7 +262,7 @@ SETTINGS = [  # temperature, top_k, top_p, min_p
 
 
 @both_types
-@pytest.mark.parametrize("V", [1, 28, 32, 33, 96])
+@pytest.mark.parametrize("V", [1, 32, 33, 96])
 def test_the_sampler_keeps_and_draws_the_same(device, V, dtype):
     torch.manual_seed(V)
     logits = 2 * torch.randn(3, 17, V)
@@ -430,18 +370,12 @@ int main() {
     return memcmp(&near, &far, sizeof near) ? 2 : 0;
 }"""
 SYNC = "__syncwarp();\n    if (!p.there) return;"
-PLACE = "= place_of_this_thread<LANES>(mask, B, T, G, V);"
-
 
 FAULTS = [  # what stands in kernel.cu, what is planted there, what the sanitizer says of it
     ("", "", ""),
     (SYNC, SYNC.replace("__syncwarp();", ""), "data race"),
-    ("column / 4 % LANES == p.lane", "column % LANES == p.lane", "data race"),
-    ("(long long)row * V", "row * V", "SEGV"),
-    ("(long long)(row / T)", "(row / T)", "SEGV"),
     ("norms + (long long)p.row * 5", "norms + p.row * 5", "SEGV"),
     ("team_max<LANES>(top);", "if (p.lane != 3) team_max<LANES>(top);", "is elsewhere"),
-    (PLACE, PLACE + "if (!p.blank) return;", "has returned"),
 ]
 
 
@@ -479,13 +413,16 @@ def test_lanes_do_not_race_and_offsets_are_long(sanitized, fault):
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
-def test_nvcc_keeps_everything_in_registers(compilers):
-    for compiler in compilers:
-        _, log = compiler.communicate()
-        found = re.findall(
-            r"(\d+) bytes stack frame, (\d+) bytes spill st.*, (\d+) bytes spill", log
-        )
-        assert compiler.returncode == 0 and found == [("0", "0", "0")] * len(NAMES), log
+def test_nvcc_keeps_everything_in_registers(tmp_path):
+    table = ", ".join(f"(void*){name}" for name in NAMES)
+    source = f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};'
+    (tmp_path / "all.cu").write_text(source, encoding="utf-8")
+    command = "nvcc -cubin -arch=sm_80 -Xptxas -v all.cu -o all.cubin".split()
+    made = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    found = re.findall(
+        r"(\d+) bytes stack frame, (\d+) bytes spill st.*, (\d+) bytes spill", made.stderr
+    )
+    assert found == [("0", "0", "0")] * len(NAMES), made.stderr
 
 
 def test_nvrtc_compiles_what_kernel_py_asks_for(bindings, monkeypatch):
@@ -512,13 +449,10 @@ def config(**changes):
     return SimpleNamespace(**common | changes)
 
 
-@pytest.fixture
-def agreeing(monkeypatch):
-    """There is no GPU that could run the kernel, so we say that it agrees with PyTorch."""
-    monkeypatch.setattr(kernel, "agrees", lambda *_: True)
-
-
 def test_a_kernel_that_disagrees_is_not_used(bindings, monkeypatch, capsys):
+    monkeypatch.setattr(kernel, "agrees", lambda *_: True)
+    assert kernel.choose(config(), GPU, network(28)) == "cuda"
+    assert kernel.choose(config(kernel="torch"), GPU, network(28)) == "torch"
     monkeypatch.setattr(kernel, "agrees", lambda *_: False)
     assert kernel.choose(config(), GPU, network(28)) == "torch"
     assert "its results differ from those of PyTorch" in capsys.readouterr().err
@@ -540,16 +474,6 @@ def test_a_kernel_agrees_if_its_draws_and_scores_are_those_of_pytorch(monkeypatc
     monkeypatch.setattr(kernel, "logprobs", score)
     settings = Config(temperature=0.8, dtype="float32")
     assert kernel.agrees(settings, torch.device("cpu"), 28) == (fault is None)
-
-
-def test_choose_compiles_what_the_run_uses(bindings, agreeing):
-    for setting in "auto", "cuda":
-        assert kernel.choose(config(kernel=setting), torch.device("cuda"), network(28)) == "cuda"
-    kernel.load(0, torch.float32, (4, 8))  # as a step does
-    assert bindings.nvrtc.names == [f"{name}<float, 4, 8>".encode() for name in kernel.OPERATIONS]
-    kernel.choose(config(dtype="bfloat16"), GPU, network(96))
-    assert bindings.nvrtc.names[-1] == b"logprobs_backward<bf16, 8, 12>"
-    assert kernel.choose(config(kernel="torch"), GPU, network(28)) == "torch"
 
 
 @pytest.mark.parametrize(

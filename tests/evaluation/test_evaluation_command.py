@@ -204,5 +204,4 @@ def test_mistakes_exit_2_with_one_line_and_write_nothing(finished, capsys):
         line = refused(capsys, out, "--again", flag)
         assert flag.partition("=")[0].strip("-") in line
     assert "--again" in refused(capsys, out)  # a run without a table says how to make one
-    assert "name only one" in refused(capsys, out, out, "--again")
     assert not files_of(out)

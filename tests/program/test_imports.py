@@ -6,7 +6,6 @@ tables of variants, which plug into it, and the data. The network imports only t
 """
 
 import ast
-import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -85,14 +84,3 @@ def test_every_import_points_down():
                 upward.append(f"{file.relative_to(ROOT)} imports {name}")
     assert not upward, "\n".join(upward)
     assert {("train_grpo", "grpo.plumbing"), ("grpo.tools", "train_grpo")} <= arrows
-
-
-def test_every_text_file_is_opened_as_utf8():
-    """Windows would read it in another encoding. `os.open` and os.devnull have none."""
-    for file in sources("data", "grpo", "model", "tests"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                call = ast.unparse(node)
-                if name in ("open", "read_text", "write_text"):
-                    assert re.search(r"encoding=|\bos\.|, '\w*b'", call), f"{file}: {call}"

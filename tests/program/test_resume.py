@@ -41,9 +41,9 @@ def resume(*flags):
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_n_steps_and_n_more_are_2n(flags, folder, world, changes):
-    """Weights, moments, reference and metrics are those of one run of 2n steps.
+    """Weights, moments, reference, metrics and replay are those of one run of 2n steps.
 
-    If a run was killed, metrics.jsonl may hold lines of steps after its checkpoint.
+    If a run was killed, its .jsonl files may hold lines of steps after its checkpoint.
     """
     changes = {"eval_inputs": 1, "lr_decay_iters": 6} | changes
     changes = {
@@ -52,10 +52,13 @@ def test_n_steps_and_n_more_are_2n(flags, folder, world, changes):
     whole, metrics = run(flags, out_dir=folder / "whole", max_iters=6, **changes)
     halves = {"out_dir": folder / "halves", **changes}
     run(flags, max_iters=3, **halves)
-    with open(folder / "halves" / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(CUT_SHORT)
+    for name in ("metrics.jsonl", "replay.jsonl"):
+        with open(folder / "halves" / name, "a", encoding="utf-8") as file:
+            file.write(CUT_SHORT)
     again, metrics_again = run(flags, max_iters=6, init_from="resume", **halves)
     assert metrics == metrics_again
+    shown = [(folder / name / "replay.jsonl").read_bytes() for name in ("whole", "halves")]
+    assert shown[0] == shown[1]
     for content in (whole, again):
         del content["training"]["config"]
     assert same(whole, again)

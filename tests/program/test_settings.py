@@ -1,8 +1,5 @@
 """Check settings from files and flags. test_mistakes.py checks those that a user gets wrong."""
 
-import runpy
-import sys
-
 import pytest
 
 import train_grpo
@@ -37,13 +34,3 @@ def test_help_shows_each_setting_as_it_stands_in_the_class(capsys):
     for name in vars(Config()):
         assert sum(line.startswith(f"    {name}: ") for line in lines) == 1
     assert "    group_size: int = 16  # completions per input, G" in "\n".join(lines)
-
-
-def test_without_arguments_the_command_shows_an_example(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train_grpo.py"])
-    with pytest.raises(SystemExit, match="2"):
-        runpy.run_path(train_grpo.__file__, run_name="__main__")
-    out, err = capsys.readouterr()
-    assert not out and "for example: python train_grpo.py " in err and err.count("\n") == 1
-    assert not list(tmp_path.iterdir())

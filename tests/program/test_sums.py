@@ -146,18 +146,6 @@ def test_a_sum_is_one_word_also_after_a_reveal(folder):
     assert torch.equal(again[0], tokens) and not torch.equal(again[1], mask)
 
 
-@pytest.mark.parametrize("content", ["41+47=88\n417+471=888\n", "41-47=88\n", "4_+47=88\n"])
-def test_a_file_of_lines_that_cannot_be_read_is_named(content, tmp_path):
-    (tmp_path / "train.txt").write_text(content, encoding="utf-8")
-    with pytest.raises(Mistake, match=f"{tmp_path}/train.txt ha.*(length|use only)"):
-        read_dataset(tmp_path, "train", 8)
-
-
-def test_columns_needs_sums():
-    with pytest.raises(Mistake, match="no sum.*dataset=sums"):
-        make_mask(np.array([[*"the cat"]]), "columns", 0, 0, np.random.default_rng(0))
-
-
 def test_prompts_take_the_characters_that_their_dataset_has(folder, tmp_path):
     (tmp_path / "p.json").write_text('{"prompts": ["4_+4_=88", "1_+_=9"]}', encoding="utf-8")
     data = read_prompts(tmp_path / "p.json", read_dataset(folder, "train", 8), 8)

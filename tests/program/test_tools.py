@@ -1,6 +1,5 @@
 """Run fill and bench, each by its command, on a run of tiny models."""
 
-import contextlib
 import math
 import re
 
@@ -67,23 +66,6 @@ def test_a_run_is_shown_before_and_after(trained, world, capsys):
         shown = [re.fullmatch(pattern, row).groups() for row in rows]
         found = fill.fill(load_model(path, Generator), "the c_t _at", k=4)
         assert shown == [(one.text[5], one.text[8]) for one in found]
-
-
-@pytest.mark.parametrize(
-    "text, said",
-    [
-        ("9_+9_=11", "wrong"),  # no fill is right
-        ("4__+4__=8_8", "=8["),
-        ("4_7+4_7=Äb;", 'the model reads "4_7+4_7=ab"'),
-        ("4_+__4_=8888", "text '4_+__4_=8888' has 12 characters, more than 11; shorten it"),
-        ("4+4=8", "text '4+4=8' has no blank; write _ for each character to fill in"),
-    ],
-)
-def test_bad_sums_are_filled_or_refused_with_one_line(text, said, capsys):
-    with contextlib.suppress(SystemExit):
-        fill.main([text, "--run=model/pretrained/sums.pt"])
-    out, err = capsys.readouterr()
-    assert said in out + err and bool(out) != (err.count("\n") == 1)
 
 
 def test_the_benchmark_times_the_step_and_the_operations(flags, monkeypatch, capsys):
