@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import run
 
+from grpo import optimizer as optimizer_module
 from grpo.optimizer import Optimizer, learning_rate, make_adamw
 from grpo.plumbing.config import Config
 
@@ -82,3 +83,17 @@ def test_steps_are_adamw_on_the_gradient_with_its_norm_clipped(grad_clip):
         norm = optimizer.step(loss.detach())
         assert norm.item() == pytest.approx(gradient.norm().item()), "norm of the gradient"
     torch.testing.assert_close(weights_of(model), want, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_parameter_without_a_gradient_stays_as_it_is(processes, monkeypatch):
+    """Two processes with equal gradients have twice the gradient together."""
+    monkeypatch.setattr(optimizer_module, "n_processes", lambda: processes)
+    monkeypatch.setattr(optimizer_module, "total_over_processes", lambda x: processes * x)
+    model, optimizer = make()
+    bias = model.bias.detach().clone()
+    weight = model.weight.detach().clone()
+    model.weight.sum().backward()
+    norm = optimizer.step(torch.tensor(1.0))
+    assert norm.item() == pytest.approx(processes * 6**0.5)
+    assert torch.equal(model.bias, bias) and not (model.weight == weight).any()

@@ -15,7 +15,7 @@ from grpo.loss import loss_weights
 from grpo.optimizer import Optimizer, make_adamw
 from grpo.plumbing.config import Config
 from grpo.plumbing.network import Policy
-from grpo.policy import Product
+from grpo.policy import Fills, Product, Scores
 from grpo.reward import Rewards, judge_reward
 from model.transformer import Generator, TransformerConfig
 from train_grpo import grpo_step
@@ -223,3 +223,88 @@ def test_a_loss_that_is_not_finite_changes_no_weight():
     assert metrics["grad_norm"].isfinite() and metrics["grad_norm"] > 0
     assert not metrics["loss"].isfinite()
     assert torch.equal(weights_of(generator), before)
+
+
+SPELLINGS = torch.cartesian_prod(torch.arange(3), torch.arange(3))  # (9,2)
+
+
+def spelling(completions, mask):
+    """Tell which of SPELLINGS stands in the two blanks: (B,G,T), (B,T) -> (B,G)."""
+    blanks = mask[:, None].expand_as(completions)
+    return (completions[blanks].view(*completions.shape[:2], 2) * torch.tensor([3, 1])).sum(dim=-1)
+
+
+class Table:
+    """This policy fills two blanks together, with a probability for each of the nine whole fills.
+
+    Both blanks are one draw, so the log-probability of a fill stands at the first blank.
+    """
+
+    def __init__(self, logits, batch):
+        self.log_q = logits.log_softmax(dim=-1)  # (B,9)
+        self.batch = batch
+
+    def at_first(self, x):
+        """Put one value into the first blank, and zeros elsewhere: (B,...) -> (B,...,T)."""
+        mask = self.batch.mask.view(len(x), *[1] * (x.dim() - 1), -1)
+        return x[..., None] * (mask & (mask.cumsum(dim=-1) == 1))
+
+    def sample(self, uniforms):
+        reached = self.log_q.exp().cumsum(dim=-1)[:, None, :-1]  # (B,1,8)
+        return self.fill((reached <= uniforms[:, :, 0, :1]).sum(dim=-1))
+
+    def fill(self, which):
+        """Write SPELLINGS[which] into the two blanks: which (B,G) -> `Fills`."""
+        completions = self.batch.masked[:, None].repeat(1, which.shape[1], 1)  # (B,G,T)
+        blanks = self.batch.mask[:, None].expand_as(completions)
+        completions[blanks] = SPELLINGS[which].flatten()
+        return Fills(completions, self.batch.mask[..., None])
+
+    def score(self, fills, reference):
+        p = self.log_q.exp()  # (B,9)
+        return Scores(
+            logp=self.log_prob(fills.completions),
+            ref_logp=reference.log_prob(fills.completions),
+            kl=self.at_first((p * (self.log_q - reference.log_q)).sum(dim=-1)),
+            entropy=self.at_first(-(p * self.log_q).sum(dim=-1)),
+        )
+
+    def log_prob(self, completions):
+        return self.at_first(self.log_q.gather(-1, spelling(completions, self.batch.mask)))
+
+    def best_guess(self):
+        return self.fill(self.log_q.argmax(dim=-1, keepdim=True)).completions[:, 0]
+
+    def __getitem__(self, rows):
+        return Table(self.log_q[rows], self.batch[rows])
+
+
+def test_a_policy_of_ones_own_learns_what_no_product_can():
+    """The policy ends up writing almost only `01`, `10` and `22`, and each of them often."""
+    mask = torch.tensor([[True, False, True, False], [False, True, True, False]])  # (B,T)
+    good = torch.tensor([1, 3, 8])
+    model = torch.nn.ParameterList([torch.zeros(9)])
+
+    def policy(batch):
+        return Table(model[0].expand(len(batch.mask), -1), batch)
+
+    def reference(batch):
+        return Table(torch.zeros(len(batch.mask), 9), batch)
+
+    def reward(completions, batch):
+        return torch.isin(spelling(completions, batch.mask), good).float()  # (B,G)
+
+    config = Config(batch_size=2, group_size=16, kl_beta=0.3, num_iterations=2, grad_clip=0)
+    optimizer = descend(model, config, rate=3.0)
+    rewards = Rewards({"good": (reward, 4.0)})
+    rewarded = []
+    for i in range(40):
+        batch = make_batch(torch.full((2, 4), 7), mask, 9, config.group_size, (1, i))
+        rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
+        rewarded.append(metrics["mean_reward"].item())
+        assert (rollout.fills.completions.mT[~mask] == 7).all()  # what was given stays
+    assert rewarded[0] < 2 < 3.5 < sum(rewarded[-10:]) / 10
+    p = model[0].softmax(dim=-1)
+    assert p[good].sum() > 0.9 and p[good].min() > 0.15, p
+    guess = policy(batch).best_guess()[:, None]
+    assert torch.isin(spelling(guess, mask), good).all()

@@ -502,3 +502,20 @@ def test_without_cuda_bindings_pytorch_does_it(monkeypatch, capsys):
     kernel.load.cache_clear()
     assert kernel.choose(config(), GPU, network(28)) == "torch"
     assert "ModuleNotFoundError: " in capsys.readouterr().err
+
+
+def test_bfloat16_gradients_are_rounded_to_even(device):
+    scales = 10.0 ** torch.randint(-30, 30, (1000,))
+    wide = torch.randn(1000) * scales, torch.tensor([INF, 3.4e38, NAN])
+    nan_of_a_gpu = torch.tensor([2**31 - 1], dtype=torch.int32).view(torch.float32)
+    g = torch.cat([1 + torch.arange(1024) * 2.0**-9, *wide, nan_of_a_gpu])
+    T = len(g)
+    # Each completion is character 1, which has probability q = 0. Its logit gets g · (1 − q) = g.
+    logits = torch.tensor([0, -INF, 1]).expand(1, T, 3).bfloat16().to(device)
+    leaf = logits.clone().requires_grad_()
+    ones = torch.ones(1, 1, T, dtype=torch.int64, device=device)
+    kernel.logprobs(leaf, logits, ones, logits > 0, ones[0] > 0, 1.0)[0].backward(
+        g.to(device)[None, None]
+    )
+    found, want = leaf.grad[0, :, 1].cpu(), g.bfloat16()
+    torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)

@@ -2,11 +2,14 @@
 
 import math
 import os
+from pathlib import Path
+from uuid import UUID
 
 import pytest
 import torch
 from conftest import run
 
+from data import files
 from data.user_mistake import Mistake
 from grpo.plumbing.checkpoint import load_model, model_file, read, write
 from model.transformer import Generator, TransformerConfig
@@ -85,3 +88,21 @@ def test_weights_that_are_not_finite_are_not_saved(file):
     with pytest.raises(FloatingPointError, match="reference: head.weight is not finite"):
         write(file, {"training": {"reference": generator.state_dict()}})
     assert list(file.parent.iterdir()) == [file] and file.read_bytes() == before
+
+
+def test_a_link_under_the_very_name_of_the_temporary_is_not_followed(file, monkeypatch):
+    monkeypatch.setattr(files, "uuid4", lambda: UUID(int=0))
+    before, target = file.read_bytes(), file.with_name("of-somebody-else")
+    file.with_name(f"m.pt.{UUID(int=0).hex}.tmp").symlink_to(target)
+    with pytest.raises(FileExistsError):
+        write(file, b"new")
+    assert file.read_bytes() == before and not target.exists()
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(file, monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(PermissionError, match="m.pt"):
+        read(file)

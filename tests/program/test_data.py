@@ -10,6 +10,7 @@ from conftest import TEXT
 
 from data.dataset import Dataset, read_dataset, read_prompts
 from data.masking import MASKINGS, make_mask
+from data.text import prepare as prepare_module
 from data.text.prepare import is_validation, normalise, prepare
 from data.user_mistake import Mistake
 from data.vocabulary import MASK_ID, PAD, decode
@@ -76,12 +77,18 @@ def test_prepared_text_comes_back(tmp_path):
 
 
 def test_the_default_text_is_the_one_that_the_shipped_models_learned(tmp_path, capsys):
-    """The text is documentation of the pinned numpy and torch. No version of Python changes it."""
+    """The text is documentation of the pinned numpy and torch. No version of Python changes it.
+
+    Nothing of 64 characters stands both in train.bin and in val.bin.
+    """
     prepare(tmp_path)
     assert not capsys.readouterr().out
     found = {path.stem: hashlib.sha256(path.read_bytes()) for path in tmp_path.glob("*.bin")}
     begins = {name: digest.hexdigest()[:12] for name, digest in found.items()}
     assert begins == {"train": "b1fad3dd8d50", "val": "180a9319f990"}
+    train, val = ((tmp_path / f"{name}.bin").read_bytes() for name in ("train", "val"))
+    of_val = {val[i : i + 64] for i in range(len(val) - 63)}
+    assert of_val.isdisjoint(train[i : i + 64] for i in range(len(train) - 63))
 
 
 def test_val_loses_what_shares_40_characters_with_train(tmp_path):
@@ -97,8 +104,8 @@ def test_val_loses_what_shares_40_characters_with_train(tmp_path):
     assert len(left) == len(whole) - len(paragraph) - 1
 
 
-def test_letters_of_the_users_own_text(tmp_path):
-    """What has a plain form is kept, and apostrophes join."""
+def test_letters_of_the_users_own_text(tmp_path, capsys):
+    """What has a plain form is kept, apostrophes join, and a share that is lost is named."""
     assert (
         normalise("GROẞ groß Søren Łódź æon œuvre đak") == "gross gross soren lodz aeon oeuvre dak"
     )
@@ -106,6 +113,10 @@ def test_letters_of_the_users_own_text(tmp_path):
     prepare(tmp_path / "d", tmp_path / "in.txt")
     data = Dataset(tmp_path / "d", "train", 16)
     assert " dont " in decode(torch.from_numpy(data.tokens))[0]
+    assert not capsys.readouterr().out
+    (tmp_path / "in.txt").write_text(TEXT + 100 * " мир", encoding="utf-8")
+    prepare(tmp_path / "e", tmp_path / "in.txt")
+    assert "3% of its letters are not a to z, and are left out" in capsys.readouterr().out
 
 
 def test_the_dataset_of_another_text_is_not_replaced(tmp_path):
@@ -146,3 +157,11 @@ def test_prompts_of_any_length(world, tmp_path):
         found[decode(row[row != PAD])[0]] = [number for number in numbers if number]
     assert found == {"cafe h_l_ m_": [1, 1, 2], "_": [1], "sat __ the m_t": [1, 1, 2]}
     assert torch.equal(words > 0, mask) and not (mask & (tokens == PAD)).any()
+
+
+def test_a_text_that_the_shipped_models_did_not_learn_is_named(tmp_path, capsys, monkeypatch):
+    """It stands in for the documentation of another version of numpy."""
+    monkeypatch.setattr(prepare_module, "documentation", lambda: 9 * [TEXT])
+    monkeypatch.setattr(prepare_module, "is_prose", lambda _: True)
+    prepare(tmp_path)
+    assert "not the text that the shipped models learned" in capsys.readouterr().out

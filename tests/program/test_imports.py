@@ -6,6 +6,7 @@ tables of variants, which plug into it, and the data. The network imports only t
 """
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -22,23 +23,26 @@ BELOW = {
     "model.losses": ["data", "grpo"],
     "model.report": ["data", "grpo", "model.losses"],
     "grpo.cuda": ["data", "grpo"],
-    "grpo.evaluation": ["data", "grpo", "grpo.variants"],
+    "grpo.plumbing.network": ["data", "grpo", "grpo.cuda", "grpo.variants"],
+    "grpo.evaluation": ["data", "grpo", "grpo.plumbing.network", "grpo.variants"],
     "grpo.plumbing.user_file": ["data"],
     "grpo.plumbing": [
         "data",
         "grpo",
         "grpo.cuda",
         "grpo.evaluation",
+        "grpo.plumbing.network",
         "grpo.plumbing.user_file",
         "grpo.variants",
         "model.transformer",
     ],
-    "grpo.tools.replay": ["data", "grpo", "grpo.plumbing"],
+    "grpo.tools.replay": ["data", "grpo", "grpo.plumbing", "grpo.plumbing.network"],
     "train_grpo": [
         "data",
         "grpo",
         "grpo.evaluation",
         "grpo.plumbing",
+        "grpo.plumbing.network",
         "grpo.tools.replay",
         "grpo.variants",
     ],
@@ -84,3 +88,14 @@ def test_every_import_points_down():
                 upward.append(f"{file.relative_to(ROOT)} imports {name}")
     assert not upward, "\n".join(upward)
     assert {("train_grpo", "grpo.plumbing"), ("grpo.tools", "train_grpo")} <= arrows
+
+
+def test_every_text_file_is_opened_as_utf8():
+    """Windows would read it in another encoding. `os.open` and os.devnull have none."""
+    for file in sources("data", "grpo", "model", "tests"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                call = ast.unparse(node)
+                if name in ("open", "read_text", "write_text"):
+                    assert re.search(r"encoding=|\bos\.|, '\w*b'", call), f"{file}: {call}"

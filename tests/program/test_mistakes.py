@@ -3,6 +3,9 @@
 One line on stderr names the setting or the file. Every other error keeps its type.
 """
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from data.text.prepare import main as prepare
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.plumbing import load
 from grpo.plumbing.config import load_config
+from grpo.plumbing.network import pick_device
 from grpo.tools import fill, replay, toy
 from model import pretrain
 
@@ -237,3 +241,54 @@ def test_other_errors_are_not_turned_into_an_exit():
     for error in (AssertionError, FloatingPointError, OSError):
         with pytest.raises(error), exit_on_mistake("program"):
             raise error
+
+
+def test_apples_gpus_are_not_supported():
+    with pytest.raises(Mistake, match="device mps is not supported; use --device=cpu"):
+        pick_device("mps")
+
+
+@pytest.mark.parametrize(
+    "setting, value",
+    [
+        ("prompts_file", "{}/p.json"),
+        ("reward", "judge,{}/my.py:f"),
+        ("reward", "judge,{}/JUDGE.pt:0.5"),
+    ],
+)
+def test_a_run_reads_nothing_from_its_own_folder(flags, setting, value):
+    changes = {setting: value.format(flags["out_dir"])}
+    with pytest.raises(Mistake, match="lies in out_dir, which a new run moves aside"):
+        load_config(command_line(flags, **changes))
+
+
+def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
+    for path in (tmp_path, "x" * 300):
+        with pytest.raises(SystemExit, match="2"), exit_on_mistake("program"):
+            open(path, encoding="utf-8")
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["train_grpo --help", "grpo.tools.toy --max_iters=1"])
+def test_output_may_lose_its_reader(command, monkeypatch):
+    """The help is longer than the buffer of stdout, and the table of the toy is shorter."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    command = [sys.executable, "-m", *command.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        program.stdout.close()
+        assert not program.stderr.read()
+
+
+@pytest.mark.parametrize(
+    "name, content, line",
+    [
+        ("a.yaml", "group_size: 8", "a.yaml does not exist, or is no .py file"),
+        ("a.py", "group_size: 8", "a.py assigns no setting; write for example group_size = 8"),
+        ("a.py", "gruop_size = 8", "a.py: gruop_size is no setting; did you mean group_size?"),
+        ("a.py", "x = 8", "a.py: x is no setting; --help lists all"),
+    ],
+)
+def test_a_config_file_assigns_settings(tmp_path, name, content, line):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(Mistake, match=re.escape(line)):
+        load_config([str(tmp_path / name)])

@@ -194,3 +194,49 @@ def test_the_models_of_every_experiment_ship(name):
         if name:  # a rule needs no judge
             assert Path(name).stat().st_size <= 4e6
             load_model(name, kind)
+
+
+def test_two_pretrainings_cannot_write_into_one_folder(world, tmp_path, monkeypatch, capsys):
+    """Another one begins there while this one reads its text."""
+    load_splits = pretrain.load_splits
+
+    def begin_another(config):
+        (tmp_path / "a").mkdir()
+        return load_splits(config)
+
+    monkeypatch.setattr(pretrain, "load_splits", begin_another)
+    with pytest.raises(SystemExit, match="2"):
+        pretrained(world, tmp_path / "a", "--generator_steps=0")
+    assert f"{tmp_path}/a cannot be used (File exists)" in capsys.readouterr().err
+    assert not list((tmp_path / "a").iterdir())
+
+
+def test_pretraining_writes_no_model_that_is_not_finite(world, tmp_path, monkeypatch):
+    def diverge(name, model, *_):
+        model.head.weight.data[0, 0] = torch.nan
+
+    monkeypatch.setattr(pretrain, "fit", diverge)
+    with pytest.raises(FloatingPointError, match="generator.pt: weights: head.weight is not fin"):
+        pretrained(world, tmp_path / "a")
+    assert not list((tmp_path / "a").iterdir())
+
+
+@pytest.mark.parametrize("stop_at", ["generator", "judge"])
+def test_a_stopped_pretraining_says_what_is_saved(stop_at, world, tmp_path, monkeypatch, capsys):
+    def stop(name, *_):
+        if name == stop_at:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pretrain, "fit", stop)
+    out = tmp_path / "a"
+    with pytest.raises(SystemExit, match="130"):
+        pretrained(world, out)
+    said = {
+        "generator": [f"stopped; {out} holds no model"],
+        "judge": [
+            f"stopped; {out} holds generator.pt",
+            f"for the judge alone, add --start={out}/generator.pt --generator_steps=0"
+            " --out_dir=ANOTHER to your command",
+        ],
+    }
+    assert capsys.readouterr().err.splitlines() == said[stop_at]

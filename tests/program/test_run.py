@@ -1,11 +1,14 @@
 """Check what a run writes, how it treats its folder, and how it ends if something fails."""
 
+import errno
 import json
 import math
 import os
 import shlex
 import shutil
 import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -334,3 +337,90 @@ def test_prompts_of_the_users_own_may_have_any_length(flags, tmp_path):
         assert step["grad_norm"] > 0
         assert step["valid_words"] == pytest.approx(step["reward_valid_words"])
     assert any(step["valid_words"] for step in steps)
+
+
+def test_a_run_that_is_stopped_while_it_opens_leaves_its_folder_free(flags, monkeypatch):
+    def stopped(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "start_wandb", stopped)
+        with pytest.raises(KeyboardInterrupt) as kept:  # a notebook keeps the traceback, too
+            run(flags, wandb_log=True)
+    run(flags, max_iters=1)
+    assert kept
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EAGAIN])
+def test_a_file_system_without_locks_is_said_once(tmp_path, monkeypatch, capsys, code):
+    def flock(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(log.fcntl, "flock", flock)
+    if code == errno.EAGAIN:
+        with pytest.raises(Mistake, match="in use by another run"):
+            claim(tmp_path / "out", 0)
+    else:
+        for number in range(2):  # the second run moves the first one aside
+            with claim(tmp_path / "out", 0) as file:
+                file.write(json.dumps({"iteration": number}) + "\n")
+            assert capsys.readouterr().out.count("cannot be locked") == 1
+
+
+def test_a_link_to_a_folder_stays_a_link(flags, tmp_path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "large")
+    for _ in range(2):
+        run(flags, out_dir=tmp_path / "link", max_iters=1)
+    assert (tmp_path / "link").is_symlink()
+    assert len(list(tmp_path.glob("large*/checkpoint.pt"))) == 2
+
+
+def test_a_run_goes_on_when_its_terminal_has_gone_away(flags, monkeypatch):
+    def gone(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(log.tqdm, "write", gone)
+    monkeypatch.setattr(log.tqdm, "update", gone)
+    _, metrics = run(flags)
+    assert len(metrics) == 4
+    monkeypatch.setattr(os, "write", gone)  # of the line that Ctrl-C prints
+    monkeypatch.setattr(sys.stderr, "write", gone)
+    monkeypatch.setattr(train_grpo, "check_finite", interrupted(train_grpo.check_finite))
+    with pytest.raises(SystemExit, match="130"):
+        run(flags)
+
+
+def interrupted(function, number=signal.SIGINT):
+    def interrupt_first(*arguments):
+        signal.raise_signal(number)
+        return function(*arguments)
+
+    return interrupt_first
+
+
+def test_closing_the_terminal_does_not_end_the_training(flags, monkeypatch):
+    ended = []
+    before = signal.signal(signal.SIGHUP, lambda *_: ended.append(True))
+    monkeypatch.setattr(
+        train_grpo, "check_finite", interrupted(train_grpo.check_finite, signal.SIGHUP)
+    )
+    _, metrics = run(flags)
+    assert len(metrics) == 4 and not ended
+    signal.raise_signal(signal.SIGHUP)
+    assert signal.signal(signal.SIGHUP, before) and ended
+
+
+def test_a_run_may_have_a_thread_of_its_own(flags):
+    """Only the main thread can receive signals, so here nobody asks for them."""
+    with ThreadPoolExecutor(1) as pool:
+        _, metrics = pool.submit(run, flags).result()
+    assert len(metrics) == 4
+
+
+def test_a_metric_of_ones_own_reaches_the_file(flags, monkeypatch):
+    monkeypatch.setitem(
+        METRICS, "longest", lambda rollout: rollout.batch.mask.sum(dim=1).max().item()
+    )
+    _, steps = run(flags)
+    assert all(0 < step["longest"] <= 16 for step in steps)

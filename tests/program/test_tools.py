@@ -1,5 +1,6 @@
 """Run fill and bench, each by its command, on a run of tiny models."""
 
+import contextlib
 import math
 import re
 
@@ -77,3 +78,20 @@ def test_the_benchmark_times_the_step_and_the_operations(flags, monkeypatch, cap
     lines = capsys.readouterr().out.splitlines()
     timed = [line.split("  ")[1] for line in lines if " ms " in line]
     assert timed == ["step, eager", "judge alone, eager"] * 2 + ["eager"] * 4
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("9_+9_=11", "wrong"),  # no fill is right
+        ("4__+4__=8_8", "=8["),
+        ("4_7+4_7=Äb;", 'the model reads "4_7+4_7=ab"'),
+        ("4_+__4_=8888", "text '4_+__4_=8888' has 12 characters, more than 11; shorten it"),
+        ("4+4=8", "text '4+4=8' has no blank; write _ for each character to fill in"),
+    ],
+)
+def test_bad_sums_are_filled_or_refused_with_one_line(text, said, capsys):
+    with contextlib.suppress(SystemExit):
+        fill.main([text, "--run=model/pretrained/sums.pt"])
+    out, err = capsys.readouterr()
+    assert said in out + err and bool(out) != (err.count("\n") == 1)

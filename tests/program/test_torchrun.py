@@ -3,8 +3,10 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from grpo.distributed import join_processes
 from grpo.plumbing.checkpoint import read
 from grpo.plumbing.network import pick_device
 
+TORCHRUN = "-m torch.distributed.run --nproc_per_node=2 --rdzv_backend=c10d"
+TORCHRUN = [sys.executable, *TORCHRUN.split(), "--rdzv_endpoint=localhost:0"]
 SHARED = {
     "max_iters": 2,
     "eval_inputs": 2,
@@ -31,23 +35,9 @@ def process(rank, port, runs, output):
     """Make these runs one after the other, in the environment that torchrun sets for `rank`."""
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    sys.stdout = sys.stderr = open(output, "a", encoding="utf-8", buffering=1)
+    sys.stdout = open(output, "a", encoding="utf-8")
     for arguments in runs:
         train_grpo.main(arguments)
-
-
-def start_both(server, runs, output):
-    """Start two processes that make these runs together: -> the processes."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    both = [
-        server.Process(target=process, args=(rank, port, runs, output), daemon=True)
-        for rank in (0, 1)
-    ]
-    for one in both:
-        one.start()
-    return both
 
 
 def distance(a, b):
@@ -56,23 +46,41 @@ def distance(a, b):
 
 
 def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, server):
-    """Up to rounding, two processes give the weights and metrics of one with two micro-batches."""
-    own = {loss: SHARED | {"loss_type": loss} for loss in ("grpo", "dapo", "bnpo", "dr_grpo")}
-    own["latent"] = SHARED | {"generator_checkpoint": str(world / "latent.pt")}
-    runs = [command_line(flags, **each, out_dir=tmp_path / name) for name, each in own.items()]
-    both = start_both(server, runs, tmp_path / "out.txt")
+    """Up to rounding, two processes give the weights and metrics of one with two micro-batches.
+
+    For dapo and for the latent, one batch of double size gives them too.
+    """
+    losses = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
+    own = {loss: SHARED | {"loss_type": loss, "out_dir": tmp_path / loss} for loss in losses}
+    latent = str(world / "latent.pt")
+    own["latent"] = SHARED | {"generator_checkpoint": latent, "out_dir": tmp_path / "latent"}
+    runs = [command_line(flags, **each) for each in own.values()]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    both = [
+        server.Process(target=process, args=(rank, port, runs, tmp_path / "out.txt"), daemon=True)
+        for rank in (0, 1)
+    ]
+    for one in both:
+        one.start()
     for one in both:
         one.join()
     assert [one.exitcode for one in both] == [0, 0]
-    shown = (tmp_path / "out.txt").read_text(encoding="utf-8")
-    assert shown.count("next:") == len(own)  # only one process prints
-    for name, each in own.items():
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8").count("next:") == len(
+        own
+    )  # only one process prints
+    for loss, each in own.items():
         base = read((flags | each)["generator_checkpoint"])["weights"]
-        have = read(tmp_path / name / "checkpoint.pt")["weights"]
-        one, metrics = run(flags, **each, gradient_accumulation_steps=2, out_dir=tmp_path / "one")
-        assert distance(one["weights"], have) < 1e-4 * distance(one["weights"], base), name
-        for a, b in zip(figures(tmp_path / name), metrics, strict=True):
-            assert a == pytest.approx(b, rel=1e-3, abs=1e-5), name
+        have = read(tmp_path / loss / "checkpoint.pt")["weights"]
+        batches = [{"gradient_accumulation_steps": 2}]
+        if loss in ("dapo", "latent"):
+            batches.append({"batch_size": 8})
+        for batch in batches:
+            one, metrics = run(flags, **each | batch | {"out_dir": tmp_path / "one"})
+            assert distance(one["weights"], have) < 1e-4 * distance(one["weights"], base), each
+            for a, b in zip(figures(tmp_path / loss), metrics, strict=True):
+                assert a == pytest.approx(b, rel=1e-3, abs=1e-5), each
 
 
 def test_the_current_gpu_is_set_where_processes_join(monkeypatch):
@@ -85,19 +93,25 @@ def test_the_current_gpu_is_set_where_processes_join(monkeypatch):
     assert chosen == [torch.device("cuda:1")]
 
 
-def test_no_process_outlives_another(flags, tmp_path, server):
-    """If one of them gets SIGTERM, both processes end after the same step, which is saved."""
-    endless = command_line(flags, max_iters=10**5, eval_interval=10**6)
-    both = start_both(server, [endless], tmp_path / "out.txt")
+@pytest.mark.skipif(not Path("/proc/thread-self/children").exists(), reason="needs Linux's /proc")
+def test_no_process_outlives_another(flags, tmp_path):
+    """If torchrun gets SIGTERM, both processes end after the same step, which is saved."""
+    endless = command_line(flags, max_iters=10**5, eval_interval=10**6, compile="false")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    launcher = subprocess.Popen([*TORCHRUN, "train_grpo.py", *endless], **pipes)
     metrics = tmp_path / "out" / "metrics.jsonl"
     while not (metrics.exists() and metrics.stat().st_size):
-        assert all(one.is_alive() for one in both)
+        assert launcher.poll() is None, launcher.communicate()
         time.sleep(0.05)
-    os.kill(both[1].pid, signal.SIGTERM)
-    for one in both:
-        one.join(60)
-    assert [one.exitcode for one in both] == [128 + signal.SIGTERM] * 2
-    shown = (tmp_path / "out.txt").read_text(encoding="utf-8")
-    assert shown.count("the run ends early: ") == 1
-    saved = read(tmp_path / "out" / "checkpoint.pt")["training"]
-    assert saved["iteration"] == len(figures(tmp_path / "out"))
+    ranks = (
+        Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+        .read_text(encoding="utf-8")
+        .split()
+    )
+    assert len(ranks) == 2
+    os.kill(launcher.pid, signal.SIGTERM)
+    _, err = launcher.communicate()
+    assert launcher.returncode
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    assert err.count("the run ends early: ") == 1
+    assert (tmp_path / "out" / "checkpoint.pt").exists()
