@@ -106,7 +106,10 @@ def test_the_page_offers_what_was_compared(page):
 
 @needs_browser
 def test_what_one_can_try_runs_for_a_hundred_steps_and_draws_curves(page, tmp_path):
-    """At step 0 there are no curves. Later each of the three has a point for each step."""
+    """At step 0 there are no curves. Later each of the three has a point for each step.
+
+    After 100 steps all draws are equal, and the page says what that means.
+    """
     press = """<script>document.querySelector("[data-try]").click()</script></body>"""
     shown = opened(tmp_path, press)
     for html, step in ((page[0], 0), (shown, 100)):
@@ -114,3 +117,5 @@ def test_what_one_can_try_runs_for_a_hundred_steps_and_draws_curves(page, tmp_pa
         lines = re.findall(r'<polyline class="\w+" points="([-\d., e]+)"', html)
         assert [len(line.split()) for line in lines] == [step + 1] * 6 * bool(step)
         assert ('id="far" hidden' in html) == (step == 0)
+        about = re.search('id="about">(.*?)<', html)[1]
+        assert ("only the KL acts now" in about) == (step == 100)
