@@ -114,9 +114,9 @@ def main(arguments=(), quiet=False):
     split at spaces. With `quiet` it shows neither its progress nor the table. Of several processes,
     only the first one returns the table.
 
-    A user's mistake raises a `Mistake` before the run's folder is touched. During training the
-    first Ctrl-C or SIGTERM lets the step finish, saves it and ends the program. A second one ends
-    it at once.
+    A user's mistake raises a `Mistake`, and does so before the run's folder is touched if we can
+    know it by then. During training the first Ctrl-C or SIGTERM lets the step finish, saves it and
+    ends the program. A second one ends it at once.
     """
     # Config files and flags. With --init_from=resume they change the settings of the checkpoint.
     config = load_config(arguments.split() if isinstance(arguments, str) else arguments)

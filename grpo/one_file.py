@@ -6,8 +6,7 @@ The generator, a small transformer that ships, fills all blanks of a sum such as
 one step. No blank sees what the others get, so their digits seldom go together, and few fills are
 right. A rule can check a sum, but no gradient leads from the rule back through the draw of a digit.
 GRPO needs none. It fills each input G times, and makes the digits of right fills likelier and those
-of wrong fills rarer, until they agree. The losses are those of `python train_grpo.py
-config/sums.py`, as a test shows.
+of wrong fills rarer, until they agree. A test shows that it trains just as config/sums.py does.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
@@ -23,7 +22,9 @@ VOCABULARY = " abcdefghijklmnopqrstuvwxyz_0123456789+="  # a token is an index i
 BLANK = VOCABULARY.index("_")
 B, G, T = 128, 16, 11
 STEPS, WARMUP, UPDATES = 100, 5, 2  # all steps, those that warm up, and the updates in each step
-LEARNING_RATE, CLIP, BETA = 1e-3, 0.2, 0.05  # the ratio is clipped to 1 ± CLIP, BETA weighs the KL
+LEARNING_RATE = 1e-3
+CLIP = 0.2  # the ratio is clipped to 1 ± CLIP
+BETA = 0.05  # the weight of the KL
 
 
 def load(path="model/pretrained/sums.pt"):
@@ -38,8 +39,7 @@ def make_sums():
     rng = np.random.default_rng(0)
     results = np.arange(200, 1000)
     shuffled = np.stack([rng.permutation(results[results % 10 == d]) for d in range(10)])  # (10,80)
-    # Of each last digit, columns 8 and up are to train on. Columns 4 to 7 are held out here, and
-    # with 0 to 3 the settings were chosen.
+    # Columns 8 to 79 are to train on, 4 to 7 are held out, and 0 to 3 served to choose settings.
     parts = []
     for some, size, seed in ((shuffled[:, 8:], 200_000, 1), (shuffled[:, 4:8], 4_000, 2)):
         rng = np.random.default_rng(seed)
@@ -111,7 +111,8 @@ def grpo_loss(now, old, ref, completions, A, mask):
     an input from becoming all equal and wrong, because then there would be nothing to compare.
     """
     A = A[:, :, None]  # (B,G,1)
-    ratio = (now - old).gather(-1, completions.mT).exp().mT  # (B,G,T)
+    moved = (now - old).gather(-1, completions.mT)  # (B,T,G) how far log q has moved
+    ratio = moved.mT.exp()  # (B,G,T)
     objective = torch.minimum(ratio * A, ratio.clamp(1 - CLIP, 1 + CLIP) * A).mean(dim=1)  # (B,T)
     kl = (now.exp() * (now - ref)).sum(dim=-1)  # (B,T)
     loss = (BETA * kl - objective) * mask  # (B,T)

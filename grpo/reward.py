@@ -1,4 +1,4 @@
-"""What a fill earns: a judge's opinion, a rule, a function of your own, or a weighted sum of these.
+"""Reward fills by a judge, a rule, a function of your own, or a weighted sum of these.
 
     --reward=judge                                                              the default
     --reward=judge:1.0,valid_words:0.5,my_rewards.py:no_double_space:0.1

@@ -231,7 +231,7 @@ def evaluate(models, rewards, held_out, config, everything=False, quiet=False):
     """
     result = {}
     rows = table_rows(models, held_out, config, everything)
-    for title, fill in tqdm(rows, desc="table", leave=False, disable=quiet or None):
+    for title, fill in tqdm(rows, desc="table", leave=False, disable=True if quiet else None):
         fills = fill()  # (N,n,T)
         result[title] = measure(fills, held_out)
         if title.startswith("one by one"):

@@ -120,12 +120,17 @@ class Log:
             self.bar.set_postfix(shown, refresh=False)
             self.bar.update()
         self.tell_wandb("log", metrics, step=step)
-        scale = self.config.scale_rewards
-        if step == 0 and metrics["frac_reward_zero_std"] == 1:
-            self.say("warning: all fills of an input earned the same, so there is nothing to learn")
-        elif step == 0 and scale == "group" and metrics["std_reward"] < 10 * EPSILON:
-            self.say(
-                f"warning: scale_rewards=group adds {EPSILON} to these tiny deviations of rewards"
+        if step == 0 and self.first:
+            self.warn(metrics)
+
+    def warn(self, metrics):
+        """Say it if the rewards of the first step can teach little or nothing."""
+        if metrics["frac_reward_zero_std"] == 1:
+            say("warning: all fills of an input earned the same, so there is nothing to learn")
+        elif self.config.scale_rewards == "group" and metrics["std_reward"] < 10 * EPSILON:
+            say(
+                f"warning: scale_rewards=group adds {EPSILON} to deviations, and those of these"
+                " rewards are not much larger; give the reward a larger weight"
             )
 
     def table(self, result, completions):

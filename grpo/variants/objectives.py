@@ -1,4 +1,4 @@
-"""What is maximised for each letter: the published alternatives to PPO's clip.
+"""Define what is maximised for each letter: the published alternatives to PPO's clip.
 
 Each objective is a function
 

@@ -80,13 +80,16 @@ def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, tmp_path, capsys
 
 
 def test_rewards_that_are_equal_or_tiny_are_one_warning(flags, own, capsys):
-    run(flags, reward=f"{own}:flat", max_iters=2)
-    shown = capsys.readouterr().out
-    assert shown.count("warning: all fills of an input earned the same") == 1
+    for quiet in (False, True):
+        changes = {"reward": f"{own}:flat", "max_iters": 2, "out_dir": f"{own}-{quiet}"}
+        train_grpo.main(command_line(flags, **changes), quiet)
+        shown = capsys.readouterr().out
+        assert shown.count("warning: all fills of an input earned the same") == 1
+        assert ("filled by" in shown) != quiet
     for scale, count in (("group", 1), ("none", 0)):
         run(flags, reward="judge:0.0001", scale_rewards=scale, max_iters=2)
         shown = capsys.readouterr().out
-        assert shown.count("warning: scale_rewards=group adds 0.0001 to these tiny") == count
+        assert shown.count("warning: scale_rewards=group adds 0.0001 to deviations") == count
         assert shown.count("warning") == count
 
 
