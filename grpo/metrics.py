@@ -108,8 +108,8 @@ class StepMetrics:
 
 def different_fills(rollout):
     """Count the different completions of each group, and average the counts over the groups."""
-    groups = gather(rollout.fills.completions).cpu()  # (B,G,T)
-    return sum(len(group.unique(dim=0)) for group in groups) / len(groups)
+    groups = gather(rollout.fills.completions).tolist()  # (B,G,T)
+    return sum(len(set(map(tuple, group))) for group in groups) / len(groups)
 
 
 METRICS = {"different_fills": different_fills}  # {name: function of a `Rollout`, to a number}

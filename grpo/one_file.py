@@ -20,8 +20,8 @@ from model.transformer import Generator, TransformerConfig
 
 VOCABULARY = " abcdefghijklmnopqrstuvwxyz_0123456789+="  # a token is an index into these
 BLANK = VOCABULARY.index("_")
-B, G, T = 128, 16, 11
-STEPS, WARMUP, UPDATES = 100, 5, 2  # all steps, those that warm up, and the updates in each step
+B, G, T = 64, 32, 11
+STEPS, WARMUP, UPDATES = 120, 5, 2  # all steps, those that warm up, and the updates in each step
 LEARNING_RATE = 1e-3
 CLIP = 0.2  # the ratio is clipped to 1 ± CLIP
 BETA = 0.05  # the weight of the KL

@@ -25,15 +25,17 @@ NEARLY_0 = 1e-3  # a temperature at which practically only the best has a chance
 
 
 @torch.no_grad()
-def fill_blank_by_blank(policy, batch, number_words, seed, surest=False):
-    """Fill one blank of each input in each forward pass, until none is left: -> (N,1,T).
+def fill_blank_by_blank(policy, batch, number_words, seed, surest=False, n=1):
+    """Fill one blank in each forward pass, until none is left, n times: -> (N,n,T).
 
     Each pass sees what the passes before it filled in. It chooses a blank at random and draws its
     character. With `surest` it chooses the blank whose likeliest character is the most probable,
     and fills in that character. number_words(tokens, mask) says which blanks are one word.
     """
-    filled = batch.masked.clone()  # (N,T)
-    left = batch.mask.clone()  # (N,T)
+    N, T = batch.masked.shape
+    batch = batch[torch.arange(N, device=batch.masked.device).repeat_interleave(n)]
+    filled = batch.masked.clone()  # (N·n,T)
+    left = batch.mask.clone()  # (N·n,T)
     rng = torch.Generator().manual_seed(seed)
     while left.any():
         rows = left.any(dim=1).nonzero().squeeze(1)  # (M,)
@@ -53,7 +55,7 @@ def fill_blank_by_blank(policy, batch, number_words, seed, surest=False):
         at = preference.masked_fill(~still, -1).argmax(dim=1, keepdim=True)  # (M,1)
         filled[rows] = now.scatter(1, at, choice.gather(1, at))
         left[rows] = still.scatter(1, at, False)
-    return filled[:, None]  # (N,1,T)
+    return filled.view(N, n, T)
 
 
 def best_by_word(q, fills, scores):

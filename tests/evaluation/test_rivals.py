@@ -28,13 +28,13 @@ def runs(tokens, mask):
     return number_words(mask)
 
 
-def fill(logits_of, masked, seed=1, surest=False):
+def fill(logits_of, masked, seed=1, surest=False, n=1):
     """Fill blank by blank with a `Product`. `logits_of` maps tokens (N,T) to logits (N,T,V)."""
 
     def policy(batch):
         return Product(logits_of(batch.masked), batch, Config())
 
-    return fill_blank_by_blank(policy, batch_of(masked), runs, seed, surest)
+    return fill_blank_by_blank(policy, batch_of(masked), runs, seed, surest, n)
 
 
 def copycat(calls):
@@ -49,6 +49,12 @@ def copycat(calls):
         return logits
 
     return logits_of
+
+
+def test_blank_by_blank_gives_n_fills_to_each_input():
+    masked = encode("a____", "bb___")
+    fills = fill(copycat([]), masked, n=3)  # (2,3,T)
+    assert fills.tolist() == [encode("aaaaa").tolist() * 3, encode("bbbbb").tolist() * 3]
 
 
 @pytest.mark.parametrize("surest", [False, True])
@@ -93,11 +99,11 @@ def test_a_blank_is_drawn_from_the_policy_and_from_what_truncation_keeps(policy_
     def policy(sampling, batch):
         return policy_class(*(x.expand(600, 1, *x.shape) for x in tensors), batch, sampling)
 
-    batch = batch_of(torch.full((600, 1), BLANK))
-    fills = fill_blank_by_blank(partial(policy, Config()), batch, runs, 1)
+    batch = batch_of(torch.full((6, 1), BLANK))
+    fills = fill_blank_by_blank(partial(policy, Config()), batch, runs, 1, n=100)  # (6,100,1)
     shares = fills.flatten().bincount(minlength=4) / 600
     assert shares.tolist() == pytest.approx([0, 0.6, 0.3, 0.1], abs=0.06)
-    fills = fill_blank_by_blank(partial(policy, Config(top_k=2)), batch, runs, 1)
+    fills = fill_blank_by_blank(partial(policy, Config(top_k=2)), batch, runs, 1, n=100)
     assert fills.unique().tolist() == [1, 2]
 
 
