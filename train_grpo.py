@@ -138,8 +138,8 @@ def main(arguments=(), quiet=False):
         start = load_checkpoint(config, policy, reference, optimizer)
     # This opens the folder. From here on Ctrl-C only asks us to stop.
     with Log(config, start, quiet) as log:
-        replay.begin(base, held_out, config, start)  # for a page that shows how the run learned
         if is_first():  # of several processes
+            replay.begin(base, held_out, config, start)  # for a page that shows how the run learned
             log.say(peek(policy, held_out, start))
         for step in range(start, config.max_iters):
             began = time.perf_counter()
@@ -157,7 +157,8 @@ def main(arguments=(), quiet=False):
             metrics["lr"] = learning_rate(step, config)
             metrics["step_ms"] = 1000 * (time.perf_counter() - began)
             log.write(step, metrics)
-            replay.record(policy, held_out, config, step, rollout)
+            if is_first():
+                replay.record(policy, held_out, config, step, rollout)
             stop = log.stop_requested()  # the signal, or 0; all processes agree
             last = step + 1 == config.max_iters
             if stop or last or (step + 1) % config.save_interval == 0:

@@ -10,8 +10,8 @@ reward = "right"
 judge_checkpoint = ""  # a rule needs no judge
 block_size = 11
 masking = "columns"
-# A rule costs nothing, so the groups are large. In the same time, 64 inputs with 32 fills learn more
-# than 128 inputs with 16.
+# A rule costs little, so the groups are large. In the same time, 64 inputs with 32 fills learn more
+# than 128 with 16.
 batch_size = 64
 group_size = 32
 max_iters = 120

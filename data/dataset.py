@@ -9,21 +9,27 @@ Shapes: B inputs, T characters.
 
 import json
 import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from data.masking import make_mask
-from data.per_word import number_words, words_between_spaces
+from data.per_word import number_words, words_between
 from data.text.prepare import normalise
 from data.user_mistake import Mistake, refuse
 from data.vocabulary import BLANK, MASK_ID, PAD, TEXT_CHARACTERS, VOCABULARY, encode
 
 
-def typed_words(tokens):
-    """Number the words with blanks of texts that a person typed: tokens (B,T) -> words (B,T)."""
-    return words_between_spaces(tokens == VOCABULARY.index(" "), tokens == MASK_ID)
+def typed_words(tokens, mask):
+    """Number the words of lines, such as sums or what a person typed: (B,T), (B,T) -> (B,T).
+
+    All blanks between two spaces belong to one word. So a sum is one word, although its blanks are
+    not adjacent.
+    """
+    return words_between(tokens == VOCABULARY.index(" "), mask)
 
 
 def encode_prompt(text, longest, name, vocab_size=TEXT_CHARACTERS):
@@ -48,91 +54,66 @@ def encode_prompt(text, longest, name, vocab_size=TEXT_CHARACTERS):
     return encode(text)
 
 
-def read_dataset(folder, split, block_size):
-    """Read the train or val part of a dataset: -> `Lines` if it is SPLIT.txt, or else `Dataset`."""
-    file = Path(folder) / f"{split}.txt"
-    return read_lines(file, block_size) if file.exists() else Dataset(folder, split, block_size)
-
-
+@dataclass
 class Dataset:
-    """The train or val part of a prepared text. A token is an index into VOCABULARY."""
+    """Inputs to draw from: all windows of a text, or whole lines, such as sums or a user's prompts.
 
-    def __init__(self, folder, split, block_size):
-        """Read the part `split` of the dataset in `folder`.
+    If the inputs have blanks already, those are hidden, and not what the settings say. Nobody knows
+    what they hide, so `batch` puts the letter `a` there.
+    """
 
-        Raises a Mistake if it is missing, holds something else or is shorter than block_size.
-        """
-        file = Path(folder) / f"{split}.bin"
-        out = shlex.quote(str(folder))
-        make = f"make it with: python -m data.text.prepare --input=FILE --out_dir={out}"
-        refuse(not file.exists(), f"there is no {file}; {make}")
-        self.block_size = block_size
-        self.tokens = np.fromfile(file, dtype=np.uint8)  # (characters,)
-        refuse(
-            len(self.tokens) < block_size,
-            f"{file} has {len(self.tokens)} characters, fewer than block_size={block_size};"
-            f" lower block_size, or use a longer text and {make}",
-        )
-        refuse(self.tokens.max() >= MASK_ID, f"{file} holds no text of a to z; {make}")
-        self.vocab_size = TEXT_CHARACTERS
+    inputs: torch.Tensor  # (inputs,T)
+    text: torch.Tensor  # (characters,) the tokens of the whole training text
+    vocab_size: int
+    number_words: Callable  # numbers the hidden words: tokens, mask (B,T) -> (B,T)
 
     def batch(self, size, masking, mask_ratio, words, seed):
-        """Draw windows of the text, and decide what to hide: -> tokens, mask, words, each (B,T).
+        """Draw inputs, and decide what to hide: -> tokens, mask, words, each (B,T).
 
         `make_mask` explains masking, mask_ratio and words, and `seed` is a tuple of whole numbers.
         Of the result, mask is True at a blank, and words numbers the hidden words of an input.
         """
         rng = np.random.default_rng(seed)
-        starts = rng.integers(len(self.tokens) - self.block_size + 1, size=size)  # (B,)
-        text = self.tokens[starts[:, None] + np.arange(self.block_size)]  # (B,T)
-        characters = np.array(list(VOCABULARY))[text]  # (B,T)
-        mask = make_mask(characters, masking, mask_ratio, words, rng)  # (B,T)
-        tokens, mask = torch.from_numpy(text).long(), torch.from_numpy(mask)
-        return tokens, mask, self.number_words(tokens, mask)
-
-    def number_words(self, tokens, mask):
-        """Number the hidden words: tokens, mask (B,T) -> (B,T). Each run of blanks is one."""
-        return number_words(mask)
-
-
-class Lines:
-    """Inputs that are whole lines: the lines of a file, such as sums, or what a person typed.
-
-    All blanks of a line between two spaces are one word. So a sum is one word, although its blanks
-    are not adjacent. If the lines have blanks already, those are hidden, and not what the settings
-    say. Nobody knows what they hide, so `batch` puts the letter `a` there.
-    """
-
-    def __init__(self, rows, tokens, vocab_size):
-        """Keep the lines `rows` (lines,T), the tokens of the training text, and the vocabulary."""
-        self.rows = rows
-        self.has_blanks = bool((rows == MASK_ID).any())
-        self.tokens = tokens
-        self.vocab_size = vocab_size
-
-    def batch(self, size, masking, mask_ratio, words, seed):
-        """Draw lines, and decide what to hide: -> tokens, mask, words, each (B,T).
-
-        The arguments are those of `Dataset.batch`.
-        """
-        rng = np.random.default_rng(seed)
-        rows = self.rows[torch.from_numpy(rng.integers(len(self.rows), size=size))]  # (B,T)
-        if self.has_blanks:
-            mask = rows == MASK_ID  # (B,T)
-            tokens = rows.masked_fill(mask, VOCABULARY.index("a"))  # (B,T)
+        drawn = torch.from_numpy(rng.integers(len(self.inputs), size=size))  # (B,)
+        tokens = self.inputs[drawn].long()  # (B,T)
+        mask = tokens == MASK_ID  # (B,T)
+        if mask.any():
+            tokens = tokens.masked_fill(mask, VOCABULARY.index("a"))  # (B,T)
         else:
-            characters = np.array(list(VOCABULARY))[rows]  # (B,T)
+            characters = np.array(list(VOCABULARY))[tokens]  # (B,T)
             mask = torch.from_numpy(make_mask(characters, masking, mask_ratio, words, rng))
-            tokens = rows
         return tokens, mask, self.number_words(tokens, mask)
 
-    def number_words(self, tokens, mask):
-        """Number the hidden words: tokens, mask (B,T) -> (B,T). Spaces separate them."""
-        return words_between_spaces(tokens == VOCABULARY.index(" "), mask)
+
+def read_dataset(folder, split, block_size):
+    """Read the train or val part of a dataset: SPLIT.txt, or else SPLIT.bin."""
+    file = Path(folder) / f"{split}.txt"
+    if file.exists():
+        return read_lines(file, block_size)
+    return read_windows(file.with_suffix(".bin"), block_size)
+
+
+def read_windows(file, block_size):
+    """Read a prepared text: -> `Dataset`, or a Mistake.
+
+    An input is a window of block_size characters, and each run of blanks is a word.
+    """
+    out = shlex.quote(str(file.parent))
+    make = f"make it with: python -m data.text.prepare --input=FILE --out_dir={out}"
+    refuse(not file.exists(), f"there is no {file}; {make}")
+    text = torch.from_numpy(np.fromfile(file, dtype=np.uint8))  # (characters,)
+    refuse(
+        len(text) < block_size,
+        f"{file} has {len(text)} characters, fewer than block_size={block_size};"
+        f" lower block_size, or use a longer text and {make}",
+    )
+    refuse(text.max() >= MASK_ID, f"{file} holds no text of a to z; {make}")
+    windows = text.unfold(0, block_size, 1)  # (windows,T), which share the memory of `text`
+    return Dataset(windows, text, TEXT_CHARACTERS, lambda _, mask: number_words(mask))
 
 
 def read_lines(file, block_size):
-    """Read a file of lines that all have block_size characters: -> `Lines`, or a Mistake."""
+    """Read a file of lines that all have block_size characters: -> `Dataset`, or a Mistake."""
     lines = file.read_text(encoding="utf-8-sig").splitlines()
     lengths = sorted(set(map(len, lines)))
     refuse(
@@ -144,12 +125,12 @@ def read_lines(file, block_size):
     unknown = "".join(sorted(set(text) - set(VOCABULARY) | set(text) & {BLANK}))
     allowed = VOCABULARY.replace(BLANK, "")
     refuse(unknown, f"{file} has the characters {unknown!r:.100}; use only {allowed!r}")
-    rows = encode(text).view(-1, block_size)  # (lines,T)
-    return Lines(rows, rows.flatten().numpy(), len(VOCABULARY))
+    tokens = encode(text)  # (characters,)
+    return Dataset(tokens.view(-1, block_size), tokens, len(VOCABULARY), typed_words)
 
 
 def read_prompts(path, train, block_size):
-    """Read the user's own inputs, which replace those of the dataset `train`: -> `Lines`.
+    """Read the user's own inputs, which replace those of the dataset `train`: -> `Dataset`.
 
     The inputs are JSON, {"prompts": ["th_ c_t", ...]}, with `_` for a blank. A prompt shorter than
     block_size ends in PAD.
@@ -168,4 +149,4 @@ def read_prompts(path, train, block_size):
         name = f"prompts_file={path}: prompt {i}"
         tokens = encode_prompt(prompt, block_size, name, train.vocab_size)  # (at most T,)
         rows[i, : len(tokens)] = tokens
-    return Lines(rows, train.tokens, train.vocab_size)
+    return replace(train, inputs=rows, number_words=typed_words)

@@ -25,15 +25,6 @@ import numpy as np
 from data.user_mistake import Mistake, refuse
 
 
-def whole_words(characters):
-    """List (start, end) of each word between two spaces.
-
-    A word at either end of the input may be cut off, so we leave it out.
-    """
-    spaces = np.flatnonzero(characters == " ")
-    return [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a > 1]
-
-
 def random_mask(characters, ratio, words, rng):
     """Hide each character with probability `ratio`."""
     return rng.random(len(characters)) < ratio
@@ -49,9 +40,14 @@ def span_mask(characters, ratio, words, rng):
 
 
 def word_mask(characters, ratio, words, rng, shortest=1, longest=np.inf):
-    """Hide `words` random words of `shortest` to `longest` letters, or all if there are fewer."""
+    """Hide `words` random words of `shortest` to `longest` letters, or all if there are fewer.
+
+    A word at either end of the input may be cut off, so it has to stand between two spaces.
+    """
     mask = np.zeros(len(characters), dtype=bool)
-    candidates = [(a, b) for a, b in whole_words(characters) if shortest <= b - a <= longest]
+    spaces = np.flatnonzero(characters == " ")
+    words_between = [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:])]
+    candidates = [(a, b) for a, b in words_between if shortest <= b - a <= longest]
     for start, end in rng.permutation(candidates)[:words]:
         mask[start:end] = True
     return mask
@@ -73,30 +69,17 @@ def sticky_mask(characters, ratio, words, rng):
     return np.array(mask)
 
 
-def summands(characters):
-    """Return the places of the digits of a sum's two summands, one row each: (2,digits)."""
+def sum_mask(characters, ratio, words, rng, columns):
+    """Hide whole columns of both summands, or single digits. We draw first how many, then which."""
     refuse(
         "+" not in characters or "=" not in characters,
         f"{''.join(characters)!r:.100} is no sum, so masking=columns and masking=digits cannot hide"
         " a part of it; set dataset=sums, or another masking",
     )
     digits = characters.tolist().index("+")
-    return np.arange(digits) + [[0], [digits + 1]]
-
-
-def columns_mask(characters, ratio, words, rng):
-    """Hide whole columns of both summands. We draw first how many, and then which."""
-    columns = summands(characters).T  # (digits,2)
-    hidden = rng.permutation(columns)[: rng.integers(1, len(columns) + 1)]
-    mask = np.zeros(len(characters), dtype=bool)
-    mask[hidden] = True
-    return mask
-
-
-def digits_mask(characters, ratio, words, rng):
-    """Hide digits of the two summands. We draw first how many, and then which."""
-    digits = summands(characters).ravel()
-    hidden = rng.permutation(digits)[: rng.integers(1, len(digits) + 1)]
+    places = np.arange(digits) + [[0], [digits + 1]]  # (2,digits) of the two summands
+    places = places.T if columns else places.ravel()
+    hidden = rng.permutation(places)[: rng.integers(1, len(places) + 1)]
     mask = np.zeros(len(characters), dtype=bool)
     mask[hidden] = True
     return mask
@@ -109,8 +92,8 @@ MASKINGS = {
     # These words are so short that a policy learns within minutes to spell them.
     "short": partial(word_mask, shortest=2, longest=4),
     "sticky": sticky_mask,
-    "columns": columns_mask,
-    "digits": digits_mask,
+    "columns": partial(sum_mask, columns=True),
+    "digits": partial(sum_mask, columns=False),
 }
 
 

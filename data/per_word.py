@@ -12,19 +12,17 @@ import torch.nn.functional as F
 
 def number_words(mask):
     """Number each run of adjacent blanks as one word: mask (B,T) bool -> words (B,T) int64."""
-    follows = F.pad(mask, (1, 0))[:, :-1]  # (B,T) is there a blank just before?
-    return (mask & ~follows).cumsum(dim=1) * mask
+    return words_between(~mask, mask)
 
 
-def words_between_spaces(space, mask):
-    """Number the words between spaces: space, mask (B,T) bool -> words (B,T) int64.
+def words_between(ends, mask):
+    """Number the words that `ends` separate: ends, mask (B,T) bool -> words (B,T) int64.
 
-    All blanks between two spaces belong to one word, such as the two of `h_l_`. So it is in a text
-    that a person typed, and in a sum, which has no spaces.
+    All blanks between two ends belong to one word. If the spaces are the ends, the two blanks of
+    `h_l_` do.
     """
-    segment = space.cumsum(dim=1) + 1  # (B,T)
-    last = F.pad((segment * mask).cummax(dim=1).values, (1, 0))[:, :-1]  # (B,T) of earlier blanks
-    return (mask & (segment > last)).cumsum(dim=1) * mask
+    segment = (ends.cumsum(dim=1) + 1) * mask  # (B,T)
+    return begins_word(segment).cumsum(dim=1) * mask
 
 
 def begins_word(words):

@@ -10,8 +10,11 @@ If you have a dataset of your own, write a rule for it, and let `load_data` in g
 choose it.
 """
 
-from data.lexicon import hidden_spans, is_valid, lexicon
+import re
+
 from data.sums.rule import is_right
+
+WORD = re.compile("(?<![a-z])[a-z]+")
 
 
 class WordRule:
@@ -25,14 +28,22 @@ class WordRule:
     one_answer = True
 
     def __init__(self, text, cut=True):
-        self.lexicon = lexicon(text)
+        """Collect the words of `text`: those of two letters or more, and "a" and "i"."""
+        self.lexicon = {word for word in WORD.findall(text) if len(word) > 1 or word in "ai"}
         self.cut = cut
 
     def gaps(self, original, mask):
-        return hidden_spans(original, mask, self.cut)
+        spans = []
+        for match in WORD.finditer(original):
+            start, end = match.span()
+            whole = not self.cut or 0 < start and end < len(original)
+            if whole and mask[start:end].any():
+                spans.append((start, end))
+        return spans
 
     def is_good(self, fill, start, end):
-        return is_valid(fill, start, end, self.lexicon)
+        word = WORD.match(fill, start)  # WORD also looks at the character before start
+        return word is not None and word.end() == end and word[0] in self.lexicon
 
 
 class SumRule:

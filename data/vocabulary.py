@@ -30,3 +30,9 @@ def encode(text):
     token = np.zeros(128, dtype=np.int64)
     token[list(VOCABULARY.encode("ascii"))] = range(len(VOCABULARY))
     return torch.from_numpy(token[list(text.encode("ascii"))])
+
+
+def highlight(text, mask):
+    """Put the letters that stand in blanks into [brackets]: mask (T,) -> str."""
+    pieces = [f"[{c}]" if blank else c for c, blank in zip(text, mask)]
+    return "".join(pieces).replace("][", "")

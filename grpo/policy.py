@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from grpo.batch import Rows
+from grpo.batch import Batch, Rows
 from grpo.variants.truncation import TRUNCATIONS, UNIT
 
 SCALE = 1 << 21  # the largest weight
@@ -59,13 +59,21 @@ class Scores(Rows):
     entropy: torch.Tensor  # (B,T)
 
 
-class Product:
-    """A distribution over the fills of B inputs, which can draw fills and score them."""
+class Distribution(Rows):
+    """A distribution over the fills of B inputs. Indexing it gives that of some of the inputs."""
 
-    def __init__(self, logits, batch, config):
-        self.logits = logits  # (B,T,V)
-        self.batch = batch
-        self.config = config  # temperature and truncation
+    def at(self, temperature):
+        """Return this distribution at another temperature."""
+        return replace(self, config=replace(self.config, temperature=temperature))
+
+
+@dataclass(frozen=True)
+class Product(Distribution):
+    """A distribution whose blanks are independent, which can draw fills and score them."""
+
+    logits: torch.Tensor  # (B,T,V)
+    batch: Batch
+    config: object  # temperature and truncation
 
     def sample(self, uniforms):
         """Fill every blank G times, in parallel: uniforms (B,G,T,2) in [0,1) -> `Fills`."""
@@ -101,15 +109,6 @@ class Product:
         """Return this policy itself, because its blanks are already independent."""
         return self
 
-    def at(self, temperature):
-        """Return this policy at another temperature."""
-        config = replace(self.config, temperature=temperature)
-        return type(self)(self.logits, self.batch, config)
-
-    def __getitem__(self, rows):
-        """Return the policy of some of the inputs."""
-        return type(self)(self.logits[rows], self.batch[rows], self.config)
-
 
 # Drawing. We compute S and the draws with whole numbers. A character's weight is its probability
 # divided by the likeliest character's, in units of 2^-21, rounded to a whole number. The sum of
@@ -137,10 +136,10 @@ def may_be_drawn(weights, uniforms, config):
     any is on, characters of weight 0 are left out, too. uniforms (...,n) are all random numbers of
     a blank, for a truncation that tosses a coin.
     """
-    settings = [name for name, (off, _) in TRUNCATIONS.items() if getattr(config, name) != off]
-    kept = weights > 0 if settings else torch.ones_like(weights, dtype=torch.bool)
-    for name in settings:
-        _, truncate = TRUNCATIONS[name]
+    settings = TRUNCATIONS.items()
+    active = [truncate for name, (off, truncate) in settings if getattr(config, name) != off]
+    kept = weights > 0 if active else torch.ones_like(weights, dtype=torch.bool)
+    for truncate in active:
         kept = truncate(weights, kept, uniforms, config)
     return kept
 

@@ -114,7 +114,7 @@ def flags(world, tmp_path):
 def server():
     """Start a server that forks processes which have imported everything already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train_grpo"])
+    context.set_forkserver_preload(["train_grpo", "torch._dynamo"])  # AdamW imports the second
     forkserver.ensure_running()  # it imports while the first tests run
     return context
 

@@ -138,8 +138,8 @@ def prepare(out_dir, input_file=None):
         text = "\n\n".join(documentation())
     splits = {"val": {}, "train": {}}  # {paragraph: None}, without duplicates, in order
     for piece in cut(text):
-        paragraph = normalise(piece)
-        if paragraph and (input_file or is_prose(piece)):
+        paragraph = normalise(piece) if input_file or is_prose(piece) else ""
+        if paragraph:
             splits["val" if is_validation(paragraph) else "train"][paragraph] = None
     splits["val"] = hold_out(splits["train"], splits["val"])
     files = {}

@@ -31,7 +31,7 @@ from grpo.plumbing.checkpoint import LATEST, training_state
 from grpo.plumbing.config import Parser, number, saved_settings
 from grpo.plumbing.load import load_run
 from grpo.plumbing.log import save_table
-from grpo.plumbing.runs import differences, group_runs
+from grpo.plumbing.runs import group_runs
 
 BEFORE, AFTER = "before, sampled", "after, sampled"  # rows of the table
 SPREAD = "± half of the distance between the least and the largest"
@@ -78,13 +78,12 @@ def side_by_side(groups):
 
     Groups that were measured on other inputs, or in other columns, get a table of their own.
     """
-    own = differences(groups)
-    lines = [["group", *own[0], "runs"]]
+    lines = [["group", *groups[0].settings, "runs"]]
     tables = {}  # {inputs and columns as text: {number of a group: the tables of its runs}}
-    for i, (group, settings) in enumerate(zip(groups, own), 1):
-        lines.append([str(i), *map(str, settings.values()), " ".join(group.folders)])
+    for i, group in enumerate(groups, 1):
+        lines.append([str(i), *map(str, group.settings.values()), " ".join(group.folders)])
         results = [stored(folder) for folder in group.folders]
-        inputs = [settings.get(name) for name in INPUTS]
+        inputs = [group.settings.get(name) for name in INPUTS]
         opinions = ("judge", "reward_")  # they may differ, because each run has its own reward
         columns = [name for name in sorted(results[0][AFTER]) if not name.startswith(opinions)]
         tables.setdefault(str([inputs, columns]), {})[str(i)] = results

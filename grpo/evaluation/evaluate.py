@@ -18,10 +18,9 @@ from functools import partial
 import torch
 from tqdm import tqdm
 
-from data.lexicon import highlight
-from data.per_word import mean_over_blanks, sum_over_words
+from data.per_word import mean_over_blanks, same_word
 from data.sums.rule import perfect_blanks
-from data.vocabulary import decode
+from data.vocabulary import decode, highlight
 from grpo.batch import Batch, make_batch
 from grpo.evaluation.rivals import (
     best_by_word,
@@ -31,7 +30,7 @@ from grpo.evaluation.rivals import (
     temper,
 )
 from grpo.plumbing.network import uncompiled
-from grpo.reward import count_good, log_odds
+from grpo.reward import count_good, log_odds, of_completions
 from grpo.variants.latent import Latent
 
 EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
@@ -86,8 +85,7 @@ def opinions(judge, rewards, fills, batch):
         if name not in ("judge", "valid_words", "right"):  # these have columns of their own
             values = function(fills, batch)  # (N,n) or (N,n,T)
             values = values.sigmoid() if name.endswith(".pt") else values
-            whole = values.shape == fills.shape[:2]
-            said[f"reward_{name}"] = values if whole else mean_over_blanks(values, batch.mask)
+            said[f"reward_{name}"] = of_completions(values, fills, batch)
     return said
 
 
@@ -148,15 +146,15 @@ def completion_lines(fills, said, held_out):
     A dict holds the input of a fill, its text, and these numbers.
     """
     masked = held_out.batch.masked[:, None].expand(fills.shape)  # (N,n,T)
-    inputs, texts = (decode(tokens) for tokens in (masked, fills))
-    numbers = [[round(x, 6) for x in values.flatten().tolist()] for values in said.values()]
-    names = ("input", "completion", *said)
-    return [dict(zip(names, line)) for line in zip(inputs, texts, *numbers)]
+    columns = {"input": decode(masked), "completion": decode(fills)}
+    for name, values in said.items():
+        columns[name] = [round(x, 6) for x in values.flatten().tolist()]
+    return [dict(zip(columns, line)) for line in zip(*columns.values())]
 
 
-def draws(q, batch):
+def draws(q):
     """Draw 16 fills of each input: -> (N,16,T)."""
-    return q.sample(batch.uniforms).completions
+    return q.sample(q.batch.uniforms).completions
 
 
 def argmax(q):
@@ -170,53 +168,47 @@ def best_of_draws(q, judge, held_out):
     The judge chooses word by word. Without a judge, the rule says which draw has the most good
     gaps.
     """
-    batch = held_out.batch
-    fills = draws(q, batch)  # (N,16,T)
+    fills = draws(q)  # (N,16,T)
     if judge:
-        return best_by_word(q.at(1.0), fills, log_odds(judge, fills, batch.words))
-    good, _ = count_good(held_out.rule, fills, batch)  # (N,16)
+        return best_by_word(q.at(1.0), fills, log_odds(judge, fills, q.batch.words))
+    good, _ = count_good(held_out.rule, fills, q.batch)  # (N,16)
     best = good.argmax(dim=1).view(-1, 1, 1)  # (N,1,1)
     return fills.take_along_dim(best, dim=1)
 
 
 def table_rows(models, held_out, config, everything):
-    """List the rows of the table: [(title, a function that returns fills (N,n,T))].
+    """List the rows of the table: -> {title: a function that returns fills (N,n,T)}.
 
     `everything` adds the rows that take more than some seconds, those that ask the judge about many
     fills or fill one blank after the other.
     """
     batch = held_out.batch
     before, after = models.base(batch), models.policy(batch)
-    blindly = partial(fill_blindly, batch, held_out.text)
-    cheats = [
-        ("cheat: common words", lambda: blindly()[0]),
-        ("cheat: random words", lambda: blindly()[1]),
-    ]
-    rows = [
-        ("the text", lambda: batch.tokens[:, None]),
-        ("before, sampled", partial(draws, before, batch)),
-        ("before, argmax", partial(argmax, before)),
-        *(cheats if held_out.rule.one_answer else []),
-        ("after, sampled", partial(draws, after, batch)),
-        ("after, argmax", partial(argmax, after)),
-    ]
+    rows = {
+        "the text": lambda: batch.tokens[:, None],
+        "before, sampled": lambda: draws(before),
+        "before, argmax": lambda: argmax(before),
+    }
+    if held_out.rule.one_answer:
+        rows["cheat: common words"] = lambda: fill_blindly(batch, held_out.text)[0]
+        rows["cheat: random words"] = lambda: fill_blindly(batch, held_out.text)[1]
+    rows["after, sampled"] = lambda: draws(after)
+    rows["after, argmax"] = lambda: argmax(after)
     if isinstance(before, Latent):
-        at_zero = {"before, letters at 0": (before, 1), "after, letters at 0": (after, 1)}
-        at_zero["before, temperatures 0.5 and 0"] = (before, 0.5)
-        for title, (q, choose) in at_zero.items():
-            rows.append((title, partial(draws, temper(q, choose, 0), batch)))
+        rows["before, letters at 0"] = lambda: draws(temper(before, 1))
+        rows["after, letters at 0"] = lambda: draws(temper(after, 1))
+        rows["before, temperatures 0.5 and 0"] = lambda: draws(temper(before, 0.5))
     if everything:
-        how = (models.base, batch, held_out.number_words, config.seed)
-        one_by_one = partial(fill_blank_by_blank, *how)
+        one_by_one = partial(
+            fill_blank_by_blank, models.base, batch, held_out.number_words, config.seed
+        )
+        rows["before, best of 16"] = lambda: best_of_draws(before, models.judge, held_out)
         n = 1 if held_out.rule.one_answer else SAMPLES  # on text 16 draws would take minutes
-        rows += [
-            ("before, best of 16", partial(best_of_draws, before, models.judge, held_out)),
-            ("one by one, drawn", partial(one_by_one, n=n)),
-            ("one by one, surest", partial(one_by_one, surest=True)),
-        ]
+        rows["one by one, drawn"] = partial(one_by_one, n=n)
+        rows["one by one, surest"] = partial(one_by_one, surest=True)
         if isinstance(before, Latent) and models.judge:
             beta = 1 if config.direction == "forward" else config.kl_beta
-            rows.append(("the target", partial(target, before, models.judge, beta)))
+            rows["the target"] = lambda: target(before, models.judge, beta)
     return rows
 
 
@@ -231,7 +223,7 @@ def evaluate(models, rewards, held_out, config, everything=False, quiet=False):
     others, and not only the first one of each input. With `quiet` there is no bar.
     """
     result = {}
-    rows = table_rows(models, held_out, config, everything)
+    rows = table_rows(models, held_out, config, everything).items()
     for title, fill in tqdm(rows, desc="table", leave=False, disable=True if quiet else None):
         fills = fill()  # (N,n,T)
         result[title] = measure(fills, held_out)
@@ -261,11 +253,11 @@ def peek(policy, held_out, step):
     texts have many long hidden words, because the blanks of a long word are the likeliest to clash.
     """
     batch = held_out.batch
-    fills = draws(policy(batch), batch)  # (N,16,T)
+    fills = draws(policy(batch))  # (N,16,T)
     good, gaps = count_good(held_out.rule, fills, batch)  # (N,16), (N,)
     share = good.sum().item() / max(gaps.sum().item() * SAMPLES, 1)
-    length = sum_over_words(batch.mask[:, None].float(), batch.words)[:, 0]  # (N,T) word lengths
-    shown = length.sum(dim=1).argsort(descending=True, stable=True)[:3].tolist()
+    pairs = same_word(batch.words).sum(dim=(1, 2))  # (N,) of blanks that could clash
+    shown = pairs.argsort(descending=True, stable=True)[:3].tolist()
     texts = {"now": decode(fills[:, 0])}
     if step == 0:
         texts = {"text": decode(batch.tokens), "before": texts["now"]}
@@ -294,14 +286,14 @@ def cell(values, digits):
     return f"{mean} ± {half}" if float(half) else mean
 
 
-def format_rows(rows, columns=COLUMNS):
+def format_rows(rows):
     """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text.
 
     Each part of a run's reward except `judge` adds a column, named "reward_NAME" in the rows.
     """
     names = dict.fromkeys(name for of_runs in rows.values() for row in of_runs for name in row)
     parts = {name: (name.removeprefix("reward_"), 3) for name in names if "reward_" in name}
-    columns = columns | ({"judge": ("judge", 3)} if parts else {}) | parts
+    columns = COLUMNS | ({"judge": ("judge", 3)} if parts else {}) | parts
     columns = {name: column for name, column in columns.items() if name in names}
     lines = [["filled by", *(title for title, _ in columns.values())]]
     for title, of_runs in rows.items():

@@ -10,6 +10,7 @@ T characters, V vocabulary. L letters of one hidden word, W words of this length
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,6 @@ from data.vocabulary import encode
 from grpo.batch import TARGET, draw_uniforms
 from grpo.policy import integer_weights
 from grpo.reward import log_odds
-from grpo.variants.latent import Latent
 
 NEARLY_0 = 1e-3  # a temperature at which practically only the best has a chance
 
@@ -93,10 +93,9 @@ def target(q, judge, beta, m=64):
     return draws.take_along_dim(chosen, dim=1)
 
 
-def temper(q, choose, spell):
-    """Return the `Latent` q with its prior at the temperature `choose`, its letters at `spell`."""
-    letters = q.letters / max(spell, NEARLY_0)  # (N,T,K,V)
-    return Latent(q.prior / choose, letters, q.batch, q.config)
+def temper(q, choose):
+    """Return the `Latent` q with its prior at the temperature `choose`, and its letters at 0."""
+    return replace(q, prior=q.prior / choose, letters=q.letters / NEARLY_0)
 
 
 def fill_blindly(batch, text):
@@ -107,12 +106,15 @@ def fill_blindly(batch, text):
     letters. Even so, if whole words are hidden, almost every word that they fill in is valid. That
     is why the table calls them cheats.
     """
-    by_length = {}  # {L: [words (W,L), counts (W,)]}, most frequent first
-    for word, count in Counter(text.split()).most_common():
-        by_length.setdefault(len(word), []).append((encode(word), count))
-    for length, pairs in by_length.items():
-        words, counts = zip(*pairs)
-        by_length[length] = torch.stack(words), torch.tensor(counts)
+    counted = Counter(text.split()).most_common()  # most frequent first
+
+    @cache
+    def words_of(length):
+        """Return the words of this length (W,L), and the running sum of their counts (W,)."""
+        own = [pair for pair in counted if len(pair[0]) == length] or [("a" * length, 1)]
+        words, counts = zip(*own)
+        letters = encode("".join(words)).view(-1, length)  # (W,L)
+        return letters, torch.tensor(counts).cumsum(dim=0).double()
 
     on_cpu = batch.map(torch.Tensor.cpu)
     uniforms = F.pad(on_cpu.uniforms[..., 1], (0, 0, 1, 0))  # (N,1+n,T) the 0 in front for `common`
@@ -120,9 +122,7 @@ def fill_blindly(batch, text):
     for row, numbers in enumerate(on_cpu.words):
         for number in range(1, int(numbers.max()) + 1):
             at = (numbers == number).nonzero().squeeze(1)  # (L,)
-            letters_a = encode("a" * len(at))[None]  # (1,L)
-            words, counts = by_length.get(len(at), (letters_a, torch.tensor([1])))
-            up_to = counts.cumsum(dim=0).double()  # (W,)
+            words, up_to = words_of(len(at))  # (W,L), (W,)
             drawn = uniforms[row, :, at[0]] * up_to[-1]  # (1+n,)
             fills[row, :, at] = words[torch.searchsorted(up_to, drawn, right=True)]  # (1+n,L)
     fills = fills.to(batch.mask.device)

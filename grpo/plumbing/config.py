@@ -284,9 +284,9 @@ def resume(out, given):
     """Load the settings of the run in `out`, and apply `given` {name: value}: -> `Config`."""
     path = Path(out) / LATEST
     state = training_state(path)
-    here = {"init_from": "resume", "out_dir": out}  # go on in the folder that we read from
-    old = replace(saved_settings(state, given, path), **here)
-    new = replace(old, **given | here)
+    # Go on in the folder that we read from.
+    old = replace(saved_settings(state, given, path), init_from="resume", out_dir=out)
+    new = replace(old, **given)
     refuse(
         state["iteration"] >= new.max_iters,
         f"resume: {out} is at step {state['iteration']} already, and max_iters allows no more; set"

@@ -4,15 +4,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
-from data.dataset import Lines, read_dataset, read_prompts
+from data.dataset import read_dataset, read_prompts
 from data.files import find
 from data.rules import SumRule, WordRule
 from data.sums.prepare import prepare as prepare_sums
 from data.text.prepare import prepare as prepare_text
 from data.user_mistake import refuse
-from data.vocabulary import decode
+from data.vocabulary import TEXT_CHARACTERS, decode
 from grpo.distributed import is_first, wait_for_all
 from grpo.evaluation.evaluate import EVALUATION_SEED, HeldOut, hold_out
 from grpo.plumbing.checkpoint import load_model
@@ -101,8 +99,8 @@ def load_data(config, device, eval_seed=EVALUATION_SEED):
     The rule says which fills of the inputs to train on are good.
     """
     train, val = load_splits(config)
-    (text,) = decode(torch.from_numpy(train.tokens))
-    rule = SumRule() if isinstance(val, Lines) else WordRule(text)
+    (text,) = decode(train.text)
+    rule = WordRule(text) if val.vocab_size == TEXT_CHARACTERS else SumRule()
     held_out = hold_out(config, val, rule, text, device, eval_seed)
     if config.prompts_file and isinstance(rule, WordRule):
         rule = WordRule(text, cut=False)  # a prompt begins and ends with whole words

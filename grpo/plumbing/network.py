@@ -84,9 +84,12 @@ def on_device(network, device, config):
 
 def settle(config, device, network=None):
     """Resolve each `auto` for a network on a device: -> `Config`. Only a generator has a kernel."""
-    dtype = pick_dtype(config.dtype, device)
-    settled = replace(config, device=device.type, dtype=dtype)
-    settled = replace(settled, compile=pick_compile(config.compile, device))
+    settled = replace(
+        config,
+        device=device.type,
+        dtype=pick_dtype(config.dtype, device),
+        compile=pick_compile(config.compile, device),
+    )
     if network:
         settled = replace(settled, kernel=kernel.choose(settled, device, network))
     return settled

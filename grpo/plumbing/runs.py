@@ -11,15 +11,15 @@ OWN = ("seed", "out_dir")  # only these settings may differ within a group
 
 @dataclass
 class Group:
-    settings: dict  # {name: value}, without those in OWN
+    settings: dict  # {name: value}, only those that differ between the groups
     folders: list  # of its runs, in the order of their seeds
 
 
 def group_runs(folders, version=lambda folder: None):
     """Group the folders of runs that have equal settings and an equal `version(folder)`: -> groups.
 
-    Raises a Mistake if a folder holds no run, or if a run occurs twice, because it would count
-    twice in a mean.
+    A setting that a run's version of the program did not have is "unknown". Raises a Mistake if a
+    folder holds no run, or if a run occurs twice, because it would count twice in a mean.
     """
     groups = {}  # {settings and version as text: (settings, {seed: folder})}
     for folder in folders:
@@ -36,17 +36,10 @@ def group_runs(folders, version=lambda folder: None):
             f" seed={seed}; name only one of them",
         )
         runs[seed] = folder
-    return [
-        Group(shared, [runs[seed] for seed in sorted(runs)]) for shared, runs in groups.values()
-    ]
-
-
-def differences(groups):
-    """Return the settings in which groups differ: -> for each group {name: value}.
-
-    A setting that a run's version of the program did not have is "unknown".
-    """
-    names = dict.fromkeys(name for group in groups for name in group.settings)
-    own = [{name: group.settings.get(name, "unknown") for name in names} for group in groups]
-    differ = [name for name in names if any(each[name] != own[0][name] for each in own)]
-    return [{name: each[name] for name in differ} for each in own]
+    result = [Group({}, [runs[seed] for seed in sorted(runs)]) for _, runs in groups.values()]
+    for name in dict.fromkeys(name for shared, _ in groups.values() for name in shared):
+        values = [shared.get(name, "unknown") for shared, _ in groups.values()]
+        if any(value != values[0] for value in values):
+            for group, value in zip(result, values):
+                group.settings[name] = value
+    return result

@@ -29,11 +29,10 @@ import torch
 
 from data.dataset import encode_prompt, typed_words
 from data.files import find
-from data.lexicon import highlight
 from data.per_word import mean_over_blanks
 from data.sums.rule import is_right
 from data.user_mistake import exit_on_mistake, refuse
-from data.vocabulary import BLANK, MASK_ID, TEXT_CHARACTERS, decode, encode
+from data.vocabulary import BLANK, MASK_ID, TEXT_CHARACTERS, decode, encode, highlight
 from grpo.batch import make_batch
 from grpo.plumbing.checkpoint import LATEST, load_model, read
 from grpo.plumbing.config import Config, Parser, number
@@ -57,7 +56,8 @@ class Completion(NamedTuple):
 def fill(generator, text, k=5, temperature=1.0, seed=1):
     """Fill the blanks of a text k times: -> the different `Completion`s, the likeliest first."""
     masked = encode_input(generator, text)[None]  # (1,T)
-    batch = make_batch(masked, masked == MASK_ID, typed_words(masked), k, (seed,))
+    blanks = masked == MASK_ID  # (1,T)
+    batch = make_batch(masked, blanks, typed_words(masked, blanks), k, (seed,))
     config = Config(temperature=temperature, dtype="float32", compile="false")
     q = Policy(generator, config, torch.device("cpu"))(batch)
     drawn = q.sample(batch.uniforms).completions  # (1,k,T)
@@ -76,7 +76,7 @@ def show(completions, judge, masked):
     blanks = masked[None] == MASK_ID  # (1,T)
     if judge:
         tokens = torch.stack([encode(one.text) for one in completions])[None]  # (1,n,T)
-        scores = log_odds(judge, tokens, typed_words(masked[None])).sigmoid()  # (1,n,T)
+        scores = log_odds(judge, tokens, typed_words(masked[None], blanks)).sigmoid()  # (1,n,T)
         opinions = [f"{x:5.3f}" for x in mean_over_blanks(scores, blanks)[0].tolist()]
     else:
         opinions = ["right" if is_right(one.text) else "wrong" for one in completions]

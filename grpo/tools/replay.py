@@ -27,13 +27,12 @@ import torch
 
 from data.user_mistake import exit_on_mistake, refuse
 from data.vocabulary import VOCABULARY, decode
-from grpo.distributed import is_first
 from grpo.loss import OBJECTIVES
 from grpo.plumbing.checkpoint import write
 from grpo.plumbing.config import Parser
 from grpo.plumbing.log import cut_back, read_lines
 from grpo.plumbing.network import uncompiled
-from grpo.plumbing.runs import differences, group_runs
+from grpo.plumbing.runs import group_runs
 from grpo.policy import log_softmax
 
 PAGE = Path(__file__).with_suffix(".html")
@@ -71,9 +70,8 @@ def view(policy, batch):
 
 
 def append(config, line):
-    if is_first():  # only the first process writes
-        with open(Path(config.out_dir) / FILE, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+    with open(Path(config.out_dir) / FILE, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def begin(before, held_out, config, start):
@@ -91,8 +89,6 @@ def begin(before, held_out, config, start):
     }
     path = Path(config.out_dir) / FILE
     old = read_lines(path) if start and path.exists() else []
-    if not is_first():  # only the first process writes
-        return
     if old and old[0]["masked"] == header["masked"]:
         cut_back(path, start)
     else:  # a new run, or a resumed one with other held-out inputs
@@ -136,12 +132,6 @@ def record(policy, held_out, config, step, rollout):
     append(config, line)
 
 
-def load(folder):
-    """Read the lines of replay.jsonl and metrics.jsonl. Raises a Mistake if there is no replay."""
-    path = Path(folder) / FILE
-    return read_steps(path, 2), read_lines(path.with_name("metrics.jsonl"))
-
-
 def read_steps(path, least):
     """Read a .jsonl file of a run. Raises a Mistake if it has fewer lines than `least`."""
     lines = read_lines(path) if path.exists() else []
@@ -151,7 +141,8 @@ def read_steps(path, least):
 
 def page(folder):
     """Fill the template with a run's recorded lines, curves and settings: -> the page as HTML."""
-    lines, metrics = load(folder)
+    lines = read_steps(Path(folder) / FILE, 2)
+    metrics = read_lines(Path(folder) / "metrics.jsonl")
     figures = {line["iteration"]: line for line in metrics}
     shown = {
         "run": str(folder),
@@ -174,12 +165,11 @@ def fill_template(path, shown):
 
 def page_of_curves(folders):
     """Fill the template with the metrics of several runs, in groups: -> the page as HTML."""
-    groups = group_runs(folders)
     shown = []
-    for group, settings in zip(groups, differences(groups)):
+    for group in group_runs(folders):
         paths = {folder: Path(folder) / "metrics.jsonl" for folder in group.folders}
         runs = {folder: read_steps(path, 1) for folder, path in paths.items()}
-        shown.append({"settings": settings, "runs": runs})
+        shown.append({"settings": group.settings, "runs": runs})
     return fill_template(PAGE_OF_CURVES, shown)
 
 

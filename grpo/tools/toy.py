@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from data.user_mistake import exit_on_mistake, refuse
-from data.vocabulary import VOCABULARY, decode, encode
+from data.vocabulary import MASK_ID, VOCABULARY, decode, encode
 from grpo.batch import make_batch
 from grpo.optimizer import Optimizer
 from grpo.plumbing.config import Config, check, read_arguments
@@ -64,6 +64,7 @@ class Table(torch.nn.Module):
         super().__init__()
         self.n_latent = n_latent
         self.vocab_size = len(VOCABULARY)
+        self.blank = MASK_ID
         logits = torch.full((1, T, n_latent, len(VOCABULARY)), IMPOSSIBLE, dtype=torch.float64)
         logits[:, range(T), :, COMPLETIONS] = 0  # each blank has two equally likely letters
         if n_latent > 1:  # if all z began with the same logits, they would stay the same

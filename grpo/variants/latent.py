@@ -27,13 +27,15 @@ input. A function that takes any number of completions calls this number n. All 
 M blanks and N hidden words. In a shape, L is the number of letters of the longest word.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from data.per_word import begins_word, lay_out_words, spread
+from grpo.batch import Batch
 from grpo.policy import (
+    Distribution,
     Fills,
     Product,
     Scores,
@@ -46,17 +48,19 @@ from grpo.policy import (
 )
 
 
-class Latent:
+@dataclass
+class Latent(Distribution):
     """A distribution over the fills of B inputs, with the same methods as `Product`."""
 
-    def __init__(self, prior, letters, batch, config):
-        self.prior = prior  # (B,T,K) logits of π, the same at each blank of a word
-        self.letters = letters  # (B,T,K,V) logits of q_z
-        self.batch = batch
-        self.config = config
-        self.mask = batch.mask  # (B,T)
-        self.first = begins_word(batch.words)  # (B,T)
-        self.word, self.place = lay_out_words(batch.words)  # each (M,), see `lay_out_words`
+    prior: torch.Tensor  # (B,T,K) logits of π, the same at each blank of a word
+    letters: torch.Tensor  # (B,T,K,V) logits of q_z
+    batch: Batch
+    config: object
+
+    def __post_init__(self):
+        self.mask = self.batch.mask  # (B,T)
+        self.first = begins_word(self.batch.words)  # (B,T)
+        self.word, self.place = lay_out_words(self.batch.words)  # each (M,), see `lay_out_words`
 
     def log_q(self):
         """Compute log q_z(v) of every character v, for each blank and each z: (M,K,V)."""
@@ -159,12 +163,3 @@ class Latent:
         log_m = joint.logsumexp(dim=1)  # (M,V)
         logits = spread(self.config.temperature * log_m, self.mask)  # (B,T,V)
         return Product(logits, self.batch, self.config)
-
-    def at(self, temperature):
-        """Return this policy at another temperature."""
-        config = replace(self.config, temperature=temperature)
-        return Latent(self.prior, self.letters, self.batch, config)
-
-    def __getitem__(self, rows):
-        """Return the policy of some of the inputs."""
-        return Latent(self.prior[rows], self.letters[rows], self.batch[rows], self.config)

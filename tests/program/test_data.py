@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import TEXT
 
-from data.dataset import Dataset, read_dataset, read_prompts
+from data.dataset import read_dataset, read_prompts
 from data.masking import MASKINGS, make_mask
 from data.text import prepare as prepare_module
 from data.text.prepare import is_validation, normalise, prepare
@@ -68,10 +68,10 @@ def test_prepared_text_comes_back(tmp_path):
     sizes = prepare(tmp_path / "d", tmp_path / "in.txt")
     assert {path.name for path in (tmp_path / "d").iterdir()} == {"train.bin", "val.bin"}
     for split in ("train", "val"):
-        data = Dataset(tmp_path / "d", split, 16)
+        data = read_dataset(tmp_path / "d", split, 16)
         wanted = [p for p in TEXT.split("\n\n") if is_validation(normalise(p)) == (split == "val")]
         text = " ".join(normalise(p) for p in wanted)
-        assert decode(torch.from_numpy(data.tokens)) == [text]
+        assert decode(data.text) == [text]
         assert len(text) == sizes[f"{split}.bin"]
     assert 0.04 < sizes["val.bin"] / len(TEXT) < 0.2
 
@@ -111,8 +111,8 @@ def test_letters_of_the_users_own_text(tmp_path, capsys):
     )
     (tmp_path / "in.txt").write_text(TEXT.replace(" number", " don't"), encoding="utf-8")
     prepare(tmp_path / "d", tmp_path / "in.txt")
-    data = Dataset(tmp_path / "d", "train", 16)
-    assert " dont " in decode(torch.from_numpy(data.tokens))[0]
+    data = read_dataset(tmp_path / "d", "train", 16)
+    assert " dont " in decode(data.text)[0]
     assert not capsys.readouterr().out
     (tmp_path / "in.txt").write_text(TEXT + 100 * " мир", encoding="utf-8")
     prepare(tmp_path / "e", tmp_path / "in.txt")
@@ -149,7 +149,7 @@ def test_prompts_of_any_length(world, tmp_path):
     """A prompt is normalised. All blanks between two spaces are one word, as in h_l_."""
     prompts = [" Café H_l_ m_!", "_", "sat — __ the m_t"]
     (tmp_path / "p.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
-    data = read_prompts(tmp_path / "p.json", Dataset(world / "text", "train", 16), 16)
+    data = read_prompts(tmp_path / "p.json", read_dataset(world / "text", "train", 16), 16)
     tokens, mask, words = data.batch(200, None, None, None, (0, 1))
     assert tokens.shape == mask.shape == words.shape == (200, 16)
     found = {}

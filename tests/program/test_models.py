@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.dataset import Dataset
+from data.dataset import read_dataset
 from data.per_word import number_words
 from grpo.plumbing.checkpoint import load_model, read
 from grpo.plumbing.config import Config, load_config
@@ -63,7 +63,7 @@ def runs_of(mask):
 @pytest.mark.parametrize("K", [1, 2])
 def test_the_generators_loss_is_nats_of_a_hidden_character(world, K):
     """All blanks have the same probabilities. For each run of blanks we sum over the latent z."""
-    train = Dataset(world / "text", "train", 16)
+    train = read_dataset(world / "text", "train", 16)
     args = Settings(block_size=16, batch_size=50)
     g = torch.Generator().manual_seed(0)
     prior = torch.rand(K, generator=g)
@@ -103,7 +103,7 @@ def test_the_judges_loss_by_hand(world):
     A run has one label and one logit, the mean of its blanks' logits. Each blank has the loss of
     its run. The losses are averaged over the blanks of an input, and then over the inputs.
     """
-    train = Dataset(world / "text", "train", 16)
+    train = read_dataset(world / "text", "train", 16)
     args = Settings(block_size=16, batch_size=200, judge_masking="word,random")
     seen = []
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.dataset import Lines, encode_prompt, read_dataset, read_prompts
+from data.dataset import encode_prompt, read_dataset, read_prompts
 from data.masking import make_mask
 from data.sums.prepare import draw_sums, prepare, split_results
 from data.sums.rule import is_right, perfect_blanks, right_answers
@@ -137,7 +137,6 @@ def test_digits_hides_one_to_all_digits_of_the_summands():
 
 def test_a_sum_is_one_word_also_after_a_reveal(folder):
     data = read_dataset(folder, "train", 8)
-    assert isinstance(data, Lines)
     tokens, mask, words = data.batch(50, "columns", None, None, (0, 1))
     assert torch.equal(words, mask.long()) and all(map(is_right, decode(tokens)))
     mask[:, :2] = False
