@@ -158,7 +158,7 @@ def stored_figures():
 def test_figures_of_several_seeds_are_those_that_were_stored():
     """A row with a ± shows the figures of one row in config/figures.txt."""
     stored = stored_figures()
-    titles = {"entropy", "KL", *(title for title, _ in COLUMNS.values())}
+    titles = {"1 update", "2 updates", "4 updates", "dead", *(x for x, _ in COLUMNS.values())}
     for name, head, rows in tables(READMES):
         for row in rows:
             shown = {title: row[title] for title in head if title in titles}
