@@ -3,10 +3,8 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +15,6 @@ from grpo.distributed import join_processes
 from grpo.plumbing.checkpoint import read
 from grpo.plumbing.network import pick_device
 
-TORCHRUN = "-m torch.distributed.run --nproc_per_node=2 --rdzv_backend=c10d"
-TORCHRUN = [sys.executable, *TORCHRUN.split(), "--rdzv_endpoint=localhost:0"]
 SHARED = {
     "max_iters": 2,
     "eval_inputs": 2,
@@ -35,9 +31,29 @@ def process(rank, port, runs, output):
     """Make these runs one after the other, in the environment that torchrun sets for `rank`."""
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    sys.stdout = open(output, "a", encoding="utf-8")
+    sys.stdout = sys.stderr = open(output, "a", buffering=1, encoding="utf-8")
     for arguments in runs:
         train_grpo.main(arguments)
+
+
+def start_two(server, runs, output):
+    """Start two processes that make these runs together: -> the processes."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    both = [
+        server.Process(target=process, args=(rank, port, runs, output), daemon=True)
+        for rank in (0, 1)
+    ]
+    for one in both:
+        one.start()
+    return both
+
+
+def end(one):
+    """Wait for the end of a process: -> its exit code."""
+    one.join(120)
+    return one.exitcode
 
 
 def distance(a, b):
@@ -55,18 +71,8 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, se
     latent = str(world / "latent.pt")
     own["latent"] = SHARED | {"generator_checkpoint": latent, "out_dir": tmp_path / "latent"}
     runs = [command_line(flags, **each) for each in own.values()]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    both = [
-        server.Process(target=process, args=(rank, port, runs, tmp_path / "out.txt"), daemon=True)
-        for rank in (0, 1)
-    ]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join()
-    assert [one.exitcode for one in both] == [0, 0]
+    both = start_two(server, runs, tmp_path / "out.txt")
+    assert [end(one) for one in both] == [0, 0]
     assert (tmp_path / "out.txt").read_text(encoding="utf-8").count("next:") == len(
         own
     )  # only one process prints
@@ -93,25 +99,24 @@ def test_the_current_gpu_is_set_where_processes_join(monkeypatch):
     assert chosen == [torch.device("cuda:1")]
 
 
-@pytest.mark.skipif(not Path("/proc/thread-self/children").exists(), reason="needs Linux's /proc")
-def test_no_process_outlives_another(flags, tmp_path):
-    """If torchrun gets SIGTERM, both processes end after the same step, which is saved."""
-    endless = command_line(flags, max_iters=10**5, eval_interval=10**6, compile="false")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    launcher = subprocess.Popen([*TORCHRUN, "train_grpo.py", *endless], **pipes)
+def test_no_process_outlives_another(flags, tmp_path, server):
+    """A signal reaches only one process, and twice, as torchrun may send it. Both end alike.
+
+    They end after the same step, which is saved.
+    """
+    endless = command_line(flags, max_iters=10**5, eval_interval=10**6)
+    both = start_two(server, [endless], tmp_path / "out.txt")
     metrics = tmp_path / "out" / "metrics.jsonl"
     while not (metrics.exists() and metrics.stat().st_size):
-        assert launcher.poll() is None, launcher.communicate()
+        assert all(one.is_alive() for one in both), (tmp_path / "out.txt").read_text(
+            encoding="utf-8"
+        )
         time.sleep(0.05)
-    ranks = (
-        Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
-        .read_text(encoding="utf-8")
-        .split()
-    )
-    assert len(ranks) == 2
-    os.kill(launcher.pid, signal.SIGTERM)
-    _, err = launcher.communicate()
-    assert launcher.returncode
-    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
-    assert err.count("the run ends early: ") == 1
-    assert (tmp_path / "out" / "checkpoint.pt").exists()
+    for _ in range(2):
+        os.kill(both[1].pid, signal.SIGTERM)
+    assert [end(one) for one in both] == [128 + signal.SIGTERM] * 2
+    printed = (tmp_path / "out.txt").read_text(encoding="utf-8")
+    assert printed.count("the run ends early: ") == 1
+    done = read(tmp_path / "out" / "checkpoint.pt")["training"]["iteration"]
+    assert f"{done} of 100000 steps are saved" in printed
+    assert len(figures(tmp_path / "out")) == done
