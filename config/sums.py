@@ -19,6 +19,6 @@ max_iters = 120
 baseline = "mean"
 scale_rewards = "group"
 # Nobody can fool a rule, so the KL need not hold the policy back. But without it the policy settles
-# too early: on some inputs all 16 fills are equal and wrong, and a group of equal rewards teaches
+# too early: on some inputs all fills are equal and wrong, and a group of equal rewards teaches
 # nothing. A little KL keeps several digits likely until one of the fills is right.
 kl_beta = 0.05
