@@ -269,11 +269,11 @@ def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["train_grpo --help", "grpo.tools.toy --max_iters=1"])
-def test_output_may_lose_its_reader(command, monkeypatch):
-    """The help is longer than the buffer of stdout, and the table of the toy is shorter."""
+@pytest.mark.parametrize("command", ["train_grpo --help", "data.sums.prepare --out_dir={folder}"])
+def test_output_may_lose_its_reader(command, tmp_path, monkeypatch):
+    """The help is longer than the buffer of stdout, and the line about the sums is shorter."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    command = [sys.executable, "-m", *command.split()]
+    command = [sys.executable, "-m", *command.format(folder=tmp_path).split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
         program.stdout.close()
         assert not program.stderr.read()
