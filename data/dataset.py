@@ -24,7 +24,7 @@ from data.vocabulary import BLANK, MASK_ID, PAD, TEXT_CHARACTERS, VOCABULARY, en
 
 
 def typed_words(tokens, mask):
-    """Number the words of lines, such as sums or what a person typed: (B,T), (B,T) -> (B,T).
+    """Number the words of sums, or of what a person typed: tokens, mask (B,T) -> words (B,T).
 
     All blanks between two spaces belong to one word. So a sum is one word, although its blanks are
     not adjacent.

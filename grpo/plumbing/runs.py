@@ -37,7 +37,8 @@ def group_runs(folders, version=lambda folder: None):
         )
         runs[seed] = folder
     result = [Group({}, [runs[seed] for seed in sorted(runs)]) for _, runs in groups.values()]
-    for name in dict.fromkeys(name for shared, _ in groups.values() for name in shared):
+    names = dict.fromkeys(name for shared, _ in groups.values() for name in shared)
+    for name in names:
         values = [shared.get(name, "unknown") for shared, _ in groups.values()]
         if any(value != values[0] for value in values):
             for group, value in zip(result, values):
