@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import forkserver
 from pathlib import Path
@@ -117,6 +118,29 @@ def server():
     context.set_forkserver_preload(["train_grpo", "torch._dynamo"])  # AdamW imports the second
     forkserver.ensure_running()  # it imports while the first tests run
     return context
+
+
+EARLY = {}  # {name of a fixture: the function whose result it is}
+
+
+def early(name, function):
+    """Make a fixture of what `function` returns, which begins on the second core with the tests."""
+    EARLY[name] = function
+    return pytest.fixture(lambda meanwhile: meanwhile[name].result(), scope="session", name=name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def meanwhile(request, server):
+    """Begin the functions of EARLY that some test will ask for: -> {name: its Future}."""
+    asked = {name for item in request.session.items for name in item.fixturenames}
+    # The server still imports, and a thread waits for it better than the first test would.
+    with ProcessPoolExecutor(1, server) as pool, ThreadPoolExecutor(1) as thread:
+
+        def begin(name):
+            return pool.submit(EARLY[name]).result()
+
+        yield {name: thread.submit(begin, name) for name in EARLY if name in asked}
+        thread.shutdown(cancel_futures=True)
 
 
 def browse(html, folder, anchor=""):

@@ -15,11 +15,12 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import make_batch
+from conftest import early, make_batch
 
 from data.user_mistake import Mistake
 from grpo import policy
@@ -45,8 +46,6 @@ both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 def compiled(folder, source, flags):
     """Compile fiber.h and then `source` with g++: -> the path of the program or library."""
-    if not shutil.which("g++"):
-        pytest.skip("no g++")
     (folder / "source.cc").write_text(HEADER + source, encoding="utf-8")
     command = f"g++ -std=c++20 -O0 -Wno-unknown-pragmas {flags} source.cc -o made"
     subprocess.run(command.split(), cwd=folder, check=True)
@@ -86,15 +85,31 @@ def stand_in(library):
     return SimpleNamespace(driver=driver, nvrtc=nvrtc)
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    """Compile kernel.cu for fibers: -> a library with run(name, blocks, threads, arguments)."""
+def compile_for_fibers():
+    """Compile kernel.cu to a library with run(name, blocks, threads, arguments).
+
+    Returns its bytes, or None if there is no g++.
+    """
+    if not shutil.which("g++"):
+        return None
     calls = [f'if (!strcmp(name, "{n}")) return launch({n}, blocks, threads, all);' for n in NAMES]
     run = "bool run(const char* name, unsigned blocks, unsigned threads, void** all)"
     source = kernel.SOURCE.read_text(encoding="utf-8")
     source = f'{source}\nextern "C" {run} {{ {"".join(calls)} return false; }}'
-    folder = tmp_path_factory.mktemp("fibers")
-    return ctypes.CDLL(compiled(folder, source, "-Wall -Werror -fPIC -shared"))
+    with TemporaryDirectory() as folder:
+        return compiled(Path(folder), source, "-Wall -Werror -fPIC -shared").read_bytes()
+
+
+fibers = early("fibers", compile_for_fibers)
+
+
+@pytest.fixture(scope="session")
+def library(fibers, tmp_path_factory):
+    if fibers is None:
+        pytest.skip("no g++")
+    path = tmp_path_factory.mktemp("fibers") / "made"
+    path.write_bytes(fibers)
+    return ctypes.CDLL(path)
 
 
 @pytest.fixture
@@ -412,17 +427,25 @@ def test_lanes_do_not_race_and_offsets_are_long(sanitized, fault):
     assert message in ran.stderr and (ran.returncode == 0) == (not message), ran.stderr
 
 
-@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
-def test_nvcc_keeps_everything_in_registers(tmp_path):
+def compile_with_nvcc():
+    """Compile kernel.cu for a GPU: -> what the compiler says about each function's registers."""
     table = ", ".join(f"(void*){name}" for name in NAMES)
     source = f'#include "{kernel.SOURCE}"\nvoid* table[] = {{{table}}};'
-    (tmp_path / "all.cu").write_text(source, encoding="utf-8")
     command = "nvcc -cubin -arch=sm_80 -Xptxas -v all.cu -o all.cubin".split()
-    made = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    found = re.findall(
-        r"(\d+) bytes stack frame, (\d+) bytes spill st.*, (\d+) bytes spill", made.stderr
-    )
-    assert found == [("0", "0", "0")] * len(NAMES), made.stderr
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "all.cu").write_text(source, encoding="utf-8")
+        return subprocess.run(
+            command, cwd=folder, check=True, capture_output=True, text=True
+        ).stderr
+
+
+nvcc = early("nvcc", compile_with_nvcc)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
+def test_nvcc_keeps_everything_in_registers(nvcc):
+    found = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill st.*, (\d+) bytes spill", nvcc)
+    assert found == [("0", "0", "0")] * len(NAMES), nvcc
 
 
 def test_nvrtc_compiles_what_kernel_py_asks_for(bindings, monkeypatch):

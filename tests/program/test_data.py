@@ -1,12 +1,16 @@
 """Check the text, what is hidden of it, prompts, and which fills are words."""
 
 import hashlib
+import io
 import json
+from contextlib import redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
-from conftest import TEXT
+from conftest import TEXT, early
 
 from data.dataset import read_dataset, read_prompts
 from data.masking import MASKINGS, make_mask
@@ -76,17 +80,26 @@ def test_prepared_text_comes_back(tmp_path):
     assert 0.04 < sizes["val.bin"] / len(TEXT) < 0.2
 
 
-def test_the_default_text_is_the_one_that_the_shipped_models_learned(tmp_path, capsys):
+def prepare_default():
+    """Make the default text: -> (train.bin, val.bin, what was printed)."""
+    with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()) as printed:
+        prepare(folder)
+        train, val = ((Path(folder) / f"{name}.bin").read_bytes() for name in ("train", "val"))
+    return train, val, printed.getvalue()
+
+
+default_text = early("default_text", prepare_default)
+
+
+def test_the_default_text_is_the_one_that_the_shipped_models_learned(default_text):
     """The text is documentation of the pinned numpy and torch. No version of Python changes it.
 
     Nothing of 64 characters stands both in train.bin and in val.bin.
     """
-    prepare(tmp_path)
-    assert not capsys.readouterr().out
-    found = {path.stem: hashlib.sha256(path.read_bytes()) for path in tmp_path.glob("*.bin")}
-    begins = {name: digest.hexdigest()[:12] for name, digest in found.items()}
-    assert begins == {"train": "b1fad3dd8d50", "val": "180a9319f990"}
-    train, val = ((tmp_path / f"{name}.bin").read_bytes() for name in ("train", "val"))
+    train, val, printed = default_text
+    assert not printed
+    begins = [hashlib.sha256(split).hexdigest()[:12] for split in (train, val)]
+    assert begins == ["b1fad3dd8d50", "180a9319f990"]
     of_val = {val[i : i + 64] for i in range(len(val) - 63)}
     assert of_val.isdisjoint(train[i : i + 64] for i in range(len(train) - 63))
 

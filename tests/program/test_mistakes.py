@@ -3,13 +3,15 @@
 One line on stderr names the setting or the file. Every other error keeps its type.
 """
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from conftest import command_line, run
+from conftest import command_line, early, run
 
 import train_grpo
 from data import files
@@ -269,14 +271,28 @@ def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["train_grpo --help", "data.sums.prepare --out_dir={folder}"])
-def test_output_may_lose_its_reader(command, tmp_path, monkeypatch):
-    """The help is longer than the buffer of stdout, and the line about the sums is shorter."""
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    command = [sys.executable, "-m", *command.format(folder=tmp_path).split()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
-        program.stdout.close()
-        assert not program.stderr.read()
+def lose_the_reader():
+    """Run two programs whose output nobody reads: -> what they write as errors.
+
+    The help is longer than the buffer of stdout, and the line about the sums is shorter.
+    """
+    errors = b""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with TemporaryDirectory() as folder:
+        for command in ("train_grpo --help", f"data.sums.prepare --out_dir={folder}"):
+            command = [sys.executable, "-m", *command.split()]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            with subprocess.Popen(command, env=env, **pipes) as program:
+                program.stdout.close()
+                errors += program.stderr.read()
+    return errors
+
+
+unread = early("unread", lose_the_reader)
+
+
+def test_output_may_lose_its_reader(unread):
+    assert not unread
 
 
 @pytest.mark.parametrize(

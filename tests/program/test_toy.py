@@ -1,10 +1,13 @@
 """Check what the toy prints and shows, and the puzzles of grpo/puzzles.md."""
 
+import io
 import re
 import shlex
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from conftest import early
 
 from grpo.tools import toy
 
@@ -13,23 +16,29 @@ PENALTY = "--repetition_penalty=2"
 PUZZLES = Path("grpo/puzzles.md").read_text(encoding="utf-8")
 
 
-def lines(capsys, arguments):
-    toy.main(shlex.split(arguments))
-    return capsys.readouterr().out.splitlines()
-
-
-def test_the_puzzles_show_what_the_toy_prints(capsys):
-    """Each command, run as it stands there, prints the lines below it."""
+def run_the_puzzles():
+    """Run each command of the puzzles as it stands there: -> {arguments: the lines it prints}."""
     printed = {}
-    for block in re.findall(r"^```\w*\n(.*?)^```", PUZZLES, re.MULTILINE | re.DOTALL):
-        for line in block.splitlines():
-            if line.startswith(COMMAND):
-                arguments = line.removeprefix(COMMAND)
-                if arguments not in printed:
-                    printed[arguments] = lines(capsys, arguments)
-            elif printed:
-                assert line in printed[arguments], arguments
+    for arguments in re.findall(rf"^{re.escape(COMMAND)}(.*)$", PUZZLES, re.MULTILINE):
+        with redirect_stdout(io.StringIO()) as output:
+            toy.main(shlex.split(arguments))
+        printed[arguments] = output.getvalue().splitlines()
+    return printed
+
+
+printed = early("printed", run_the_puzzles)
+
+
+def test_the_puzzles_show_what_the_toy_prints(printed):
+    """Each command prints the lines below it."""
     assert len(printed) > 15
+    for block in re.findall(r"^```\w*\n(.*?)^```", PUZZLES, re.MULTILINE | re.DOTALL):
+        if COMMAND in block:
+            for line in block.splitlines():
+                if line.startswith(COMMAND):
+                    arguments = line.removeprefix(COMMAND)
+                else:
+                    assert line in printed[arguments], arguments
 
 
 def test_the_first_step_is_the_same_with_every_seed_and_later_ones_are_not():
