@@ -97,7 +97,7 @@ def compile_for_fibers():
     source = kernel.SOURCE.read_text(encoding="utf-8")
     source = f'{source}\nextern "C" {run} {{ {"".join(calls)} return false; }}'
     with TemporaryDirectory() as folder:
-        return compiled(Path(folder), source, "-Wall -Werror -fPIC -shared").read_bytes()
+        return compiled(Path(folder), source, "-O1 -Wall -Werror -fPIC -shared").read_bytes()
 
 
 fibers = early("fibers", compile_for_fibers)
