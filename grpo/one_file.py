@@ -156,7 +156,7 @@ if __name__ == "__main__":
     before, share = evaluate(reference, masked, uniforms)
     print(f"step 0: right on held-out sums {share:.3f}")
     for step, _ in enumerate(train(generator, reference, sums), 1):
-        if step % 20 == 0:
+        if step % 20 == 0 or step == STEPS:
             after, share = evaluate(generator, masked, uniforms)
             print(f"step {step}: right on held-out sums {share:.3f}")
     for i in range(3):

@@ -120,8 +120,8 @@ def integer_weights(logits, temperature):
     """Turn logits into whole numbers, the weights: (...,V) -> (...,V) int64.
 
     A weight is round(exp((logit − largest logit) / temperature) · 2^21). A logit of -inf gives 0,
-    and so does NaN. We compute in float64. In float32 two implementations of exp often differ
-    enough that a weight rounds to another whole number.
+    and a NaN makes all weights of its blank 0. We compute in float64. In float32 two
+    implementations of exp often differ enough that a weight rounds to another whole number.
     """
     x = logits.double()
     below_best = x - x.amax(dim=-1, keepdim=True)  # (...,V)
@@ -159,13 +159,13 @@ def sample_completions(logits, masked, mask, uniforms, config):
     logits (B,T,V), masked (B,T), mask (B,T) bool, uniforms (B,G,T,2) in [0,1)
     -> completions (B,G,T) int64, kept (B,T,V) bool
 
-    kept is True for the characters that a blank could draw, and all False at visible text.
+    kept is True for the characters in S, and all False at visible text.
     """
     of_blank = uniforms.transpose(1, 2)  # (B,T,G,2)
     weights = integer_weights(logits, config.temperature)  # (B,T,V)
     kept = may_be_drawn(weights, of_blank.flatten(2), config) & mask[..., None]  # (B,T,V)
     draws = draw(weights * kept, of_blank[..., 0].contiguous()).transpose(1, 2)  # (B,G,T)
-    # If the logits of a blank are NaN, every weight is 0. Then the blank stays a blank.
+    # Visible text stays, and so does a blank whose logits are NaN, because its weights are all 0.
     drawable = (weights * kept).any(dim=-1)[:, None]  # (B,1,T)
     return torch.where(drawable, draws, masked[:, None]), kept
 
@@ -203,7 +203,7 @@ def logprobs_forward(logits, ref_logits, completions, kept, mask, temperature):
     """Compute the four tensors of `Scores`, without a gradient: -> logp, ref_logp, kl, entropy.
 
     logits and ref_logits are (B,T,V), completions (B,G,T) and mask (B,T) bool. kept (B,T,V) bool is
-    True for the characters that a blank could draw.
+    True for the characters in S.
     """
     log_q = log_softmax(logits, temperature)  # (B,T,V)
     log_q_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
