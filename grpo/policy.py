@@ -77,8 +77,10 @@ class Product(Distribution):
 
     def sample(self, uniforms):
         """Fill every blank G times, in parallel: uniforms (B,G,T,2) in [0,1) -> `Fills`."""
-        where = (self.batch.masked, self.batch.mask, uniforms)
-        return Fills(*sample_completions(self.logits, *where, self.config))
+        completions, kept = sample_completions(
+            self.logits, self.batch.masked, self.batch.mask, uniforms, self.config
+        )
+        return Fills(completions, kept)
 
     def score(self, fills, reference):
         """Score fills under the policy and a reference: -> `Scores`. Gradients reach the policy.
@@ -86,8 +88,9 @@ class Product(Distribution):
         All scores use the temperature of the draws. logp and ref_logp are renormalised over the
         characters in `fills.kept`. kl and entropy are exact, over the whole vocabulary.
         """
-        drawn = (fills.completions, fills.kept, self.batch.mask)
-        scores = compute_logprobs(self.logits, reference.logits, *drawn, self.config.temperature)
+        y, kept, mask = fills.completions, fills.kept, self.batch.mask
+        temperature = self.config.temperature
+        scores = compute_logprobs(self.logits, reference.logits, y, kept, mask, temperature)
         return Scores(*scores)
 
     def log_prob(self, completions):

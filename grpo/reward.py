@@ -10,6 +10,8 @@ parameter `words`, it gets the number of each blank's word (B,T), 0 where no bla
 
     reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) with a number for each character
 
+grpo/plumbing/reward_setting.py reads the setting, and user_file.py beside it calls your function.
+
 A judge is a model that maps tokens (N,T) to logits (N,T). The mean of a word's logits is the
 judge's log-odds that the word stood in the text and was not filled in.
 
@@ -17,18 +19,11 @@ Shapes: B masked inputs, T characters, G completions of each, N rows of tokens, 
 repeats.
 """
 
-import inspect
-import math
-import re
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 
 from data.per_word import begins_word, mean_over_blanks, mean_over_words
-from data.user_mistake import Mistake, refuse
 from data.vocabulary import decode
-from grpo.plumbing.user_file import load_function
 
 ROWS = {"cpu": 32, "cuda": 256}  # rows that are judged at once; more would overflow a CPU's cache
 SUREST = 8  # nats; the score of a word is cut off at ±8
@@ -84,78 +79,6 @@ def rule_reward(rule, completions, batch):
     """Reward a completion with the share of its gaps that are filled well: -> (B,G)."""
     good, gaps = count_good(rule, completions, batch)  # (B,G), (B,)
     return good / gaps[:, None].clamp(min=1)
-
-
-def own_reward(name, function, completions, batch):
-    """Call a user's function: -> (B,G) or (B,G,T). If it fails, this raises a Mistake."""
-    # The user's function gets copies, because it may write into them.
-    own = [completions.clone(), batch.masked.clone(), batch.mask.clone(), decode]
-    try:
-        if "words" in inspect.signature(function).parameters:
-            values = function(*own, words=batch.words.clone())
-        else:
-            values = function(*own)
-        refuse(values is None, f"reward {name} returned None; end it with a return of its rewards")
-        values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
-    except Mistake:
-        raise
-    except (Exception, SystemExit) as error:  # whatever the user's code may raise
-        raise Mistake(f"reward {name} failed: {type(error).__name__}: {error}") from error
-    whole, each = completions.shape[:2], completions.shape
-    refuse(
-        values.shape not in (whole, each),
-        f"reward {name} returned the shape {tuple(values.shape)}; it must be (B, G) ="
-        f" {tuple(whole)} or (B, G, T) = {tuple(each)}",
-    )
-    bad = int((~values.isfinite()).sum())
-    refuse(bad, f"reward {name} returned {bad} numbers that are NaN or infinite; give finite ones")
-    return values
-
-
-PART = re.compile(
-    r"(judge|valid_words|right|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
-)
-
-
-def parse_reward(text):
-    """Turn "judge:1,my.py:f:0.5" into {"judge": 1.0, "my.py:f": 0.5}, or raise a Mistake."""
-    weights = {}
-    for part in text.split(","):
-        match = PART.fullmatch(part.strip())
-        weight = float(match[2] or 1) if match else math.nan
-        refuse(
-            not math.isfinite(weight) or match[1] in weights,
-            f"reward={text!r} has a part {part!r} that is not allowed; write NAME or NAME:WEIGHT,"
-            " with each NAME only once, where NAME is judge, valid_words, right, FILE.py:FUNCTION"
-            " or JUDGE.pt",
-        )
-        weights[match[1]] = weight
-    return weights
-
-
-def make_rewards(text, judge, rule, load_judge):
-    """Make the `Rewards` that the setting `reward`, a text, describes.
-
-    `judge` maps tokens to log-odds, `rule` says which fills are good, and load_judge(file) loads
-    one more judge.
-    """
-    parts = {}
-    for name, weight in parse_reward(text).items():
-        path, _, function = name.rpartition(":")  # my.py:f has the short name f in the metrics
-        if name == "judge":
-            refuse(judge is None, f"reward={text} needs a judge; name one as judge_checkpoint")
-            part = partial(judge_reward, judge)
-        elif name in ("valid_words", "right"):
-            refuse(name != rule.name, f"reward={name} does not fit this dataset; use {rule.name}")
-            part = partial(rule_reward, rule)
-        elif name.endswith(".pt"):
-            part = partial(judge_reward, load_judge(name))
-        else:
-            name = function
-            part = partial(own_reward, name, load_function(path, name))
-        refuse(name in parts, f"reward={text}: the name {name} is taken; rename one")
-        parts[name] = (part, weight)
-    return Rewards(parts)
 
 
 class Rewards:

@@ -26,8 +26,8 @@ from grpo.distributed import is_first, n_processes
 from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
 from grpo.optimizer import learning_rate
 from grpo.plumbing.checkpoint import LATEST, training_state
+from grpo.plumbing.reward_setting import parse_reward
 from grpo.plumbing.user_file import run_file
-from grpo.reward import parse_reward
 from grpo.variants.reference import REFERENCE_MODES
 
 

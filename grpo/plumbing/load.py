@@ -15,7 +15,8 @@ from grpo.distributed import is_first, wait_for_all
 from grpo.evaluation.evaluate import EVALUATION_SEED, HeldOut, hold_out
 from grpo.plumbing.checkpoint import load_model
 from grpo.plumbing.network import Policy, make_judge, pick_device
-from grpo.reward import Rewards, make_rewards
+from grpo.plumbing.reward_setting import make_rewards
+from grpo.reward import Rewards
 from model.transformer import Generator, Judge
 
 # Datasets that are made when they are first needed.

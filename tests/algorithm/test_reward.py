@@ -11,15 +11,14 @@ from conftest import BLANK, encode, make_batch
 
 from data.per_word import mean_over_blanks
 from data.rules import WordRule
-from grpo.plumbing.user_file import load_function
+from grpo.plumbing.reward_setting import parse_reward
+from grpo.plumbing.user_file import load_function, own_reward
 from grpo.policy import Fills
 from grpo.reward import (
     Rewards,
     judge_logits,
     judge_reward,
     log_odds,
-    own_reward,
-    parse_reward,
     rule_reward,
 )
 

@@ -17,7 +17,7 @@ BELOW = {
     "data": [],
     "model": ["data"],  # only model/__init__.py
     "model.transformer": ["data"],
-    "grpo": ["data", "grpo.variants", "grpo.plumbing.user_file"],
+    "grpo": ["data", "grpo.variants"],
     "grpo.variants": ["data", "grpo"],
     "grpo.one_file": ["model.transformer"],  # and nothing else of the project
     "model.losses": ["data", "grpo"],
@@ -25,14 +25,12 @@ BELOW = {
     "grpo.cuda": ["data", "grpo"],
     "grpo.plumbing.network": ["data", "grpo", "grpo.cuda", "grpo.variants"],
     "grpo.evaluation": ["data", "grpo", "grpo.plumbing.network", "grpo.variants"],
-    "grpo.plumbing.user_file": ["data"],
     "grpo.plumbing": [
         "data",
         "grpo",
         "grpo.cuda",
         "grpo.evaluation",
         "grpo.plumbing.network",
-        "grpo.plumbing.user_file",
         "grpo.variants",
         "model.transformer",
     ],
