@@ -75,7 +75,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
 
     # 2. Judge. A rule says whether a sum holds. Texts are read by a frozen classifier. It estimates
     #    log(p / q_ref) of every hidden word, where p is its probability in real text, and q_ref
-    #    is that under the base model, whatever the reference is. Each letter of the word gets this reward.
+    #    its probability under the base model. Each letter of the word gets this reward.
     reward, parts = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
 
     # 3. Compare each fill with the rest of its group.
