@@ -3,7 +3,7 @@
     python train_grpo.py config/grpo_config.py --group_size=16
 
 `grpo_step` is Algorithm 1 of DeepSeekMath (2402.03300), with a few departures, which
-grpo/variants/README.md lists and gives reasons for. The same in one short file is
+grpo/variants.md lists and gives reasons for. The same in one short file is
 grpo/one_file.py. `main` is the whole run around it. From Python:
 
     from train_grpo import main
@@ -27,14 +27,13 @@ from grpo.distributed import is_first, join_processes
 from grpo.evaluation.evaluate import evaluate, peek, try_rewards
 from grpo.loss import grpo_loss, loss_weights
 from grpo.metrics import Rollout, StepMetrics, check_finite, fill_metrics
-from grpo.optimizer import Optimizer, learning_rate, make_adamw
-from grpo.plumbing.checkpoint import load_checkpoint, save_checkpoint
-from grpo.plumbing.config import load_config
-from grpo.plumbing.load import load_data, load_models, load_rewards
-from grpo.plumbing.log import Log
-from grpo.plumbing.network import pick_device
+from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_reference
+from grpo.run.checkpoint import load_checkpoint, save_checkpoint
+from grpo.run.config import load_config
+from grpo.run.load import load_data, load_models, load_rewards
+from grpo.run.log import Log
+from grpo.run.network import pick_device
 from grpo.tools import replay
-from grpo.variants.reference import update_reference
 
 
 def grpo_step(policy, reference, rewards, optimizer, batch, config):
@@ -47,7 +46,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
 
     which is averaged over the blanks of each completion, and then over completions.
 
-    policy(batch)    runs the network (`Policy`, grpo/plumbing/network.py), and returns q, a
+    policy(batch)    runs the network (`Policy`, grpo/run/network.py), and returns q, a
                      distribution over the fills of the inputs. By default all blanks are
                      independent, and it is a `Product` (grpo/policy.py).
     reference(batch) returns q_ref, the same kind of distribution, by default of the base model
@@ -58,7 +57,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                      will fill them. batch.mask (B,T) is True at a blank. batch.words (B,T) is 1 in
                      the first hidden word of an input, 2 in the second, ..., and 0 where no blank
                      is. In a text a hidden word is a run of blanks, and a sum is one word.
-    config           the settings (grpo/plumbing/config.py)
+    config           the settings (grpo/run/config.py)
 
     Below, `fills` are the completions (B,G,T), with a mask of the characters that may be drawn.
     `old` and `now` are the fills' `Scores` when they were drawn, and in the current update: their
@@ -158,7 +157,7 @@ def main(arguments=(), quiet=False):
             metrics["step_ms"] = 1000 * (time.perf_counter() - began)
             log.write(step, metrics)
             if is_first():
-                replay.record(policy, held_out, config, step, rollout)
+                replay.record(policy, held_out, config, step)
             stop = log.stop_requested()  # the signal, or 0; all processes agree
             last = step + 1 == config.max_iters
             if stop or last or (step + 1) % config.save_interval == 0:

@@ -6,7 +6,7 @@ answer that was looked for. A rule finds the gaps of a text, and tells whether a
     gaps(original, mask)       lists (start, end) of each gap of a text, whose blanks are in `mask`
     is_good(fill, start, end)  tells whether fill[start:end] is good
 
-If you have a dataset of your own, write a rule for it, and let `load_data` in grpo/plumbing/load.py
+If you have a dataset of your own, write a rule for it, and let `load_data` in grpo/run/load.py
 choose it.
 """
 

@@ -1,68 +1,91 @@
-"""Compute advantages: how much better than the rest of its group was each completion?
+"""Advantages: how much better than the rest of its group is each completion?
+
+    A = (r − baseline) / scale
+
+Each baseline is a function of the reward (B,G,T) and returns what to subtract from it, each scale a
+function of (reward, mask) and returns what to divide by. To add one of your own, write such a
+function and a line in its table: the line's name is then a value of the setting.
 
 Shapes: B masked inputs, T characters, G completions of each.
 """
 
-from grpo.variants import advantages as published
+import torch
+from torch import Tensor
 
-INDISTINCT = 1e-6  # if the rewards of a group span no more than this, we call them equal
+from grpo.batch import Batch
+from grpo.distributed import gather
+from grpo.policy import Scores
+
+EPSILON = 1e-4  # added to a standard deviation
+INDISTINCT = 1e-6  # rewards of a group that span no more than this count as equal
 
 
-def minus_mean(reward):
+def minus_mean(reward: Tensor) -> Tensor:
     """r − the mean of the group, as in GRPO (2402.03300, section 4.1.2): (B,G,T) -> (B,G,T)."""
     return reward - reward.mean(dim=1, keepdim=True)
 
 
-def minus_mean_of_others(reward):
-    """r − the mean of the other rewards of the group, as in RLOO (2402.14740): (B,G,T) -> (B,G,T).
+def minus_mean_of_others(reward: Tensor) -> Tensor:
+    """r − the mean of the other G−1 rewards, as in RLOO (2402.14740): (B,G,T) -> (B,G,T).
 
-    It is G/(G−1) times as large as `minus_mean`.
+    It's G/(G−1) times `minus_mean`, and the one whose expectation is the policy gradient itself.
     """
     G = reward.shape[1]
     return minus_mean(reward) * (G / (G - 1))
 
 
-def deviation_of_group(reward, mask):
-    """The population standard deviation of each group + 1e-4, as in GRPO: (B,G,T) -> (B,1,T)."""
-    return reward.std(dim=1, keepdim=True, correction=0) + published.EPSILON
+def minus_nothing(reward: Tensor) -> Tensor:
+    """r itself. With rewards of 0 and 1 only good fills teach: rejection sampling fine-tuning."""
+    return reward
 
 
-def undivided(reward, mask):
-    """Divide by 1, which leaves advantages in the unit of the reward."""
+BASELINES = {"mean": minus_mean, "leave_one_out": minus_mean_of_others, "none": minus_nothing}
+
+
+def deviation_of_group(reward: Tensor, mask: Tensor) -> Tensor:
+    """The population standard deviation of each group + 1e-4, as in GRPO: -> (B,1,T)."""
+    return reward.std(dim=1, keepdim=True, correction=0) + EPSILON
+
+
+def deviation_of_batch(reward: Tensor, mask: Tensor) -> Tensor:
+    """The standard deviation over all blanks of the step + 1e-4 (2508.08221): -> ()."""
+    every = gather(reward)  # (B,G,T) of all processes
+    counted = gather(mask)[:, None].expand(every.shape).to(every.dtype)  # (B,G,T)
+    mean = (counted * every).sum() / counted.sum()
+    variance = (counted * (every - mean) ** 2).sum() / counted.sum()
+    return variance.sqrt() + EPSILON
+
+
+def undivided(reward: Tensor, mask: Tensor) -> int:
+    """Divide by 1, as Dr. GRPO does (2503.20783), so that β means what it says."""
     return 1
 
 
-BASELINES = {"mean": minus_mean, "leave_one_out": minus_mean_of_others} | published.BASELINES
-SCALES = {"none": undivided, "group": deviation_of_group} | published.SCALES
+SCALES = {"none": undivided, "group": deviation_of_group, "batch": deviation_of_batch}
 
 
-def group_advantages(reward, old, batch, config):
-    """Compare each reward with its group, A = (r − baseline) / scale: (B,G,T) -> (B,G,T).
+def compute_advantages(reward: Tensor, old: Scores, batch: Batch, config) -> Tensor:
+    """Compare each fill with its group: reward (B,G,T), `Scores` of the draws -> (B,G,T).
 
-    The setting `baseline` names one of BASELINES, and scale_rewards one of SCALES: `none` divides
-    by 1, as in Dr. GRPO (2503.20783), `group` by the group's standard deviation, as in GRPO.
-
-    If the rewards of a group differ by 1e-6 at most, we call them equal, and its advantages become
-    exactly 0. Otherwise the rounding of the mean would be a tiny advantage.
+    A group whose rewards are all equal gets exactly 0. Without that, the rounding error of the mean
+    would be a tiny advantage, and dividing by a tiny deviation would blow it up.
     """
-    centred = BASELINES[config.baseline](reward)  # (B,G,T)
-    scaled = centred / SCALES[config.scale_rewards](reward, batch.mask)  # (B,G,T)
-
-    span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)
-    equal = span <= INDISTINCT  # NaN <= x is False, so a NaN stays, and ends the run
-    return scaled.masked_fill(equal, 0)
-
-
-DIRECTIONS = {"reverse": group_advantages} | published.DIRECTIONS
-
-
-def compute_advantages(reward, old, batch, config):
-    """Compute the advantage of each drawn letter, as the settings say: (B,G,T) -> (B,G,T).
-
-    `old` holds the `Scores` of the fills. The default is `group_advantages`, for every blank.
-    """
-    advantages = DIRECTIONS[config.direction](reward, old, batch, config)
-    for setting, (off, limit) in published.LIMITS.items():
-        if getattr(config, setting) != off:
-            advantages = limit(advantages, old, batch.mask, config)
+    centered = BASELINES[config.baseline](reward)  # (B,G,T)
+    scaled = centered / SCALES[config.scale_rewards](reward, batch.mask)  # (B,G,T)
+    span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)  # (B,1,T)
+    equal = span <= INDISTINCT  # a NaN compares as False, stays in, and ends the run
+    advantages = scaled.masked_fill(equal, 0)
+    if config.top_entropy_quantile < 1:
+        uncertain = most_uncertain(old.entropy, batch.mask, config.top_entropy_quantile)  # (B,T)
+        advantages = advantages * uncertain[:, None]
     return advantages
+
+
+def most_uncertain(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
+    """Find the share of the step's blanks with the largest entropy: (B,T) -> (B,T) bool.
+
+    Only these learn from the reward ("Beyond the 80/20 rule", 2506.01939). Ties are in.
+    """
+    at_blanks = gather(entropy).where(gather(mask), torch.nan)  # (B,T) of all processes
+    threshold = torch.nanquantile(at_blanks, 1 - share)  # ()
+    return entropy >= threshold

@@ -1,95 +1,197 @@
-"""Compute the loss of GRPO from advantages and log-probabilities.
+"""The loss of GRPO: push up what beat its group, push down what lost, and don't stray too far.
 
-    loss = Σ_{b,g,t} weight[b,t] · ( −objective[b,g,t] + β · KL[b,t] − entropy_coef · H[b,t] )
+    loss = Σ_{b,g,t} weight[b,t] · ( −objective[b,g,t] + β · KL[b,t] − c · H[b,t] )
 
-Here stand the objective, the KL and the average of the default run. The tables add what others have
-published: OBJECTIVES (grpo/variants/objectives.py), KL_ESTIMATORS (kl_estimators.py) and LOSS_TYPES
-(averages.py). Everything is plain PyTorch, and autograd differentiates it.
+The default is the first function of each kind: `clip`, `exact_kl` and `mean_of_completions`. Read
+those and `grpo_loss`, and you've read GRPO's loss. What others have published comes after, with the
+same arguments. To add one of your own, write such a function and a line in the table below it: the
+line's name is then a value of the setting. Everything is plain PyTorch, and autograd differentiates
+it.
 
-Shapes: B masked inputs, T characters, G completions of each. logp, old_logp, ref_logp, A are
-(B,G,T); kl, entropy, mask, words and weights are (B,T).
+Shapes: B masked inputs, b inputs of an update, T characters, G completions of each input.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from grpo.distributed import n_processes
-from grpo.variants import averages, kl_estimators, objectives
+from grpo.distributed import n_processes, total_over_processes
+from grpo.policy import Scores
+
+# Objectives: what to maximize for each drawn character. They take
+#
+#     logp, old_logp   (B,G,T) its log-probability now, and when it was drawn
+#     A                (B,G,T) its advantage
+#     words            (B,T)   the number of each blank's word, 0 at visible text
+#
+# and return the objective (B,G,T), and where a bound has stopped its gradient (B,G,T), which is
+# what the metric clip_ratio counts. ρ = q/q_old is the importance ratio. In the first update after
+# a rollout ρ is 1, and all of them have the gradient A·∇log q(y).
 
 
-def clip(logp, old_logp, A, words, config):
-    """min(ρA, clip(ρ, 1−ε, 1+ε_high)·A), with ρ = q(y) / q_old(y): -> objective, stopped (B,G,T).
+def clip(logp, old_logp, A, words, config) -> tuple[Tensor, Tensor]:
+    """min(ρA, clip(ρ, 1−ε, 1+ε_high)·A): PPO (1707.06347, eq. 7), GRPO (2402.03300, eq. 3).
 
-    This is the objective of PPO (1707.06347, equation 7) and of GRPO (2402.03300, equation 3), with
-    an upper bound of its own as in DAPO (2503.14476, equation 8). `stopped` says where the bound
-    acts, so that the objective has no gradient. Where A < 0, the ρ of the first term can grow
-    without limit, unless clip_delta bounds it (2505.07291).
+    The upper bound has a setting of its own, as in DAPO (2503.14476, eq. 8).
     """
-    ratio = (logp - old_logp).exp()
-    bounded = ratio.clamp(max=config.clip_delta or math.inf)
-    clipped = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps_high)
-    objective = torch.minimum(bounded * A, clipped * A)
-    return objective, (bounded < ratio) | (clipped * A < bounded * A)
+    ratio = (logp - old_logp).exp()  # (B,G,T)
+    clipped = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps_high)  # (B,G,T)
+    return torch.minimum(ratio * A, clipped * A), clipped * A < ratio * A
 
 
-def exact_kl(now):
-    """KL(q‖q_ref) of each blank, summed over the vocabulary: -> (B,1,T), for all draws."""
+def gspo(logp, old_logp, A, words, config) -> tuple[Tensor, Tensor]:
+    """`clip` with one ρ for the whole completion: GSPO (2507.18071, eq. 7).
+
+    log ρ is the mean over the completion's blanks. Only its value is shared: each character keeps
+    the gradient of its own log q(y), as in GSPO-token (eq. 13 and 14).
+    """
+    blanks = (words > 0).sum(dim=-1)[:, None, None].clamp(min=1)  # (B,1,1)
+    mean = (logp - old_logp).sum(dim=-1, keepdim=True) / blanks  # (B,G,1)
+    ratio = (mean.detach() + (logp - logp.detach())).exp()  # (B,G,T)
+    clipped = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps_high)  # (B,G,T)
+    return torch.minimum(ratio * A, clipped * A), clipped * A < ratio * A
+
+
+def cispo(logp, old_logp, A, words, config) -> tuple[Tensor, Tensor]:
+    """sg(min(ρ, 1+ε_high))·A·log q: CISPO (2506.13585, eq. 4 and 5).
+
+    Every character keeps its gradient; the ratio is only a weight. TRL's epsilon_high is the whole
+    bound, 1 + ε_high here.
+    """
+    ratio = (logp - old_logp).exp()  # (B,G,T)
+    bound = 1 + config.clip_eps_high
+    return ratio.clamp(max=bound).detach() * A * logp, ratio > bound
+
+
+def reinforce(logp, old_logp, A, words, config) -> tuple[Tensor, Tensor]:
+    """A·log q: no ratio, no bound (RLOO, 2402.14740).
+
+    This is the policy gradient only in the first update after a rollout, so there may be only one.
+    """
+    return A * logp, torch.zeros_like(logp, dtype=torch.bool)
+
+
+OBJECTIVES = {"clip": clip, "gspo": gspo, "cispo": cispo, "reinforce": reinforce}
+
+
+# KL(q‖q_ref): exact, or Schulman's estimates of it from the drawn characters ("Approximating KL
+# divergence"). They take the `Scores` of an update, and return (B,1,T) or (B,G,T), in nats.
+
+
+def exact_kl(now: Scores) -> Tensor:
+    """Σ_v q(v)·(log q(v) − log q_ref(v)), the same for all G draws of a blank: -> (B,1,T)."""
     return now.kl[:, None]
 
 
-def mean_of_completions(mask, config):
-    """Average the blanks of each completion, then the completions (2402.03300, equation 3).
+def k1(now: Scores) -> Tensor:
+    """log q(y) − log q_ref(y). As a loss its expected gradient is 0, so it holds nothing back."""
+    return now.logp - now.ref_logp
 
-    mask (b,T) -> weights (b,T). All processes together have n_processes() · b · G completions.
+
+def k2(now: Scores) -> Tensor:
+    """Half of k1 squared. Its expected gradient is that of KL(q‖q_ref)."""
+    d = now.ref_logp - now.logp  # (B,G,T)
+    return d * d / 2
+
+
+def k3(now: Scores) -> Tensor:
+    """r − 1 − log r with r = q_ref(y)/q(y): what the papers use.
+
+    Its expected gradient is that of KL(q_ref‖q), as long as q is still the policy that drew y.
     """
-    per_completion = mask / (len(mask) * n_processes() * config.group_size)
+    d = now.ref_logp - now.logp  # (B,G,T)
+    return d.exp() - 1 - d
+
+
+KL_ESTIMATORS = {"exact": exact_kl, "k1": k1, "k2": k2, "k3": k3}
+
+
+# Averages: how much each blank weighs. They take the mask of an update (b,T), as float, and return
+# the weight of each blank (b,T). All G completions of an input have the same weight, so it has the
+# factor 1/G. They count the inputs of all processes.
+
+
+def mean_of_completions(mask: Tensor, config) -> Tensor:
+    """Average the blanks of each completion, then the completions (2402.03300, eq. 3)."""
+    per_completion = mask / (len(mask) * n_processes() * config.group_size)  # (b,T)
     return per_completion / mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
-OBJECTIVES = {"clip": clip} | objectives.OBJECTIVES
-KL_ESTIMATORS = {"exact": exact_kl} | kl_estimators.KL_ESTIMATORS
-LOSS_TYPES = {"grpo": mean_of_completions} | averages.LOSS_TYPES
+def dapo(mask: Tensor, config) -> Tensor:
+    """Average all blanks of the update. In DAPO (2503.14476, eq. 8) it's those of a group."""
+    blanks = total_over_processes(mask.sum()).clamp(min=1)
+    return mask / (blanks * config.group_size)
 
 
-def loss_weights(mask, rows, config):
-    """Weigh each blank of an update, whose inputs are `rows`: mask (B,T) -> (B,T), 0 elsewhere.
+def bnpo(mask: Tensor, config) -> Tensor:
+    """Average the blanks of each micro-batch, then the micro-batches (TRL's name).
 
-    The weights are normalised over the whole update. So its loss does not depend on how it is cut
-    into micro-batches, except with bnpo.
+    The only one where the loss depends on how an update is cut into micro-batches.
     """
-    weights = torch.zeros_like(mask, dtype=torch.float)
+    parts = mask.split(config.batch_size)
+    means = torch.cat([part / part.sum().clamp(min=1) for part in parts])  # (b,T)
+    return means / (len(parts) * n_processes() * config.group_size)
+
+
+def total(mask: Tensor, config) -> Tensor:
+    """Sum the blanks of each completion, then average completions: the policy gradient itself."""
+    return mask / (len(mask) * n_processes() * config.group_size)
+
+
+def dr_grpo(mask: Tensor, config) -> Tensor:
+    """Divide `sum` by the constant T: Dr. GRPO (2503.20783)."""
+    return total(mask, config) / mask.shape[1]
+
+
+LOSS_TYPES = {
+    "grpo": mean_of_completions,
+    "dapo": dapo,
+    "bnpo": bnpo,
+    "sum": total,
+    "dr_grpo": dr_grpo,
+}
+
+
+def loss_weights(mask: Tensor, rows: Tensor, config) -> Tensor:
+    """Weigh the blanks of an update, whose inputs are `rows`: mask (B,T) -> (B,T), 0 elsewhere.
+
+    The weights are normalized over the whole update, so that the losses of its micro-batches just
+    add up.
+    """
+    weights = torch.zeros_like(mask, dtype=torch.float)  # (B,T)
     weights[rows] = LOSS_TYPES[config.loss_type](mask[rows].float(), config)
     return weights
 
 
 @dataclass
 class Terms:
-    """A micro-batch's loss, two of its terms, and the number of clipped letters."""
+    """The loss of a micro-batch, two of its terms, and how many characters were clipped."""
 
-    loss: torch.Tensor  # ()
-    pg_loss: torch.Tensor  # () the policy gradient's part
-    kl_penalty: torch.Tensor  # () β·KL
-    clipped: torch.Tensor  # () the number of letters where the clip or another bound acts
+    loss: Tensor  # ()
+    pg_loss: Tensor  # () the policy gradient's part
+    kl_penalty: Tensor  # () β·KL
+    clipped: Tensor  # ()
 
 
-def grpo_loss(now, old, advantages, words, weights, config):
-    """Compute the loss of one micro-batch: -> a scalar, and its `Terms`.
-
-    `old` and `now` are `Scores` of the same fills: `old` under the policy that drew them, `now`
-    under the current policy. words (B,T) is 1 in the first hidden word of an input, 2 in the
-    second, and so on. weights (B,T) come from `loss_weights`.
-    """
+def grpo_loss(
+    now: Scores,  # of the completions under the current policy
+    old: Scores,  # of the same completions under the policy that drew them
+    advantages: Tensor,  # (B,G,T)
+    words: Tensor,  # (B,T)
+    weights: Tensor,  # (B,T) from `loss_weights`
+    config,
+) -> tuple[Tensor, Terms]:
+    """Compute the loss of one micro-batch: -> a scalar, and its `Terms`."""
     objective, stopped = OBJECTIVES[config.objective](now.logp, old.logp, advantages, words, config)
-    kl = KL_ESTIMATORS[config.kl_estimator](now)  # (B,1,T), or (B,G,T)
+    kl = KL_ESTIMATORS[config.kl_estimator](now)  # (B,1,T) or (B,G,T)
 
-    def total(x):
+    def weighted(x):
         """Sum weights · x over all draws. x is (B,G,T), or (B,1,T) if the G draws share it."""
         return (weights[:, None] * x.expand_as(objective)).sum()
 
-    pg_loss = -total(objective)
-    kl_penalty = config.kl_beta * total(kl)
-    loss = pg_loss + kl_penalty - config.entropy_coef * total(now.entropy[:, None])
+    pg_loss = -weighted(objective)
+    kl_penalty = config.kl_beta * weighted(kl)
+    loss = pg_loss + kl_penalty - config.entropy_coef * weighted(now.entropy[:, None])
     clipped = (stopped & (words > 0)[:, None]).sum()  # at blanks only
     return loss, Terms(loss, pg_loss, kl_penalty, clipped)

@@ -1,4 +1,4 @@
-"""Update the policy with AdamW, set its learning rate, and guard against bad gradients."""
+"""Update the policy: learning rate, gradient clipping, AdamW. The reference follows, if asked."""
 
 import math
 
@@ -61,3 +61,23 @@ class Optimizer:
             self.wrapped.step()
         self.wrapped.zero_grad()
         return norm
+
+
+@torch.no_grad()
+def update_reference(reference: torch.nn.Module, policy: torch.nn.Module, done: int, config):
+    """After `done` steps, move the reference as reference_mode says (TR-DPO, 2404.09656).
+
+    static    never
+    ema       reference = ema_alpha · reference + (1 − ema_alpha) · policy, after every step
+    periodic  reference = policy, every reference_update_freq steps
+
+    With a reference that moves, the KL limits how fast the policy moves, and no longer how far it
+    gets from where it began.
+    """
+    if config.reference_mode == "static":
+        return
+    if config.reference_mode == "periodic" and done % config.reference_update_freq:
+        return
+    kept = config.ema_alpha if config.reference_mode == "ema" else 0.0
+    for r, p in zip(reference.parameters(), policy.parameters()):
+        r.lerp_(p.to(r.device), 1 - kept)

@@ -11,7 +11,7 @@ of the network gives the logits of every blank, and `Product` does the rest:
 
 For one blank, let s be the logits, τ the temperature, y the character that was drawn, and S the set
 of the characters that may be drawn. S is the whole vocabulary, unless a truncation leaves some out
-(grpo/variants/truncation.py):
+(grpo/truncation.py):
 
     q = softmax(s / τ)                     over the whole vocabulary
     q_ref = softmax(s_ref / τ)             from the reference's logits s_ref
@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from grpo.batch import Batch, Rows
-from grpo.variants.truncation import TRUNCATIONS, UNIT
+from grpo.truncation import TRUNCATIONS, UNIT
 
 SCALE = 1 << 21  # the largest weight
 

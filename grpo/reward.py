@@ -10,7 +10,7 @@ parameter `words`, it gets the number of each blank's word (B,T), 0 where no bla
 
     reward(completions, masked, mask, decode) -> (B,G), or (B,G,T) with a number for each character
 
-grpo/plumbing/reward_setting.py reads the setting, and user_file.py beside it calls your function.
+grpo/run/reward_setting.py reads the setting, and user_file.py beside it calls your function.
 
 A judge is a model that maps tokens (N,T) to logits (N,T). The mean of a word's logits is the
 judge's log-odds that the word stood in the text and was not filled in.

@@ -19,10 +19,10 @@ from tqdm import tqdm
 
 from data.masking import parse_masking
 from data.user_mistake import exit_on_mistake, refuse
-from grpo.plumbing.checkpoint import load_model, model_file, write
-from grpo.plumbing.config import Config, read_arguments
-from grpo.plumbing.load import check_length, load_splits
-from grpo.plumbing.network import Policy, make_judge, pick_device
+from grpo.run.checkpoint import load_model, model_file, write
+from grpo.run.config import Config, read_arguments
+from grpo.run.load import check_length, load_splits
+from grpo.run.network import Policy, make_judge, pick_device
 from model.losses import PRETRAINING, generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
@@ -45,7 +45,7 @@ class Settings:
     # from the generator's.
     policy: str = ""
     n_embd: int = 128  # width, a multiple of 32
-    n_latent: int = 1  # how many values the latent can take (grpo/variants/latent.py); 1: no latent
+    n_latent: int = 1  # how many values the latent can take (grpo/latent.py); 1: no latent
     batch_size: int = 64  # inputs per step
     generator_steps: int = 2500  # training steps of the generator; 0: none
     judge_steps: int = 1000  # training steps of the judge; 0 without start_judge: make no judge

@@ -27,7 +27,7 @@ class TransformerConfig:
     n_layer: int = 6
     n_head: int = 4
     n_embd: int = 128
-    n_latent: int = 1  # K, how many values the latent can take; see grpo/variants/latent.py
+    n_latent: int = 1  # K, how many values the latent can take; see grpo/latent.py
     blank: int = 27  # the token of a blank, which the generator never draws
 
 

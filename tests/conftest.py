@@ -20,7 +20,7 @@ from data.per_word import number_words
 from data.text.prepare import prepare
 from data.vocabulary import VOCABULARY
 from grpo import batch
-from grpo.plumbing.checkpoint import model_file, read, write
+from grpo.run.checkpoint import model_file, read, write
 from model.transformer import Generator, Judge, TransformerConfig
 
 # Tiny nets gain nothing from a second thread, here and in the programs that tests start.

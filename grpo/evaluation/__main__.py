@@ -27,11 +27,11 @@ from grpo.evaluation.evaluate import (
     format_rows,
     format_table,
 )
-from grpo.plumbing.checkpoint import LATEST, training_state
-from grpo.plumbing.config import Parser, number, saved_settings
-from grpo.plumbing.load import load_run
-from grpo.plumbing.log import save_table
-from grpo.plumbing.runs import group_runs
+from grpo.run.checkpoint import LATEST, training_state
+from grpo.run.config import Parser, number, saved_settings
+from grpo.run.load import load_run
+from grpo.run.log import save_table
+from grpo.run.runs import group_runs
 
 BEFORE, AFTER = "before, sampled", "after, sampled"  # rows of the table
 SPREAD = "± half of the distance between the least and the largest"

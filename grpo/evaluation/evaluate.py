@@ -29,9 +29,9 @@ from grpo.evaluation.rivals import (
     target,
     temper,
 )
-from grpo.plumbing.network import uncompiled
+from grpo.latent import Latent
 from grpo.reward import count_good, log_odds, of_completions
-from grpo.variants.latent import Latent
+from grpo.run.network import uncompiled
 
 EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
 SAMPLES = 16  # how many fills of each input we draw for the table
@@ -207,8 +207,7 @@ def table_rows(models, held_out, config, everything):
         rows["one by one, drawn"] = partial(one_by_one, n=n)
         rows["one by one, surest"] = partial(one_by_one, surest=True)
         if isinstance(before, Latent) and models.judge:
-            beta = 1 if config.direction == "forward" else config.kl_beta
-            rows["the target"] = lambda: target(before, models.judge, beta)
+            rows["the target"] = lambda: target(before, models.judge, config.kl_beta)
     return rows
 
 

@@ -23,11 +23,11 @@ from torch.utils.benchmark import Timer
 from grpo.batch import draw_batch
 from grpo.cuda import kernel
 from grpo.optimizer import Optimizer, make_adamw
-from grpo.plumbing.config import Config
-from grpo.plumbing.load import load_run
-from grpo.plumbing.network import can_compile, pick_device
 from grpo.policy import compute_logprobs, sample_completions
 from grpo.reward import judge_logits
+from grpo.run.config import Config
+from grpo.run.load import load_run
+from grpo.run.network import can_compile, pick_device
 from train_grpo import grpo_step
 
 SECONDS = 5  # for which each variant is timed, after one call that warms up and compiles

@@ -7,7 +7,7 @@
 In a program of your own:
 
     from grpo.tools.fill import fill
-    from grpo.plumbing.checkpoint import load_model
+    from grpo.run.checkpoint import load_model
     from model.transformer import Generator
 
     generator = load_model("out/checkpoint.pt", Generator)
@@ -34,11 +34,11 @@ from data.sums.rule import is_right
 from data.user_mistake import exit_on_mistake, refuse
 from data.vocabulary import BLANK, MASK_ID, TEXT_CHARACTERS, decode, encode, highlight
 from grpo.batch import make_batch
-from grpo.plumbing.checkpoint import LATEST, load_model, read
-from grpo.plumbing.config import Config, Parser, number
-from grpo.plumbing.load import check_length
-from grpo.plumbing.network import Policy
 from grpo.reward import log_odds
+from grpo.run.checkpoint import LATEST, load_model, read
+from grpo.run.config import Config, Parser, number
+from grpo.run.load import check_length
+from grpo.run.network import Policy
 from model.transformer import Generator, Judge
 
 

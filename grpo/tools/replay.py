@@ -1,193 +1,144 @@
-"""Show how a run learns: `python -m grpo.tools.replay out` writes the web page out/replay.html.
+"""Watch runs learn: `python -m grpo.tools.replay out` writes a web page, out/replay.html.
 
-With several runs, `python -m grpo.tools.replay out-a out-b` writes curves.html into the working
-directory. This page draws each metric of metrics.jsonl, with one line for each group of runs that
-differ only in their seed. What follows is about the page of one run.
+Name several runs, as in `python -m grpo.tools.replay out-a out-b`, and one page compares them; it
+goes to replay.html in the working directory. Curves are on top, from each run's metrics.jsonl. Runs
+that differ only in their seed share a color. Below, a slider shows how a few held-out inputs were
+filled over time, from fills.jsonl. A run records that file with `begin` and `record`:
 
-The page shows step by step how the run fills held-out texts, and which of the letters drawn in a
-step became likelier or less likely. The template beside this file, replay.html, draws the page.
-This command puts data into the template: the run's metrics, its settings, and the lines that the
-run recorded in replay.jsonl with `begin` and `record`, a header, then a line for each step.
+    {"iteration": -1, "texts": [...], "masked": [...], "fills": [...], "gaps": [...]}
+    {"iteration": 0, "fills": ["437+451=888", ...], "gaps": [[[0, 11, true]], ...]}
 
-A line says how likely each character is at each blank of a few held-out inputs, after the step. It
-also holds the first completions of one group, the one with the largest sum of |advantages|. For
-each letter drawn in them the line holds the reward, the advantage, the log-probability before the
-updates, and the log of the importance ratio after them. In the default experiment a line takes
-about 9 kB.
+The first line has the inputs, and what the base model makes of them. Then it's one line per step:
+the text of each fill, and for each of its gaps the start, the end, and whether the rule calls it
+good. The page itself is the template next to this file, replay.html, with all of this as JSON.
 
-Shapes: n blanks, G completions, T characters, V vocabulary. In `view` n counts the blanks of all
-inputs, and in `record` those of one input.
+Shapes: N inputs, T characters.
 """
 
-import base64
 import json
 from pathlib import Path
 
 import torch
 
-from data.user_mistake import exit_on_mistake, refuse
-from data.vocabulary import VOCABULARY, decode
-from grpo.loss import OBJECTIVES
-from grpo.plumbing.checkpoint import write
-from grpo.plumbing.config import Parser
-from grpo.plumbing.log import cut_back, read_lines
-from grpo.plumbing.network import uncompiled
-from grpo.plumbing.runs import group_runs
-from grpo.policy import log_softmax
+from data.files import write_whole
+from data.user_mistake import Mistake, exit_on_mistake
+from data.vocabulary import decode
+from grpo.run.config import Parser
+from grpo.run.log import cut_back, read_lines
+from grpo.run.network import uncompiled
 
 PAGE = Path(__file__).with_suffix(".html")
-PAGE_OF_CURVES = PAGE.with_name("curves.html")
-# Of these metrics the page shows those that the run has.
-CURVES = ("mean_reward", "valid_words", "right", "mean_kl", "entropy")
-FILE = "replay.jsonl"
-INPUTS = 8  # each line shows this many held-out inputs
-DRAWS = 200  # a line records about this many drawn letters
+FILE = "fills.jsonl"
+INPUTS = 8
 
 
 def shown_inputs(held_out):
-    """Choose the page's inputs. Those with a single blank, where nothing clashes, come last."""
+    """Pick the inputs to show. Those with a single blank go last: one blank can't clash."""
     single = held_out.batch.mask.sum(dim=1) == 1  # (N,)
     first = single.int().argsort(stable=True)[:INPUTS]
     return held_out.batch[first]
 
 
+def draws(policy, batch):
+    return policy(batch).sample(batch.uniforms).completions[:, 0]  # (N,T)
+
+
 @torch.no_grad()
 @uncompiled()
-def view(policy, batch):
-    """Return the policy's best guess, and each character's probability, at all blanks of a batch.
+def fill_once(policy, batch, rule):
+    """Draw one fill of each input, and check its gaps.
 
-    The probabilities (n,V) are rounded to bytes, with 255 for 1, and returned as base64 text.
+    The random numbers are the batch's own, the same at every step. So if a fill changes from one
+    step to the next, that's the policy and not the luck of the draw.
     """
-    q = policy(batch)
-    guess = q.best_guess()[batch.mask]  # (n,)
-    of_blanks = q.marginal().logits[batch.mask]  # (n,V)
-    p = log_softmax(of_blanks, q.config.temperature).exp()
-    packed = (255 * p).round().byte().cpu().numpy().tobytes()
-    return {
-        "guess": decode(guess)[0],
-        "probabilities": base64.b64encode(packed).decode(),
-    }
+    fills = decode(draws(policy, batch))
+    gaps = []
+    for text, mask, fill in zip(decode(batch.tokens), batch.mask.cpu().numpy(), fills):
+        spans = rule.gaps(text, mask)
+        gaps.append([[start, end, rule.is_good(fill, start, end)] for start, end in spans])
+    return {"fills": fills, "gaps": gaps}
 
 
-def append(config, line):
+def begin(base, held_out, config, start):
+    """Write the first line. A resumed run with the same inputs keeps its file, up to `start`."""
+    path = Path(config.out_dir) / FILE
+    batch = shown_inputs(held_out)
+    inputs = {"texts": decode(batch.tokens), "masked": decode(batch.masked)}
+    old = read_lines(path) if start and path.exists() else []
+    if old and old[0]["masked"] == inputs["masked"]:
+        cut_back(path, start)
+    else:
+        header = {"iteration": -1, **inputs, **fill_once(base, batch, held_out.rule)}
+        path.write_text(json.dumps(header) + "\n", encoding="utf-8")
+
+
+def record(policy, held_out, config, step):
+    """Append how the policy fills the inputs after this step."""
+    line = {"iteration": step, **fill_once(policy, shown_inputs(held_out), held_out.rule)}
     with open(Path(config.out_dir) / FILE, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
-def begin(before, held_out, config, start):
-    """Write the header, with the base model's best guess and probabilities.
+def read_run(folder):
+    """Read a run's metrics and fills. Raises a Mistake if it hasn't finished a step."""
+    metrics, fills = Path(folder) / "metrics.jsonl", Path(folder) / FILE
+    steps = read_lines(metrics) if metrics.exists() else []
+    if not steps:
+        raise Mistake(
+            f"{metrics} is missing or empty; name the out_dir of a run that finished a step"
+        )
+    return {
+        "name": str(folder),
+        "metrics": steps,
+        "fills": read_lines(fills) if fills.exists() else [],
+    }
 
-    A resumed run with the same held-out inputs keeps the header of its file.
+
+def group_by_settings(configs):
+    """Put runs whose settings differ only in seed and out_dir into one group.
+
+    Returns the number of each run's group, and for each group a label: the settings in which the
+    groups differ, such as "kl_beta=0.05".
     """
-    few = shown_inputs(held_out)
-    header = {
-        "iteration": -1,
-        "vocabulary": VOCABULARY[: before.network.vocab_size],
-        "texts": decode(few.tokens),
-        "masked": decode(few.masked),
-        **view(before, few),
-    }
-    path = Path(config.out_dir) / FILE
-    old = read_lines(path) if start and path.exists() else []
-    if old and old[0]["masked"] == header["masked"]:
-        cut_back(path, start)
-    else:  # a new run, or a resumed one with other held-out inputs
-        path.unlink(missing_ok=True)
-        append(config, header)
+    settings = [
+        {name: value for name, value in config.items() if name not in ("seed", "out_dir")}
+        for config in configs
+    ]
+    groups = [one for i, one in enumerate(settings) if one not in settings[:i]]
+    labels = [[] for _ in groups]
+    for name in dict.fromkeys(name for one in groups for name in one):
+        values = [one.get(name, "unknown") for one in groups]
+        if any(value != values[0] for value in values):
+            for label, value in zip(labels, values):
+                label.append(f"{name}={value}")
+    return [groups.index(one) for one in settings], [", ".join(label) for label in labels]
 
 
-@torch.no_grad()
-@uncompiled()
-def record(policy, held_out, config, step, rollout):
-    """Write the policy's best guess and probabilities after the step, and one group of completions.
-
-    We take the group with the largest sum of |advantages|. The field `log_ratio` compares the
-    policy after all updates of the step with the policy that drew the letter. The field `bounded`
-    says whether the objective would limit this ratio in one more update, for example by the clip.
-    """
-    at_blanks = rollout.advantages * rollout.batch.mask[:, None]  # (B,G,T)
-    most = at_blanks.abs().sum(dim=(1, 2)).argmax()
-    group = rollout[most[None]]  # only the input with the largest sum, B = 1
-    words, mask = group.batch.words, group.batch.mask[0]  # (1,T), (T,)
-    q = policy(group.batch)
-    logp = q.score(group.fills, q).logp  # (1,G,T)
-    objective = OBJECTIVES[config.objective]
-    of_draws = {
-        "reward": group.reward,
-        "advantage": group.advantages,
-        "logp": group.old.logp,
-        "log_ratio": logp - group.old.logp,
-        "bounded": objective(logp, group.old.logp, group.advantages, words, config)[1],
-    }
-    text = group.batch.masked[group.batch.masked >= 0]  # padding is -1
-    shown = slice(max(1, DRAWS // int(mask.sum())))
-    line = {
-        "iteration": step,
-        **view(policy, shown_inputs(held_out)),
-        "masked": decode(text)[0],
-        "fills": decode(group.fills.completions[0, shown, mask]),
-    }
-    for name, values in of_draws.items():
-        line[name] = values[0, shown, mask].double().round(decimals=4).tolist()  # (G,n)
-    append(config, line)
-
-
-def read_steps(path, least):
-    """Read a .jsonl file of a run. Raises a Mistake if it has fewer lines than `least`."""
-    lines = read_lines(path) if path.exists() else []
-    refuse(len(lines) < least, f"{path} is missing or holds no step; name the out_dir of a run")
-    return lines
-
-
-def page(folder):
-    """Fill the template with a run's recorded lines, curves and settings: -> the page as HTML."""
-    lines = read_steps(Path(folder) / FILE, 2)
-    metrics = read_lines(Path(folder) / "metrics.jsonl")
-    figures = {line["iteration"]: line for line in metrics}
-    shown = {
-        "run": str(folder),
-        "lines": lines,
-        "curves": {
-            name: [figures[line["iteration"]][name] for line in lines[1:]]
-            for name in CURVES
-            if name in metrics[0]
-        },
-        "config": json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")),
-    }
-    return fill_template(PAGE, shown)
-
-
-def fill_template(path, shown):
-    """Put what a page shows, as JSON, into its template: -> the page as HTML."""
-    content = json.dumps(shown).replace("<", "\\u003c")  # no text can close the <script>
-    return path.read_text(encoding="utf-8").replace("DATA", content, 1)
-
-
-def page_of_curves(folders):
-    """Fill the template with the metrics of several runs, in groups: -> the page as HTML."""
-    shown = []
-    for group in group_runs(folders):
-        paths = {folder: Path(folder) / "metrics.jsonl" for folder in group.folders}
-        runs = {folder: read_steps(path, 1) for folder, path in paths.items()}
-        shown.append({"settings": group.settings, "runs": runs})
-    return fill_template(PAGE_OF_CURVES, shown)
+def page(folders):
+    """Put runs into the template: -> the page as HTML."""
+    runs = [read_run(folder) for folder in folders]
+    paths = [Path(folder) / "config.json" for folder in folders]
+    configs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    groups, labels = group_by_settings(configs)
+    for run, group in zip(runs, groups):
+        run["group"] = group
+    content = json.dumps({"runs": runs, "labels": labels})
+    content = content.replace("<", "\\u003c")  # so that no text can close the <script>
+    return PAGE.read_text(encoding="utf-8").replace("DATA", content, 1)
 
 
 def main(arguments=None):
     with exit_on_mistake("replay"):
         parser = Parser(
             prog="python -m grpo.tools.replay",
-            description="Write a web page that shows how a run learned, or compares several runs.",
+            description="Write a web page on how runs learned: curves, and fills over time.",
         )
         parser.add_argument(
-            "folders", metavar="out_dir", nargs="+", help="a run's folder; several are compared"
+            "folders", metavar="out_dir", nargs="+", help="a run's folder; name several to compare"
         )
         folders = parser.parse_args(arguments).folders
-        if len(folders) == 1:
-            path, html = Path(folders[0]) / "replay.html", page(folders[0])
-        else:
-            path, html = Path("curves.html"), page_of_curves(folders)
-        write(path, html.encode())
+        path = Path(folders[0] if len(folders) == 1 else ".") / "replay.html"
+        write_whole(path, page(folders).encode())
         print(f"open in a browser: {path}")
 
 

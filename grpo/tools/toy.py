@@ -19,11 +19,10 @@ import torch
 from data.user_mistake import exit_on_mistake, refuse
 from data.vocabulary import MASK_ID, VOCABULARY, decode, encode
 from grpo.batch import make_batch
-from grpo.optimizer import Optimizer
-from grpo.plumbing.config import Config, check, read_arguments
-from grpo.plumbing.network import Policy
+from grpo.optimizer import Optimizer, update_reference
 from grpo.reward import Rewards
-from grpo.variants.reference import update_reference
+from grpo.run.config import Config, check, read_arguments
+from grpo.run.network import Policy
 from model.transformer import IMPOSSIBLE
 from train_grpo import grpo_step
 

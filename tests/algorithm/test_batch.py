@@ -13,8 +13,8 @@ from data.dataset import read_dataset
 from data.vocabulary import MASK_ID
 from grpo.batch import Batch, draw_batch, minibatches
 from grpo.metrics import Rollout
-from grpo.plumbing.config import Config
 from grpo.policy import Fills, Scores
+from grpo.run.config import Config
 
 B, G, T, V = 7, 3, 5, 4
 

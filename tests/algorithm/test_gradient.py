@@ -12,12 +12,12 @@ import pytest
 import torch
 from conftest import make_batch
 
-from grpo.advantage import group_advantages
+from grpo.advantage import compute_advantages
+from grpo.latent import Latent
 from grpo.loss import grpo_loss, loss_weights
-from grpo.plumbing.config import Config
 from grpo.policy import Fills, Product
 from grpo.reward import Rewards
-from grpo.variants.latent import Latent
+from grpo.run.config import Config
 
 V, T, G, K, TAU = 3, 2, 2, 2, 0.8
 MASK = torch.ones(1, T, dtype=torch.bool)
@@ -72,7 +72,7 @@ def rewards_of(fills):
 
 
 def compared(fills, **changes):
-    return group_advantages(rewards_of(fills), None, BATCH, settings(**changes))
+    return compute_advantages(rewards_of(fills), None, BATCH, settings(**changes))
 
 
 def without_rewards(fills):
@@ -220,7 +220,7 @@ def test_reward_of_each_blank_moves_that_blank():
 
     def advantages(y):
         rewards = [reward[y[..., 0], y[..., 1]] for reward in of_blanks]  # (n,G) each
-        return group_advantages(torch.stack(rewards, dim=-1), None, BATCH, settings())  # (n,G,T)
+        return compute_advantages(torch.stack(rewards, dim=-1), None, BATCH, settings())  # (n,G,T)
 
     (have,) = expected_gradient(Product, KEPT[Product], settings(), advantages)
     for t, reward in enumerate(of_blanks):

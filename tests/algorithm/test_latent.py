@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from conftest import make_batch
 
 from data.per_word import number_words
+from grpo.latent import Latent
 from grpo.loss import grpo_loss
-from grpo.plumbing.config import Config
 from grpo.policy import Fills, Product
-from grpo.variants.latent import Latent
+from grpo.run.config import Config
 from model.pretrain import with_latent
 from model.transformer import IMPOSSIBLE, Generator, TransformerConfig
 

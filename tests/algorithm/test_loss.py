@@ -10,18 +10,12 @@ import torch
 
 from data.per_word import number_words
 from grpo.loss import grpo_loss, loss_weights
-from grpo.plumbing.config import Config
 from grpo.policy import Scores
+from grpo.run.config import Config
 
 B, G, T = 3, 4, 7
 LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "sum"]
-OBJECTIVES = [
-    *(
-        {"objective": name}
-        for name in ("clip", "reinforce", "cispo", "sapo", "gmpo", "dppo", "gspo")
-    ),
-    {"clip_delta": 2.0},
-]
+OBJECTIVES = [{"objective": name} for name in ("clip", "reinforce", "cispo", "gspo")]
 EVERY_OBJECTIVE = pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda it: str(*it.values()))
 MASK = torch.tensor(
     [[1, 1, 1, 0, 1, 1, 0], [0, 1, 0, 1, 0, 0, 0], [1, 0, 1, 1, 0, 1, 1]], dtype=torch.bool
@@ -31,7 +25,7 @@ MASK = torch.tensor(
 def settings(**changes):
     """Make a config in which most numbers that the loss reads differ from their defaults."""
     own = {"clip_eps": 0.1, "clip_eps_high": 0.3, "entropy_coef": 0.2, "kl_beta": 0.3}
-    own |= {"sapo_tau": 1.5, "sapo_tau_negative": 2.5, "batch_size": 2, "group_size": G}
+    own |= {"batch_size": 2, "group_size": G}
     return Config(**(own | changes))
 
 
@@ -71,28 +65,11 @@ def slow_objective(logp, old_logp, A, t, completion, word, config):
         mean = math.prod(rho[s].item() for s in completion) ** (1 / len(completion))
         rho[t] = mean * (logp[t] - logp[t].item()).exp()
     if name in ("clip", "gspo"):
-        bound = config.clip_delta if name == "clip" else 0
-        bounded = min(rho[t], torch.tensor(bound or math.inf))
         clipped = min(max(rho[t].item(), low), high)
-        value = bounded * A if bounded * A <= clipped * A else torch.tensor(clipped * A)
+        value = rho[t] * A if rho[t] * A <= clipped * A else torch.tensor(clipped * A)
         return value, not value.requires_grad
     if name == "cispo":
         return min(rho[t].item(), high) * A * logp[t], rho[t].item() > high
-    if name == "sapo":
-        tau = config.sapo_tau if A > 0 else config.sapo_tau_negative
-        return A * 4 / tau / (1 + (-tau * (rho[t] - 1)).exp()), False
-    if name == "gmpo":  # { Π |min(ρA, clip(ρ, e^-ε, e^ε)·A)| }^(1/n) · sgn(A)
-        low, high = math.exp(-config.clip_eps), math.exp(config.clip_eps_high)
-        product, flags = 1.0, {}
-        for s in word:
-            clipped = min(max(rho[s].item(), low), high)
-            flags[s] = clipped * A < rho[s] * A
-            product = product * abs(clipped * A if flags[s] else rho[s] * A)
-        return math.copysign(1, A) * product ** (1 / len(word)), flags[t]
-    if name == "dppo":  # 0 if A > 0 and the probability rose too far, or A < 0 and it fell too far
-        far = logp[t].exp() - old_logp[t].exp()
-        worse = rho[t] > 1 and far > config.clip_eps_high if A > 0 else far < -config.clip_eps
-        return (not worse) * rho[t].item() * A * logp[t], bool(worse)
 
 
 def slow_kl(d, exact, estimator):

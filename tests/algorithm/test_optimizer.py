@@ -6,7 +6,7 @@ from conftest import run
 
 from grpo import optimizer as optimizer_module
 from grpo.optimizer import Optimizer, learning_rate, make_adamw
-from grpo.plumbing.config import Config
+from grpo.run.config import Config
 
 SCHEDULE = {"learning_rate": 8e-3, "min_lr": 2e-3, "warmup_iters": 3, "max_iters": 11}
 RATES = [2e-3, 4e-3, 6e-3, 8e-3]  # a linear warm-up, and from there on a cosine of eight steps

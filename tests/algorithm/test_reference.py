@@ -2,8 +2,8 @@
 
 import torch
 
-from grpo.plumbing.config import Config
-from grpo.variants.reference import update_reference
+from grpo.optimizer import update_reference
+from grpo.run.config import Config
 
 
 def models():
@@ -24,7 +24,7 @@ def test_ema_moves_every_step_and_leaves_the_policy():
     reference, policy, start = models()
     goal = policy.weight.clone()
     for done in (1, 2):
-        update_reference(reference, policy, done, Config(reference_mode="ema", ema_alpha=0.25))
+        update_reference(reference, policy, done, Config(reference_mode="ema", ema_alpha=0.75))
     left = 0.75**2
     torch.testing.assert_close(reference.weight, left * start + (1 - left) * goal)
     assert torch.equal(policy.weight, goal)

@@ -11,8 +11,6 @@ from conftest import BLANK, encode, make_batch
 
 from data.per_word import mean_over_blanks
 from data.rules import WordRule
-from grpo.plumbing.reward_setting import parse_reward
-from grpo.plumbing.user_file import load_function, own_reward
 from grpo.policy import Fills
 from grpo.reward import (
     Rewards,
@@ -21,6 +19,8 @@ from grpo.reward import (
     log_odds,
     rule_reward,
 )
+from grpo.run.reward_setting import parse_reward
+from grpo.run.user_file import load_function, own_reward
 
 PAD = -1
 

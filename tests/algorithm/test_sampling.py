@@ -10,8 +10,6 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
-from grpo.plumbing.config import Config
-from grpo.plumbing.network import Policy
 from grpo.policy import (
     compute_logprobs,
     draw,
@@ -21,7 +19,9 @@ from grpo.policy import (
     restrict,
     sample_completions,
 )
-from grpo.variants.truncation import TRUNCATIONS, penalise_repetition
+from grpo.run.config import Config
+from grpo.run.network import Policy
+from grpo.truncation import TRUNCATIONS, penalise_repetition
 from model.transformer import Generator, TransformerConfig
 
 

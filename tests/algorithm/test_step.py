@@ -13,17 +13,17 @@ from conftest import PLAIN, make_batch
 
 from grpo.loss import loss_weights
 from grpo.optimizer import Optimizer, make_adamw
-from grpo.plumbing.config import Config
-from grpo.plumbing.network import Policy
 from grpo.policy import Fills, Product, Scores
 from grpo.reward import Rewards, judge_reward
+from grpo.run.config import Config
+from grpo.run.network import Policy
 from model.transformer import Generator, TransformerConfig
 from train_grpo import grpo_step
 
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
 VARIANTS = (  # every published variant that has a setting, some of them combined
     *({"loss_type": name} for name in LOSS_TYPES),
-    *({"objective": name, "num_iterations": 2} for name in ("cispo", "sapo", "gmpo", "dppo")),
+    {"objective": "cispo", "num_iterations": 2},
     {"scale_rewards": "batch", "credit": "word"},
     {
         "baseline": "leave_one_out",
@@ -38,7 +38,7 @@ VARIANTS = (  # every published variant that has a setting, some of them combine
         "credit": "word",
         "batch_size": 2,
     },
-    {"minibatch_size": 2, "top_entropy_quantile": 0.5, "clip_delta": 3.0, "kl_estimator": "k2"},
+    {"minibatch_size": 2, "top_entropy_quantile": 0.5, "kl_estimator": "k2"},
     {"top_k": 2, "min_p": 0.1, "xtc_probability": 1.0, "entropy_coef": 0.1},
 )
 EVERY = pytest.mark.parametrize("settings", VARIANTS, ids=str)
@@ -151,23 +151,6 @@ def test_pieces_that_fit_in_memory_add_up_to_the_step(credit, size, n_latent):
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-6)
         for name in ("mean_kl", "entropy", "mean_log_prob", "loss"):
             torch.testing.assert_close(of_pieces[name], metrics[name], msg=name)
-
-
-def test_the_step_follows_the_direction_and_the_policys_own_weights():
-    """The advantages of a forward step are those of its fills, and not those of the group."""
-    mask = torch.arange(8).expand(4, 8) % 2 == 0
-    settings = {"direction": "forward", "credit": "word", "kl_beta": 0.0}
-    _, _, rollout, _ = step(settings, text(6, 8), mask)
-    old, words = rollout.old, rollout.batch.words
-    for i, j in [(0, 0), (3, 2)]:
-        for n in range(1, 5):
-            own = words[i] == n
-            log_w = [
-                rollout.reward[i, g, own][0] + (old.ref_logp - old.logp)[i, g, own].sum()
-                for g in range(4)
-            ]
-            w = torch.stack(log_w).softmax(dim=0)[j]
-            torch.testing.assert_close(rollout.advantages[i, j, own], (4 * w - 1)[None])
 
 
 def test_each_update_of_a_step_has_weights_of_its_own():

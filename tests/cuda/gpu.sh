@@ -32,7 +32,7 @@ import torch
 
 from grpo import policy
 from grpo.cuda import kernel
-from grpo.plumbing.config import Config
+from grpo.run.config import Config
 from grpo.tools import bench
 
 DEVICE = torch.device("cuda", 0)

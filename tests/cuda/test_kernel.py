@@ -25,9 +25,9 @@ from conftest import early, make_batch
 from data.user_mistake import Mistake
 from grpo import policy
 from grpo.cuda import kernel
-from grpo.plumbing.config import Config
-from grpo.plumbing.network import Policy
 from grpo.policy import Product
+from grpo.run.config import Config
+from grpo.run.network import Policy
 from model.transformer import Generator, TransformerConfig
 
 EPS = 2.0**-24  # float32: half a unit in the last place of 1

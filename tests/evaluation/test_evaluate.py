@@ -20,11 +20,11 @@ from grpo.evaluation.evaluate import (
     peek,
 )
 from grpo.evaluation.rivals import best_by_word, target
-from grpo.plumbing.config import Config
-from grpo.plumbing.load import Models, load_data
+from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.reward import Rewards, log_odds
-from grpo.variants.latent import Latent
+from grpo.run.config import Config
+from grpo.run.load import Models, load_data
 
 
 def held_out_of(texts, masks, words):
@@ -232,17 +232,6 @@ def test_the_target_is_chosen_with_beta_and_by_the_runs_judge(settings):
     want = measure(target(latent(0)(held_out.batch), judge, 0.3), held_out)
     del want["different_valid_words"], want["pass@16"]
     assert result["the target"] == want
-
-
-def test_the_target_of_a_forward_run_has_beta_1(settings, monkeypatch):
-    """The weights of the forward direction hold the reference already, so its β is 0."""
-    betas = []
-    monkeypatch.setattr(evaluate_module, "target", lambda q, _, beta: betas.append(beta) or q)
-    config = replace(settings, direction="forward", kl_beta=0.0)
-    models = Models(latent(1), latent(0), latent(0), judge)
-    titles = dict(evaluate_module.table_rows(models, held_out_for(config), config, True))
-    titles["the target"]()
-    assert betas == [1]
 
 
 def test_the_judges_column_is_the_mean_of_its_probabilities(settings):

@@ -10,9 +10,9 @@ import torch
 
 from grpo.evaluation.__main__ import APART, INPUTS, NOT_AVERAGED, main
 from grpo.evaluation.evaluate import EVALUATION_SEED
-from grpo.plumbing.checkpoint import model_file, write
-from grpo.plumbing.config import Config
-from grpo.plumbing.runs import OWN
+from grpo.run.checkpoint import model_file, write
+from grpo.run.config import Config
+from grpo.run.runs import OWN
 from model.transformer import Generator, TransformerConfig
 
 

@@ -15,9 +15,9 @@ from data.per_word import number_words
 from data.vocabulary import VOCABULARY, decode
 from grpo.batch import draw_uniforms
 from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank, fill_blindly, target
-from grpo.plumbing.config import Config
+from grpo.latent import Latent
 from grpo.policy import Product
-from grpo.variants.latent import Latent
+from grpo.run.config import Config
 
 
 def batch_of(masked):

@@ -11,7 +11,7 @@ from conftest import run
 
 from data import files
 from data.user_mistake import Mistake
-from grpo.plumbing.checkpoint import load_model, model_file, read, write
+from grpo.run.checkpoint import load_model, model_file, read, write
 from model.transformer import Generator, TransformerConfig
 
 SHAPE = TransformerConfig(vocab_size=4, block_size=8, n_layer=1, n_head=1, n_embd=8, blank=3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import run
 
-from grpo.plumbing import network
+from grpo.run import network
 
 
 @pytest.mark.parametrize("changes, update", [({}, (4, 16)), ({"minibatch_size": 2}, (2, 16))])

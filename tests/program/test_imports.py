@@ -1,8 +1,8 @@
 """Check that each part of the project, called a room, imports only the rooms below it.
 
 So you can read a room without reading those above it. Commands import `train_grpo`, which imports
-the plumbing. The plumbing imports the evaluation, which imports the method. The method imports the
-tables of variants, which plug into it, and the data. The network imports only the data.
+grpo/run. That imports the evaluation, which imports the method, which imports the data. The network
+imports only the data.
 """
 
 import ast
@@ -17,32 +17,29 @@ BELOW = {
     "data": [],
     "model": ["data"],  # only model/__init__.py
     "model.transformer": ["data"],
-    "grpo": ["data", "grpo.variants"],
-    "grpo.variants": ["data", "grpo"],
+    "grpo": ["data"],
     "grpo.one_file": ["model.transformer"],  # and nothing else of the project
     "model.losses": ["data", "grpo"],
     "model.report": ["data", "grpo", "model.losses"],
     "grpo.cuda": ["data", "grpo"],
-    "grpo.plumbing.network": ["data", "grpo", "grpo.cuda", "grpo.variants"],
-    "grpo.evaluation": ["data", "grpo", "grpo.plumbing.network", "grpo.variants"],
-    "grpo.plumbing": [
+    "grpo.run.network": ["data", "grpo", "grpo.cuda"],
+    "grpo.evaluation": ["data", "grpo", "grpo.run.network"],
+    "grpo.run": [
         "data",
         "grpo",
         "grpo.cuda",
         "grpo.evaluation",
-        "grpo.plumbing.network",
-        "grpo.variants",
+        "grpo.run.network",
         "model.transformer",
     ],
-    "grpo.tools.replay": ["data", "grpo", "grpo.plumbing", "grpo.plumbing.network"],
+    "grpo.tools.replay": ["data", "grpo", "grpo.run", "grpo.run.network"],
     "train_grpo": [
         "data",
         "grpo",
         "grpo.evaluation",
-        "grpo.plumbing",
-        "grpo.plumbing.network",
+        "grpo.run",
+        "grpo.run.network",
         "grpo.tools.replay",
-        "grpo.variants",
     ],
 }
 COMMANDS = ["grpo.evaluation.__main__", "grpo.tools", "model.pretrain"]  # they may import anything
@@ -85,7 +82,7 @@ def test_every_import_points_down():
             if here in BELOW and there not in (None, here, *BELOW[here]):
                 upward.append(f"{file.relative_to(ROOT)} imports {name}")
     assert not upward, "\n".join(upward)
-    assert {("train_grpo", "grpo.plumbing"), ("grpo.tools", "train_grpo")} <= arrows
+    assert {("train_grpo", "grpo.run"), ("grpo.tools", "train_grpo")} <= arrows
 
 
 def test_every_text_file_is_opened_as_utf8():

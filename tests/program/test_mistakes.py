@@ -18,9 +18,9 @@ from data import files
 from data.files import find
 from data.text.prepare import main as prepare
 from data.user_mistake import Mistake, exit_on_mistake
-from grpo.plumbing import load
-from grpo.plumbing.config import load_config
-from grpo.plumbing.network import pick_device
+from grpo.run import load
+from grpo.run.config import load_config
+from grpo.run.network import pick_device
 from grpo.tools import fill, replay, toy
 from model import pretrain
 
@@ -56,9 +56,7 @@ MISTAKES = {
         --reward={x}/r.py:not_finite
         --out_dir=
         --objective=reinforce --num_iterations=2
-        --clip_eps_high=0.3 --clip_delta=1.2
         --block_size=17
-        --direction=forward --kl_beta=0 --credit=word --reward=valid_words
         group_size=8
         --judge_checkpoint={x}/{long}.pt
         --prompts_file={x}

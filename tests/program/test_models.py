@@ -10,10 +10,10 @@ import torch.nn.functional as F
 
 from data.dataset import read_dataset
 from data.per_word import number_words
-from grpo.plumbing.checkpoint import load_model, read
-from grpo.plumbing.config import Config, load_config
+from grpo.latent import Latent
 from grpo.policy import Product
-from grpo.variants.latent import Latent
+from grpo.run.checkpoint import load_model, read
+from grpo.run.config import Config, load_config
 from model import pretrain
 from model.losses import generator_loss, judge_loss, masked_batch
 from model.pretrain import Settings

@@ -14,15 +14,15 @@ from conftest import BLANK, encode, make_batch
 
 from data.per_word import number_words
 from data.vocabulary import decode
-from grpo.advantage import group_advantages
+from grpo.advantage import compute_advantages
 from grpo.evaluation.evaluate import COLUMNS
-from grpo.plumbing.config import Config, check, read_arguments
+from grpo.run.config import Config, check, read_arguments
 from grpo.tools import toy
 from model import pretrain
 
-FOLDERS = ("", "grpo/", "grpo/variants/", "config/", "model/", "data/", "tests/")
+FOLDERS = ("", "grpo/", "config/", "model/", "data/", "tests/")
 PAGES = [f"{folder}README.md" for folder in FOLDERS]
-PAGES += ["grpo/puzzles.md", "grpo/latent.md", "grpo/tweaking.md"]
+PAGES += ["grpo/variants.md", "grpo/puzzles.md", "grpo/latent.md", "grpo/tweaking.md"]
 READMES = {page: Path(page).read_text(encoding="utf-8") for page in PAGES}
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PROSE = {name: FENCE.sub("", text) for name, text in READMES.items()}  # without blocks of code
@@ -171,7 +171,7 @@ def test_the_lessons_numbers_are_the_toys():
     steps = [{word: round(step[word], 3) for word in toy.WORDS} for step in toy.train()]
     rewards = torch.tensor([*toy.WORDS.values()]).view(1, -1, 1)  # (1,G,1)
     batch = make_batch(torch.zeros(1, 1), torch.ones(1, 1).bool(), 0, 4, (0,))
-    advantages = group_advantages(rewards, None, batch, Config()).flatten().tolist()
+    advantages = compute_advantages(rewards, None, batch, Config()).flatten().tolist()
     found = 0
     for _, head, rows in tables(READMES):
         if {*toy.WORDS} <= {*head}:

@@ -1,210 +1,269 @@
-"""Check the lines that a run writes to replay.jsonl, and the pages that show runs in a browser."""
+"""Check what a run records about its fills, and the page that shows runs in a browser."""
 
-import base64
 import json
 import re
-from dataclasses import asdict
+from itertools import accumulate
 
-import numpy as np
 import pytest
 import torch
 from conftest import browse, needs_browser, run
 
-from data.vocabulary import decode
-from grpo.plumbing.config import Config
+from data.vocabulary import BLANK, VOCABULARY, decode
 from grpo.tools import replay
 
 
 def lines_of(folder):
-    lines = (folder / "out" / "replay.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "out" / "fills.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
-def probabilities(line, header):
-    packed = np.frombuffer(base64.b64decode(line["probabilities"]), "u1")
-    return packed.reshape(-1, len(header["vocabulary"])).astype(int)  # (n,V)
+def fill_by_hand(policy, batch, temperature):
+    """Draw the first fill of each input blank by blank, from the cumulative probabilities."""
+    logits = policy(batch).logits
+    texts = []
+    for i in range(len(batch.mask)):
+        text = ""
+        for t, token in enumerate(batch.masked[i].tolist()):
+            if batch.mask[i, t]:
+                q = (logits[i, t].double() / temperature).softmax(dim=-1)
+                u = batch.uniforms[i, 0, t, 0].item()
+                token = next(v for v, total in enumerate(accumulate(q.tolist())) if total > u)
+            text += VOCABULARY[token]
+        texts.append(text)
+    return texts
 
 
-@pytest.mark.parametrize("generator", ["generator", "latent"])
-def test_a_line_holds_what_the_step_drew_and_what_the_policy_says_after_it(
-    flags, world, tmp_path, monkeypatch, generator
-):
-    """For each step, replay.jsonl records the group with the largest sum of |A|.
-
-    The test computes `log_ratio` and `bounded` itself. Of the held-out inputs, those with a single
-    blank come last.
-    """
-    seen = []
-    real = replay.record
-
-    @torch.no_grad()
-    def record(policy, held_out, config, step, rollout):
-        real(policy, held_out, config, step, rollout)
-        now = policy(rollout.batch).score(rollout.fills, policy(rollout.batch))
-        several = [i for i, mask in enumerate(held_out.batch.mask) if mask.sum() > 1]
-        one = [i for i, mask in enumerate(held_out.batch.mask) if mask.sum() == 1]
-        seen.append((rollout, now.logp, policy(held_out.batch[(several + one)[: replay.INPUTS]])))
-
-    monkeypatch.setattr(replay, "record", record)
-    start = world / f"{generator}.pt"
-    run(flags, credit="word", num_iterations=2, generator_checkpoint=start)
-    header, *lines = lines_of(tmp_path)
-    for line, (rollout, logp, now) in zip(lines, seen, strict=True):
-        A = rollout.advantages
-        b = (A * rollout.batch.mask[:, None]).abs().sum(dim=(1, 2)).argmax()
-        mask = rollout.batch.mask[b]
-        assert line["fills"] == decode(rollout.fills.completions[b][:, mask])
-        log_ratio = logp - rollout.old.logp
-        expected = {
-            "reward": rollout.reward,
-            "advantage": A,
-            "logp": rollout.old.logp,
-            "log_ratio": log_ratio,
-            "bounded": torch.where(A > 0, log_ratio.exp() > 1.2, log_ratio.exp() < 0.8) & (A != 0),
-        }
-        for name, values in expected.items():
-            np.testing.assert_allclose(line[name], values[b][:, mask], atol=1e-4, err_msg=name)
-        where = now.batch.mask
-        p = now.marginal().logits[where] / flags["temperature"]
-        have = probabilities(line, header)
-        np.testing.assert_allclose(have, 255 * p.softmax(dim=-1), atol=0.51, err_msg="p")
-        assert line["guess"] == decode(now.best_guess()[where])[0]
-    assert np.sum([np.sum(line["bounded"]) for line in lines]) > 0
+def words_of(text):
+    return [match.span() for match in re.finditer("[a-z]+", text)]
 
 
-def test_other_inputs_begin_it_anew(flags, tmp_path):
+def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path, monkeypatch):
+    """Inputs with a single blank come last, and each gap knows if it's filled with a real word."""
+    expected = []
+
+    def spy(name):
+        real = getattr(replay, name)
+
+        @torch.no_grad()
+        def function(policy, held_out, config, step):
+            real(policy, held_out, config, step)
+            single = [mask.sum().item() == 1 for mask in held_out.batch.mask]
+            order = sorted(range(len(single)), key=lambda i: single[i])
+            batch = held_out.batch[order[:8]]
+            fills = fill_by_hand(policy, batch, flags["temperature"])
+            gaps = []
+            for mask, text, fill in zip(batch.mask, decode(batch.tokens), fills):
+                hidden = [(a, b) for a, b in words_of(text) if mask[a:b].any()]
+                inner = [(a, b) for a, b in hidden if 0 < a and b < len(text)]  # others may be cut
+                lexicon = held_out.rule.lexicon
+                good = [(a, b) for a, b in words_of(fill) if fill[a:b] in lexicon]
+                gaps.append([[*span, span in good] for span in inner])
+            expected.append({"fills": fills, "gaps": gaps, "batch": batch})
+            assert single[order[0]] < single[order[7]]
+
+        return function
+
+    monkeypatch.setattr(replay, "begin", spy("begin"))
+    monkeypatch.setattr(replay, "record", spy("record"))
+    run(flags, top_p=1, masking="word:0.5,random:0.5", mask_ratio=0.1, learning_rate=0.1)
+    header, *_ = lines = lines_of(tmp_path)
+    assert [line["iteration"] for line in lines] == [-1, 0, 1, 2, 3]
+    for line, one in zip(lines, expected, strict=True):
+        assert line["fills"] == one["fills"] and line["gaps"] == one["gaps"]
+    assert lines[0]["fills"] != lines[-1]["fills"]
+    batch = expected[0]["batch"]
+    for i, (text, masked) in enumerate(zip(header["texts"], header["masked"], strict=True)):
+        assert text == "".join(VOCABULARY[token] for token in batch.tokens[i])
+        assert masked == "".join(BLANK if m else c for c, m in zip(text, batch.mask[i]))
+
+
+def test_a_resumed_run_cuts_its_file_back(flags, tmp_path):
+    """A killed run may have recorded steps after its last checkpoint."""
+    run(flags, max_iters=2)
+    before = lines_of(tmp_path)
+    with open(tmp_path / "out" / "fills.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"iteration": 2, "fills": []}\n{"iteration": 3, "cut sho')
+    run(flags, max_iters=3, init_from="resume")
+    after = lines_of(tmp_path)
+    assert after[:3] == before
+    assert [line["iteration"] for line in after] == [-1, 0, 1, 2] and len(after[3]["fills"]) == 8
+
+
+def test_other_inputs_begin_the_file_anew(flags, tmp_path):
     run(flags, max_iters=1)
-    run(flags, max_iters=2, masking="span", init_from="resume")
+    run(flags, max_iters=2, masking="random", init_from="resume")
     assert [line["iteration"] for line in lines_of(tmp_path)] == [-1, 1]
 
 
-def test_no_text_of_a_run_can_close_the_script_of_its_page(flags, tmp_path):
-    """A metric of one's own may be infinite, which JSON does not know."""
-    out = tmp_path / "<!--"
-    run(flags, max_iters=1, out_dir=out)
-    text = (out / "metrics.jsonl").read_text(encoding="utf-8")
-    text = re.sub('"entropy": [^,]*', '"entropy": Infinity', text)
-    (out / "metrics.jsonl").write_text(text, encoding="utf-8")
-    content = re.search('type="application/json">(.*?)</script>', replay.page(out))[1]
-    assert "<" not in content and '"entropy": [null]' in content
-    assert json.loads(content)["run"].endswith("<!--")
-
-
-def with_script(folder, script):
-    """Make the page of the run in `folder`, which runs `script` at its end: -> HTML."""
-    return replay.page(folder / "out").replace("</body>", f"<script>{script}</script></body>")
-
-
-@needs_browser
-def test_the_page_plays_when_asked_and_explains_a_letter(flags, tmp_path):
-    """The button plays to the end.
-
-    The test then opens the page at step 6, presses a key to go on to step 7, and clicks on a letter
-    of the best fill. The page must show no error but the one that the test plants.
-    """
-    run(flags, max_iters=8, masking="random", mask_ratio=0.6)
-    line = lines_of(tmp_path)[7]
-    play = 'document.getElementById("play").click()'
-    assert "step 8 of 8" in browse(with_script(tmp_path, play), tmp_path)
-    clicks = """document.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
-    document.querySelector("#group tr").querySelectorAll("button")[1].click();
-    nonsense"""
-    shown = browse(with_script(tmp_path, clicks), tmp_path, "#step=6")
-    assert "step 7 of 8" in shown
-    errors = re.findall('role="alert">(.*?)<', shown)
-    assert errors == ["error: Uncaught ReferenceError: nonsense is not defined "]
-
-    best = np.argsort(-np.mean(line["reward"], axis=1), kind="stable")[0]
-    assert re.findall(r'<tr data-fill="(.*?)">', shown)[0] == line["fills"][best]
-    reward, A, logp, log_ratio, bounded = (
-        line[name][best][1] for name in ("reward", "advantage", "logp", "log_ratio", "bounded")
-    )
-    numbers = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", shown)
-    assert numbers == [
-        ("reward", f"{reward:+.2f}".replace("-", "−")),
-        ("advantage A", f"{A:+.2f}".replace("-", "−")),
-        ("q when drawn", f"{np.exp(logp):.3f}"),
-        ("push A(1 − q)", f"{A * (1 - np.exp(logp)):+.2f}".replace("-", "−")),
-        ("ratio ρ", f"{np.exp(log_ratio):.3f}"),
-        ("clipped", "yes" if bounded else "no"),
+def test_runs_that_differ_only_in_their_seed_are_a_group():
+    configs = [
+        {"seed": 1, "out_dir": "a", "kl_beta": 0.1, "reward": "judge"},
+        {"seed": 1, "out_dir": "b", "kl_beta": 0.2, "reward": "judge"},
+        {"seed": 2, "out_dir": "c", "kl_beta": 0.1, "reward": "judge"},
+        {"seed": 1, "out_dir": "d", "kl_beta": 0.1, "reward": "judge", "new": 3},
     ]
+    groups, labels = replay.group_by_settings(configs)
+    assert groups == [0, 1, 0, 2]
+    assert labels == ["kl_beta=0.1, new=unknown", "kl_beta=0.2, new=unknown", "kl_beta=0.1, new=3"]
+    assert replay.group_by_settings(configs[:1]) == ([0], [""])
+
+
+HEADER = {
+    "iteration": -1,
+    "texts": ["41+47=88", "12+13=25"],
+    "masked": ["__+__=88", "1_+1_=25"],
+}
 
 
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
-    """Give a function that makes a run's folder in the working directory, with made-up metrics.
-
-    `values` are those of the metric mean_reward in each step. A step takes as many seconds as the
-    seed says.
-    """
+    """Give a function that makes a run's folder in the working directory, with made-up lines."""
     monkeypatch.chdir(tmp_path)
 
-    def make(name, values, seed=1, **changes):
+    def make(name, fills, settings=None, **metrics):
+        """`fills` are a list of texts for each line, and `metrics` a list of numbers by name."""
         folder = tmp_path / name
         folder.mkdir()
-        settings = asdict(Config(out_dir=name, seed=seed, **changes))
-        (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-        steps = [
-            {"iteration": i, "mean_reward": x, "flat": 1, "step_ms": 1000 * seed, name: 0}
-            for i, x in enumerate(values)
-        ]
-        (folder / "metrics.jsonl").write_text(
-            "".join(json.dumps(step) + "\n" for step in steps), encoding="utf-8"
-        )
+        config = {"out_dir": name, "seed": 1} | (settings or {})
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        steps = [dict(zip(metrics, values)) for values in zip(*metrics.values())]
+        lines = {
+            "metrics.jsonl": [{"iteration": i, **step} for i, step in enumerate(steps)],
+            "fills.jsonl": [
+                {
+                    **(HEADER if i == 0 else {"iteration": i - 1}),
+                    "fills": texts,
+                    "gaps": [[[0, 8, text in ("41+47=88", "44+44=88")]] for text in texts],
+                }
+                for i, texts in enumerate(fills)
+            ],
+        }
+        for file, content in lines.items():
+            text = "".join(json.dumps(line) + "\n" for line in content)
+            (folder / file).write_text(text, encoding="utf-8")
         return name
 
     return make
 
 
-def test_several_runs_make_a_page_of_curves_in_the_working_directory(recorded, capsys):
-    outs = [recorded("a", [1, 2]), recorded("<b>", [3], seed=2), recorded("c", [4], kl_beta=0)]
-    replay.main(outs)
-    assert capsys.readouterr().out == "open in a browser: curves.html\n"
-    content = re.search(
-        'type="application/json">(.*?)</script>', open("curves.html", encoding="utf-8").read()
-    )[1]
+FILLS = [["41+44=88", "13+13=25"], ["44+44=88", "14+12=25"], ["42+44=88", "11+11=25"]]
+
+
+def test_one_run_s_page_goes_into_its_folder_and_several_into_the_working_directory(
+    recorded, capsys, tmp_path
+):
+    one = recorded("one", FILLS, right=[0.1, 0.2])
+    other = recorded("other", FILLS, {"kl_beta": 0}, valid_words=[0.3, 0.4])
+    replay.main([one])
+    replay.main([one, other])
+    shown = capsys.readouterr().out.splitlines()
+    pages = [tmp_path / line.removeprefix("open in a browser: ") for line in shown]
+    assert pages == [tmp_path / "one" / "replay.html", tmp_path / "replay.html"]
+    for page in pages:
+        html = page.read_text(encoding="utf-8")
+        assert not re.search(r"(src|href)=|url\(|@import", html), "it must work offline"
+
+
+def test_no_text_of_a_run_can_close_the_script_of_its_page(recorded):
+    """A metric of one's own may be infinite, which JSON doesn't know."""
+    evil = "</script><!--"
+    outs = [
+        recorded("<b>", [[evil, evil]], {"dataset": evil}, right=[float("inf"), 0.2]),
+        recorded("b", [], right=[0.2]),
+    ]
+    content = re.search('type="application/json">(.*?)</script>', replay.page(outs))[1]
     assert "<" not in content
-    first, second = json.loads(content)
-    assert (first["settings"], second["settings"]) == ({"kl_beta": 0.65}, {"kl_beta": 0})
-    assert [*first["runs"]] == outs[:2] and [*second["runs"]] == outs[2:]
-    assert [line["mean_reward"] for line in first["runs"]["a"]] == [1, 2]
+    shown = json.loads(content)
+    assert shown["labels"][0] == f"dataset={evil}"
+    assert shown["runs"][0]["name"] == "<b>" and shown["runs"][0]["fills"][0]["fills"][0] == evil
+    assert [step["right"] for step in shown["runs"][0]["metrics"]] == [None, 0.2]
 
 
-def drawn(tag, html):
-    """Find the shapes of a kind, such as polylines: -> for each an array of points (n,2)."""
-    shapes = re.findall(f'<{tag} points="(.*?)"', html)
-    return [np.array([point.split(",") for point in x.split()], float) for x in shapes]
+@pytest.mark.parametrize("folder", ["nowhere", "no-step"])
+def test_a_folder_without_a_step_is_a_mistake(recorded, capsys, tmp_path, folder):
+    recorded("no-step", FILLS[:1])
+    with pytest.raises(SystemExit) as end:
+        replay.main([folder])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1
+    assert f"{folder}/metrics.jsonl" in error and not list(tmp_path.rglob("*.html"))
+
+
+def open_page(folders, folder, script=""):
+    """Open the page of these runs, and run a script at its end: -> its HTML, data left out."""
+    html = replay.page(folders).replace("</body>", f"<script>{script}</script></body>")
+    return re.sub("<script.*?</script>", "", browse(html, folder), flags=re.DOTALL)
+
+
+def numbers(html):
+    """List the captions of the curves, each with its numbers."""
+    captions = re.findall("<figcaption>(.*?)</figcaption>", html)
+    return [" ".join(re.sub("<.*?>", " ", caption).split()) for caption in captions]
+
+
+def cards(html):
+    """List for each input what the page shows: truth, before, now. A [blank] is followed by + or -.
+
+    They stand for green and orange.
+    """
+    texts = re.findall("<dd>(.*?)(?:<small>.*?</small>)?</dd>", html)
+    for old, new in {' class="good"': "+", ' class="bad"': "-", "": ""}.items():
+        texts = [re.sub(f"<mark{old}>(.)</mark>", rf"[\1]{new}", text) for text in texts]
+    return [texts[i : i + 3] for i in range(0, len(texts), 3)]
+
+
+SLIDE = "$('slider').value = 1; $('slider').dispatchEvent(new Event('input'));"
 
 
 @needs_browser
-def test_the_page_of_curves_draws_means_and_ranges(recorded, tmp_path):
-    """A group's line ends where its shortest run ends.
+def test_the_slider_moves_fills_and_numbers(recorded, tmp_path):
+    out = recorded(
+        "out",
+        FILLS,
+        right=[0.25, 0.5],
+        accepts=[0.75, 1],
+        mean_kl=[0, 2],
+        frac_reward_zero_std=[0.5, 0],
+        mean_reward=[-2, 1],
+    )
+    html = open_page([out], tmp_path)
+    assert "step 2 of 2: 0 of 2 good (before: 0 of 2)" in html
+    assert numbers(html)[0] == "right 0.500 judge accepts 1.000"
+    html = open_page([out], tmp_path, SLIDE)
+    assert "step 1 of 2: 1 of 2 good (before: 0 of 2)" in html
+    assert cards(html) == [
+        ["[4][1]+[4][7]=88", "[4]-[1]-+[4]-[4]-=88", "[4]+[4]++[4]+[4]+=88"],
+        ["1[2]+1[3]=25", "1[3]-+1[3]-=25", "1[4]-+1[2]-=25"],
+    ]
+    assert numbers(html) == [
+        "right 0.250 judge accepts 0.750",
+        "KL 0.000",
+        "dead groups 0.500",
+        "mean reward −2.000",
+    ]
+    html = open_page([out], tmp_path, "$('play').click();")  # from the first line to the last
+    assert "step 2 of 2" in html and "▶ play" in html
 
-    Each run has a metric of its own, and a metric is left out if no group has it in all of its
-    runs. The test compares points within a picture, in which x and y are linear.
-    """
+
+@needs_browser
+def test_curves_share_the_axes_of_their_panel(recorded, tmp_path):
+    """Two seeds are a group, whose number is their mean. A run may lack a metric, or fills."""
     outs = [
-        recorded("a", [0, 2, 9]),
-        recorded("b", [0, 4], seed=3),
-        recorded("<i>c", [0, 1, 2, 3], kl_beta=0.5, dataset="</script>"),
+        recorded("a", [], right=[0, 1], accepts=[1, 1]),
+        recorded("b", FILLS, {"seed": 2}, right=[0.5, 0.5], accepts=[1, 1]),
+        recorded("<i>c", [], {"kl_beta": 0}, valid_words=[0.25]),
     ]
-    html = replay.page_of_curves(outs)
-    shown = browse(html, tmp_path, "#metric=mean_reward&against=seconds")
-    assert re.findall('role="alert">(.*?)<', shown) == [""] and "NaN" not in shown
-    names = ["mean_reward", "flat", "step_ms", "&lt;i&gt;c", "steps", "seconds"]
-    assert re.findall("<option>(.*?)</option>", shown) == names
-    chart = re.search('<svg id="chart".*?</svg>', shown, re.DOTALL)[0]
-    group, single = drawn("polyline", chart)
-    band, _ = drawn("polygon", chart)
-    zero, size = single[0], single[-1] - single[0]  # `single` goes from 0 to 3, in 3 steps
-    x, y = (3 * (group - zero) / size).T
-    np.testing.assert_allclose(x, [1, 3], atol=1e-6)
-    np.testing.assert_allclose(y, [0, 3], atol=1e-6)
-    np.testing.assert_allclose(3 * ((band - zero) / size)[:, 1], [0, 2, 4, 0], atol=1e-6)
-    assert re.findall("<b>(.*?)</b>", shown) == ["3 ± 1", "3"]
-    assert re.findall('<div>(.*?)<span class="soft">(.*?)</span>', shown) == [
-        ("dataset=text, kl_beta=0.65", "2 runs: a, b"),
-        ("dataset=&lt;/script&gt;, kl_beta=0.5", "1 run: &lt;i&gt;c"),
-    ]
-    flat = browse(html, tmp_path, "#metric=flat&against=seconds")
-    assert "NaN" not in flat and re.findall("<b>(.*?)</b>", flat) == ["1 ± 0", "1"]
+    html = open_page(outs, tmp_path)
+    assert numbers(html) == ["right 0.750 – real words – – judge accepts 1.000 –"]  # after step 2
+    assert "no fills.jsonl" in html.lower() and "NaN" not in html and "Infinity" not in html
+    drawn = re.findall('<polyline points="(.*?)" data-name="(.*?)"', html)
+    lines = [(name, [float(p.split(",")[1]) for p in points.split()]) for points, name in drawn]
+    lines = [(name, ys) for name, ys in lines if ys]
+    assert [name for name, _ in lines] == ["right", "accepts", "right", "accepts", "valid_words"]
+    (low, high), _, middle, top, quarter = [ys for _, ys in lines]
+    assert top == [high, high] and middle == pytest.approx(2 * [(low + high) / 2], abs=0.11)
+    assert quarter == pytest.approx([low + (high - low) / 4], abs=0.11)
+    legend = re.search('<ul id="legend">(.*?)</ul>', html)[1]
+    assert re.sub("<.*?>", "", legend) == "kl_beta=unknown a, bkl_beta=0 &lt;i&gt;c"
+    html = open_page(outs, tmp_path, "$('run').value = 1; $('run').onchange();" + SLIDE)
+    assert "step 1 of 2: 1 of 2 good" in html and numbers(html)[0].startswith("right 0.250")

@@ -8,7 +8,8 @@ from conftest import run, same
 
 import train_grpo
 from data.user_mistake import Mistake
-from grpo.plumbing.checkpoint import read, write
+from grpo.run.checkpoint import read, write
+from grpo.run.config import flags_of
 
 REWARD = """
 import torch
@@ -52,12 +53,12 @@ def test_n_steps_and_n_more_are_2n(flags, folder, world, changes):
     whole, metrics = run(flags, out_dir=folder / "whole", max_iters=6, **changes)
     halves = {"out_dir": folder / "halves", **changes}
     run(flags, max_iters=3, **halves)
-    for name in ("metrics.jsonl", "replay.jsonl"):
+    for name in ("metrics.jsonl", "fills.jsonl"):
         with open(folder / "halves" / name, "a", encoding="utf-8") as file:
             file.write(CUT_SHORT)
     again, metrics_again = run(flags, max_iters=6, init_from="resume", **halves)
     assert metrics == metrics_again
-    shown = [(folder / name / "replay.jsonl").read_bytes() for name in ("whole", "halves")]
+    shown = [(folder / name / "fills.jsonl").read_bytes() for name in ("whole", "halves")]
     assert shown[0] == shown[1]
     for content in (whole, again):
         del content["training"]["config"]
@@ -126,3 +127,14 @@ def test_the_same_command_gives_the_same_run_and_another_seed_another(flags, fol
     assert same(one["weights"], again["weights"])
     tables = [(folder / name / "evaluation.json").read_text(encoding="utf-8") for name in "ab"]
     assert tables[0] == tables[1]
+
+
+def test_a_checkpoint_of_an_older_version_drops_what_is_gone_and_was_off(capsys):
+    saved = {"direction": "reverse", "clip_delta": 0.0, "group_size": 4, "reference_mode": "static"}
+    assert flags_of(saved, "c.pt") == ["--group_size=4", "--reference_mode=static"]
+    said = capsys.readouterr().out
+    assert said == "c.pt was made by an older version; dropped settings: clip_delta, direction\n"
+    turned = {"reference_mode": "ema", "ema_alpha": 0.01}
+    for used in ({"direction": "forward"}, {"clip_delta": 3.0}, turned):
+        with pytest.raises(Mistake, match="older version"):
+            flags_of(saved | used, "c.pt")

@@ -20,11 +20,11 @@ import train_grpo
 from data.user_mistake import Mistake
 from grpo.evaluation import evaluate
 from grpo.metrics import METRICS
-from grpo.plumbing import log
-from grpo.plumbing.checkpoint import model_file, read, write
-from grpo.plumbing.config import Config, load_config, read_arguments
-from grpo.plumbing.load import load_data
-from grpo.plumbing.log import claim, how_to_go_on
+from grpo.run import log
+from grpo.run.checkpoint import model_file, read, write
+from grpo.run.config import Config, load_config, read_arguments
+from grpo.run.load import load_data
+from grpo.run.log import claim, how_to_go_on
 from model.transformer import Judge, TransformerConfig
 
 OWN_REWARDS = """
@@ -62,7 +62,7 @@ def files(folder):
 def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, tmp_path, capsys):
     out = tmp_path / "my run"
     table = train_grpo.main(command_line(flags, out_dir=out, eval_interval=2))
-    made = {"config", "metrics", "replay", "checkpoint", "evaluation", "completions"}
+    made = {"config", "metrics", "fills", "checkpoint", "evaluation", "completions"}
     assert made == {path.stem for path in out.iterdir()}
     assert table == json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     lines = [

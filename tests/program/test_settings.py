@@ -3,7 +3,7 @@
 import pytest
 
 import train_grpo
-from grpo.plumbing.config import Config, load_config
+from grpo.run.config import Config, load_config
 
 
 def test_files_and_flags_apply_left_to_right(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from conftest import command_line, figures, run, same
 
 import train_grpo
-from grpo.plumbing.checkpoint import read
+from grpo.run.checkpoint import read
 
 SLOW = """
 import os, time

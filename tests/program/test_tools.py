@@ -10,7 +10,7 @@ from conftest import run
 
 from data.dataset import encode_prompt
 from data.vocabulary import VOCABULARY
-from grpo.plumbing.checkpoint import load_model
+from grpo.run.checkpoint import load_model
 from grpo.tools import bench, fill
 from model.transformer import Generator
 

@@ -12,8 +12,8 @@ from conftest import command_line, figures, run
 
 import train_grpo
 from grpo.distributed import join_processes
-from grpo.plumbing.checkpoint import read
-from grpo.plumbing.network import pick_device
+from grpo.run.checkpoint import read
+from grpo.run.network import pick_device
 
 SHARED = {
     "max_iters": 2,

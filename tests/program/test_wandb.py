@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import run
 
-from grpo.plumbing import log
+from grpo.run import log
 
 wandb = pytest.importorskip("wandb")
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data.user_mistake import Mistake, refuse
+from grpo.advantage import EPSILON
 from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.evaluation.evaluate import format_table
-from grpo.plumbing.checkpoint import LATEST, training_state, write
-from grpo.variants.advantages import EPSILON
+from grpo.run.checkpoint import LATEST, training_state, write
 
 try:
     import fcntl

@@ -13,10 +13,10 @@ from data.user_mistake import refuse
 from data.vocabulary import TEXT_CHARACTERS, decode
 from grpo.distributed import is_first, wait_for_all
 from grpo.evaluation.evaluate import EVALUATION_SEED, HeldOut, hold_out
-from grpo.plumbing.checkpoint import load_model
-from grpo.plumbing.network import Policy, make_judge, pick_device
-from grpo.plumbing.reward_setting import make_rewards
 from grpo.reward import Rewards
+from grpo.run.checkpoint import load_model
+from grpo.run.network import Policy, make_judge, pick_device
+from grpo.run.reward_setting import make_rewards
 from model.transformer import Generator, Judge
 
 # Datasets that are made when they are first needed.

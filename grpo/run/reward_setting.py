@@ -5,8 +5,8 @@ import re
 from functools import partial
 
 from data.user_mistake import refuse
-from grpo.plumbing.user_file import load_function, own_reward
 from grpo.reward import Rewards, judge_reward, rule_reward
+from grpo.run.user_file import load_function, own_reward
 
 PART = re.compile(
     r"(judge|valid_words|right|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"

@@ -16,9 +16,9 @@ import torch
 
 from data.user_mistake import refuse
 from grpo.cuda import kernel
+from grpo.latent import Latent
 from grpo.policy import Product
-from grpo.variants.latent import Latent
-from grpo.variants.truncation import penalise_repetition
+from grpo.truncation import penalise_repetition
 
 
 class Policy:

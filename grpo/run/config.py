@@ -21,14 +21,13 @@ from typing import Literal, get_args
 
 from data.masking import parse_masking
 from data.user_mistake import Mistake, refuse
-from grpo.advantage import BASELINES, DIRECTIONS, SCALES
+from grpo.advantage import BASELINES, SCALES
 from grpo.distributed import is_first, n_processes
 from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
 from grpo.optimizer import learning_rate
-from grpo.plumbing.checkpoint import LATEST, training_state
-from grpo.plumbing.reward_setting import parse_reward
-from grpo.plumbing.user_file import run_file
-from grpo.variants.reference import REFERENCE_MODES
+from grpo.run.checkpoint import LATEST, training_state
+from grpo.run.reward_setting import parse_reward
+from grpo.run.user_file import run_file
 
 
 @dataclass
@@ -45,8 +44,8 @@ class Config:
     reference_checkpoint: str = ""  # the policy to stay close to; empty: generator_checkpoint
     # static: the reference never changes. ema: it moves towards the policy a little in every step.
     # periodic: every reference_update_freq steps it becomes a copy of the policy.
-    reference_mode: Literal[*REFERENCE_MODES] = "static"
-    ema_alpha: float = 0.01  # ema: reference = (1 - ema_alpha) reference + ema_alpha policy
+    reference_mode: Literal["static", "ema", "periodic"] = "static"
+    ema_alpha: float = 0.99  # ema: reference = ema_alpha reference + (1 - ema_alpha) policy
     reference_update_freq: int = 10  # periodic: steps between two copies
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
     save_interval: int = 10  # steps between checkpoints; one is also written at the end
@@ -92,20 +91,12 @@ class Config:
     # Advantages are divided by a standard deviation of rewards. group: that of their own group.
     # batch: that of all blanks of the step. none: they are not divided.
     scale_rewards: Literal[*SCALES] = "none"
-    # Which KL divergence between the policy and its goal is minimised. forward ignores baseline and
-    # scale_rewards, and goes with kl_beta=0, because its weights hold the reference already.
-    direction: Literal[*DIRECTIONS] = "reverse"
     # word: each hidden word earns its own reward. input: each earns the sum of the rewards of all
     # words in its input.
     credit: Literal["word", "input"] = "word"
     objective: Literal[*OBJECTIVES] = "clip"  # what is maximised for each letter
-    sapo_tau: float = 1.0  # sapo: how sharply the ratio is bounded; larger is sharper
-    sapo_tau_negative: float = 1.05  # sapo_tau where the advantage is negative
     clip_eps: float = 0.2  # the ratio is clipped below at 1 - clip_eps
     clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high
-    # The largest ratio, at least 1 + clip_eps_high, so that it matters only where the advantage is
-    # negative; 0: no bound.
-    clip_delta: float = 0.0
     num_iterations: int = 2  # uses of each rollout; 1 with objective=reinforce
     minibatch_size: int = 0  # inputs per update, shuffled; 0: all inputs of the step
 
@@ -143,13 +134,11 @@ RANGES = {
     "seed": (0, LARGEST),
     "temperature": (1e-3, 100),
     "repetition_penalty": (1, 100),
-    "sapo_tau": (1e-3, 100),
-    "sapo_tau_negative": (1e-3, 100),
     "mask_ratio": (0, 1),
     "min_p": (0, 1),
     "xtc_probability": (0, 1),
     "clip_eps": (0, 1),
-    "ema_alpha": (TINY, 1),
+    "ema_alpha": (0, 1 - TINY),
     "top_p": (TINY, 1),
     "xtc_threshold": (TINY, 1),
     "top_entropy_quantile": (TINY, 1),
@@ -264,14 +253,36 @@ def load_config(arguments=()):
     return config
 
 
+# Settings that are gone, with the value that turned each of them off.
+GONE = {"direction": "reverse", "clip_delta": 0.0, "sapo_tau": 1.0, "sapo_tau_negative": 1.05}
+
+
+def flags_of(saved: dict, path) -> list[str]:
+    """Turn a checkpoint's settings into flags, without those that are gone and were off.
+
+    Raises a Mistake if a setting is gone that the run used, or has changed its meaning.
+    """
+    gone = sorted(saved.keys() & GONE)
+    used = [f"{name}={saved[name]}" for name in gone if saved[name] != GONE[name]]
+    if gone and saved["reference_mode"] == "ema":  # as old as these is an ema_alpha turned round
+        used.append(f"ema_alpha={saved['ema_alpha']}")
+    if used:
+        raise Mistake(
+            f"{path} was made by an older version, and used {', '.join(used)}, which is gone or"
+            " means something else now; resume it with the version that made it"
+        )
+    if gone and is_first():
+        print(f"{path} was made by an older version; dropped settings: {', '.join(gone)}")
+    return [f"--{name}={value}" for name, value in saved.items() if name not in gone]
+
+
 def saved_settings(state, given, path):
     """Take the settings from the training state in the checkpoint `path`: -> `Config`.
 
     A checkpoint may not choose a file that we execute. So if the run's reward names a FILE.py,
     `given` has to name a reward, or this raises a Mistake.
     """
-    flags = [f"--{name}={value}" for name, value in state["config"].items()]
-    config = Config(**read_arguments(Config, flags))
+    config = Config(**read_arguments(Config, flags_of(state["config"], path)))
     refuse(
         ".py:" in config.reward and "reward" not in given,
         f"{path}: this run's reward executes a file, so the command has to name it; if you trust"
@@ -320,22 +331,6 @@ def check(config):
         config.objective == "reinforce" and (config.minibatch_size or config.num_iterations > 1),
         "with objective=reinforce a rollout can be used for only one update; set num_iterations=1"
         " and minibatch_size=0",
-    )
-    refuse(
-        0 < config.clip_delta < 1 + config.clip_eps_high,
-        f"clip_delta={config.clip_delta} also bounds ratios whose advantage is positive; set 0,"
-        f" or at least 1 + clip_eps_high = {1 + config.clip_eps_high:g}",
-    )
-    of_input = config.credit == "input" or "valid_words" in parse_reward(config.reward)
-    refuse(
-        config.direction == "forward" and (of_input or config.kl_beta),
-        "direction=forward needs one reward for each word and no further KL; set credit=word,"
-        " kl_beta=0 and a reward other than valid_words, or direction=reverse",
-    )
-    refuse(
-        config.objective == "gmpo" and config.top_entropy_quantile < 1,
-        "objective=gmpo needs all letters of a word, so top_entropy_quantile must not be below 1;"
-        " set top_entropy_quantile=1, or objective=clip",
     )
     parse_masking(config.masking)
     named = [(name, getattr(config, name)) for name in READ]
