@@ -6,27 +6,24 @@ import torch
 
 from grpo.distributed import n_processes, total_over_processes
 
+BETAS = (0.9, 0.99)  # how slowly AdamW forgets the mean gradient, and the mean squared gradient
 
-def learning_rate(step, config):
-    """Warm up linearly, then follow a cosine down to min_lr (1608.03983, equation 5)."""
+
+def learning_rate(step: int, config) -> float:
+    """Warm up linearly, then follow a cosine down to 0 (1608.03983, equation 5)."""
     steps = config.lr_decay_iters or config.max_iters
     warmup = min(config.warmup_iters, steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / (warmup + 1)
     progress = min(1.0, (step - warmup) / max(1, steps - warmup))
-    falling = 0.5 * (1 + math.cos(math.pi * progress))  # from 1 to 0
-    return config.min_lr + falling * (config.learning_rate - config.min_lr)
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def make_adamw(model, config):
-    """Make an AdamW (1711.05101) that decays matrices only: -> torch.optim.AdamW."""
-    decayed = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
+def make_adamw(network: torch.nn.Module, config) -> torch.optim.AdamW:
+    """Make an AdamW (1711.05101) without weight decay: the KL is what holds the policy back."""
+    return torch.optim.AdamW(
+        network.parameters(), lr=config.learning_rate, betas=BETAS, weight_decay=0
+    )
 
 
 class Optimizer:

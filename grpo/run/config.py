@@ -103,12 +103,8 @@ class Config:
     # The optimizer.
     max_iters: int = 30  # steps
     learning_rate: float = 1e-3  # peak learning rate of AdamW
-    min_lr: float = 0.0  # learning rate at the end of its cosine decay
     warmup_iters: int = 5  # steps of linear warm-up; a shorter run only warms up
-    lr_decay_iters: int = 0  # steps until min_lr; 0: max_iters
-    weight_decay: float = 0.0  # AdamW's weight decay, only on matrices
-    beta1: float = 0.9  # AdamW's decay of the mean gradient
-    beta2: float = 0.99  # AdamW's decay of the mean squared gradient
+    lr_decay_iters: int = 0  # steps until the rate is 0; 0: max_iters
     grad_clip: float = 1.0  # largest norm of the gradient; 0: no limit
 
     # The machine.
@@ -142,8 +138,6 @@ RANGES = {
     "top_p": (TINY, 1),
     "xtc_threshold": (TINY, 1),
     "top_entropy_quantile": (TINY, 1),
-    "beta1": (0, 1 - TINY),
-    "beta2": (0, 1 - TINY),
     # settings of model/pretrain.py
     "generator_steps": (0, LARGEST),
     "judge_steps": (0, LARGEST),
@@ -254,7 +248,16 @@ def load_config(arguments=()):
 
 
 # Settings that are gone, with the value that turned each of them off.
-GONE = {"direction": "reverse", "clip_delta": 0.0, "sapo_tau": 1.0, "sapo_tau_negative": 1.05}
+GONE = {
+    "direction": "reverse",
+    "clip_delta": 0.0,
+    "sapo_tau": 1.0,
+    "sapo_tau_negative": 1.05,
+    "min_lr": 0.0,
+    "weight_decay": 0.0,
+    "beta1": 0.9,
+    "beta2": 0.99,
+}
 
 
 def flags_of(saved: dict, path) -> list[str]:

@@ -40,7 +40,6 @@ MISTAKES = {
         --wandb_log=maybe
         --masking=words
         --masking=columns
-        --beta1=1
         --device=banana
         --kernel=cuda
         --reward=jugde

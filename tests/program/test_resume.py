@@ -70,15 +70,13 @@ def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, fo
     run(flags, kl_beta=0.3, max_iters=2)
     shutil.copytree(folder / "out", folder / "copy")
     before = {path: path.read_bytes() for path in (folder / "out").iterdir()}
-    resume(f"--out_dir={folder}/copy", "--max_iters=4", "--top_p=0.9", "--weight_decay=0.3")
+    resume(f"--out_dir={folder}/copy", "--max_iters=4", "--top_p=0.9")
     assert {path: path.read_bytes() for path in (folder / "out").iterdir()} == before
     settings = json.loads((folder / "copy" / "config.json").read_text(encoding="utf-8"))
     assert (settings["kl_beta"], settings["top_p"], settings["max_iters"]) == (0.3, 0.9, 4)
-    changes = "top_p 0.95 -> 0.9, max_iters 2 -> 4, weight_decay 0.0 -> 0.3"
+    changes = "top_p 0.95 -> 0.9, max_iters 2 -> 4"
     changes += ", the learning rate of the next step 0 -> 0.005"  # a cosine of 4 steps, not of 2
     assert f"{folder}/copy goes on from step 2 with {changes}\n" in capsys.readouterr().out
-    groups = read(folder / "copy" / "checkpoint.pt")["training"]["optimizer"]["param_groups"]
-    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
 
 
 def test_a_moved_reference_stays_and_the_table_compares_with_the_base(flags, folder):
