@@ -112,7 +112,17 @@ def different_fills(rollout):
     return sum(len(set(map(tuple, group))) for group in groups) / len(groups)
 
 
-METRICS = {"different_fills": different_fills}  # {name: function of a `Rollout`, to a number}
+def mean_advantage(rollout):
+    """Average the advantages over all blanks. Far from 0, the baseline is off."""
+    mask = gather(rollout.batch.mask)[:, None]  # (B,1,T)
+    advantages = gather(rollout.advantages)  # (B,G,T)
+    return (advantages * mask).sum() / (mask.sum() * advantages.shape[1]).clamp(min=1)
+
+
+METRICS = {
+    "different_fills": different_fills,
+    "mean_advantage": mean_advantage,
+}  # {name: function of a `Rollout`, to a number}
 
 
 def fill_metrics(rollout, rule):

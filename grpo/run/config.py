@@ -53,6 +53,7 @@ class Config:
     eval_inputs: int = 256  # the final table is measured on this many held-out inputs
     wandb_log: bool = False  # log to Weights & Biases too
     wandb_project: str = "fill-in-grpo"  # the project on wandb
+    wandb_run_name: str = ""  # the name of the run there; empty: wandb makes one up
 
     # The inputs.
     batch_size: int = 40  # masked inputs per micro-batch

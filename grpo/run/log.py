@@ -193,6 +193,7 @@ def start_wandb(config):
 
         run = wandb.init(
             project=config.wandb_project,
+            name=config.wandb_run_name or None,
             dir=config.out_dir,
             config=asdict(config),
             settings=WANDB,

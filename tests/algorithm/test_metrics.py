@@ -89,8 +89,11 @@ def test_the_metrics_of_fills_come_from_the_rule_and_from_the_table_of_metrics(m
     mask = encode("so ___ on so", "so ___ __ so") == BLANK
     fills = encode("so cat on so", "so xxx on so", "so xxx on so", "so xxx xx so").view(2, 2, -1)
     batch = make_batch(encode(*["so cat on so"] * 2), mask, BLANK, 2, (0,))
-    rollout = Rollout(batch, Fills(fills, None), None, None, None)
+    advantages = torch.arange(48).view(2, 2, 12).float()  # (B,G,T)
+    rollout = Rollout(batch, Fills(fills, None), None, None, advantages)
     monkeypatch.setitem(metrics.METRICS, "inputs", lambda rollout: len(rollout.batch.mask))
     have = fill_metrics(rollout, ShortWords())
     assert have["short_words"] == pytest.approx((1 + 0 + 1 + 0) / (2 + 4))
     assert (have["inputs"], have["different_fills"]) == (2, 2)
+    at_blanks = [advantages[b, g, t].item() for b, t in mask.nonzero().tolist() for g in range(2)]
+    assert have["mean_advantage"] == pytest.approx(sum(at_blanks) / len(at_blanks))

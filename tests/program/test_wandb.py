@@ -20,10 +20,10 @@ def forgetting():
 
 
 def test_offline_it_writes_into_the_runs_folder(flags):
-    run(flags, wandb_log="true")
+    run(flags, wandb_log="true", wandb_run_name="a name of mine")
     wandb.teardown()  # waits until all is written
     (file,) = Path(flags["out_dir"]).glob("wandb/offline-run-*/*.wandb")
-    for written in (b"mean_reward", b"group_size", b"after, sampled"):
+    for written in (b"mean_reward", b"group_size", b"after, sampled", b"a name of mine"):
         assert written in file.read_bytes()
 
 
