@@ -69,7 +69,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     with torch.no_grad():
         q_old = policy(batch)
         q_ref = reference(batch)
-        fills = q_old.sample(batch.uniforms)
+        fills = q_old.sample()
         old = q_old.score(fills, q_ref)
 
     # 2. Judge. A rule says whether a sum holds. Texts are read by a frozen classifier. It estimates
@@ -77,30 +77,28 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     #    its probability under the base model. Each letter of the word gets this reward.
     reward, parts = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
 
-    # 3. Compare each fill with the rest of its group.
-    advantages = compute_advantages(reward, old, batch, config)  # (B,G,T)
+    # 3. Compare.
+    advantages = compute_advantages(reward, old.entropy, batch.mask, config)  # (B,G,T)
 
-    # 4. Update, by default twice, and each time with all inputs. `weights` turns the sum of the
-    #    losses of all blanks into their average, however the update is cut into micro-batches. By
-    #    default the weight of a blank is 1 / (B · G · blanks of its input).
+    # 4. Update. The weights turn the sum of the losses of all blanks into their average. By default
+    #    a blank weighs 1 / (B · G · blanks of its input).
     metrics = StepMetrics(parts)
     for epoch in range(config.num_iterations):
-        for update in minibatches(batch, epoch, config):  # the numbers of its inputs
-            weights = loss_weights(batch.mask, update, config)  # (B,T), 0 at visible text
+        for update in minibatches(batch, epoch, config):  # (b,) the numbers of its inputs
+            weights = loss_weights(batch.mask[update], config)  # (b,T)
             loss_of_update = 0.0
-            # Take at most batch_size inputs at a time, so that their activations fit into memory.
-            for rows in update.split(config.batch_size):
+            # Micro-batches of batch_size inputs, gradient_accumulation_steps of them, so that the
+            # activations fit into memory. Their gradients add up, as their losses do.
+            size = config.batch_size
+            for rows, weight in zip(update.split(size), weights.split(size)):
                 now = policy(batch[rows]).score(fills[rows], q_ref[rows])
-                words = batch.words[rows]
-                loss, terms = grpo_loss(
-                    now, old[rows], advantages[rows], words, weights[rows], config
-                )
-                loss.backward()  # the gradients of micro-batches add up, as their losses do
+                mask = batch.mask[rows]
+                loss, terms = grpo_loss(now, old[rows], advantages[rows], mask, weight, config)
+                loss.backward()
                 loss_of_update += loss.detach()
-                metrics.add(now, old[rows], terms, batch.mask[rows])
-            # This clips the gradient's norm, takes a step of AdamW if loss and gradient are finite,
-            # and clears the gradient in any case. If they are not finite, the norm or the loss
-            # tells `main`, which ends the run.
+                metrics.add(now, old[rows], terms, mask)
+            # Clip the gradient, take a step of AdamW and clear the gradient. If loss or gradient
+            # aren't finite, no weight changes: `main` sees the norm or the loss, and ends the run.
             grad_norm = optimizer.step(loss_of_update)
             metrics.end_update(grad_norm)
     return Rollout(batch, fills, old, reward, advantages), metrics.result()

@@ -12,9 +12,7 @@ Shapes: B masked inputs, T characters, G completions of each.
 import torch
 from torch import Tensor
 
-from grpo.batch import Batch
 from grpo.distributed import gather
-from grpo.policy import Scores
 
 EPSILON = 1e-4  # added to a standard deviation
 INDISTINCT = 1e-6  # rewards of a group that span no more than this count as equal
@@ -64,19 +62,19 @@ def undivided(reward: Tensor, mask: Tensor) -> int:
 SCALES = {"none": undivided, "group": deviation_of_group, "batch": deviation_of_batch}
 
 
-def compute_advantages(reward: Tensor, old: Scores, batch: Batch, config) -> Tensor:
-    """Compare each fill with its group: reward (B,G,T), `Scores` of the draws -> (B,G,T).
+def compute_advantages(reward: Tensor, entropy: Tensor, mask: Tensor, config) -> Tensor:
+    """Compare each fill with its group: reward (B,G,T), entropy, mask (B,T) -> (B,G,T).
 
     A group whose rewards are all equal gets exactly 0. Without that, the rounding error of the mean
     would be a tiny advantage, and dividing by a tiny deviation would blow it up.
     """
     centered = BASELINES[config.baseline](reward)  # (B,G,T)
-    scaled = centered / SCALES[config.scale_rewards](reward, batch.mask)  # (B,G,T)
+    scaled = centered / SCALES[config.scale_rewards](reward, mask)  # (B,G,T)
     span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)  # (B,1,T)
     equal = span <= INDISTINCT  # a NaN compares as False, stays in, and ends the run
     advantages = scaled.masked_fill(equal, 0)
     if config.top_entropy_quantile < 1:
-        uncertain = most_uncertain(old.entropy, batch.mask, config.top_entropy_quantile)  # (B,T)
+        uncertain = most_uncertain(entropy, mask, config.top_entropy_quantile)  # (B,T)
         advantages = advantages * uncertain[:, None]
     return advantages
 

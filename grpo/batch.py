@@ -17,7 +17,7 @@ from data.vocabulary import MASK_ID
 from grpo.distributed import n_processes, share
 
 # What a stream of random numbers is for, which is a part of its seed.
-INPUTS, LETTERS, SHUFFLE, LATENTS, TARGET, OWN = range(6)
+INPUTS, LETTERS, SHUFFLE, LATENTS, COINS, OWN = range(6)
 
 
 class Rows:
@@ -46,7 +46,9 @@ class Batch(Rows):
     masked: torch.Tensor  # (B,T) the text, with the mask token at its blanks
     mask: torch.Tensor  # (B,T) bool, True at a blank
     words: torch.Tensor  # (B,T) 1 in the first hidden word, 2 in the second, ...; 0 elsewhere
-    uniforms: torch.Tensor  # (B,G,T,2) in [0,1): [..., 0] draws letters, [..., 1] latents
+    uniforms: torch.Tensor  # (B,G,T) in [0,1) to draw the characters
+    latent_uniforms: torch.Tensor  # (B,G,T) to draw z, if there's a latent
+    coins: torch.Tensor  # (B,T) for a truncation that tosses one
     seed: tuple  # the batch is drawn from this seed
 
 
@@ -68,15 +70,15 @@ def make_batch(tokens, mask, words, G, seed):
 
     tokens, mask and words are (B,T).
     """
-    shape = (len(mask), G, mask.shape[1])
-    letters = draw_uniforms(shape, (*seed, LETTERS))  # (B,G,T)
-    latents = draw_uniforms(shape, (*seed, LATENTS))  # (B,G,T)
+    B, T = mask.shape
     return Batch(
         tokens=tokens,
         masked=tokens.masked_fill(mask, MASK_ID),
         mask=mask,
         words=words,
-        uniforms=torch.stack([letters, latents], dim=-1),
+        uniforms=draw_uniforms((B, G, T), (*seed, LETTERS)),
+        latent_uniforms=draw_uniforms((B, G, T), (*seed, LATENTS)),
+        coins=draw_uniforms((B, T), (*seed, COINS)),
         seed=seed,
     )
 

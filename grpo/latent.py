@@ -18,7 +18,7 @@ q_ref,z is the reference's q_z. The first blank of a word adds KL(π‖π_ref), 
 The sum over all blanks is an upper bound of the KL of the fills. All of this is plain PyTorch, and
 autograd differentiates it.
 
-Temperature acts on the letters and on the prior π. Truncation and XTC act on the letters alone.
+Temperature acts on the letters and on the prior π, a truncation on the letters of each z alone.
 Others have used a shared latent for translation (Shen et al. 2019, 1902.07816) and mixtures for
 discrete diffusion (Di4C, 2410.08709).
 
@@ -31,29 +31,26 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from data.per_word import begins_word, lay_out_words, spread
-from grpo.batch import Batch
-from grpo.policy import (
-    Distribution,
-    Fills,
-    Product,
-    Scores,
-    draw,
-    expectation,
-    integer_weights,
-    log_softmax,
-    may_be_drawn,
-    restrict,
-)
+from grpo.batch import Batch, Rows
+from grpo.policy import Fills, Product, Scores, log_softmax
+from grpo.truncation import allowed_characters, restrict, truncates
+
+
+def draw(log_q: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw from the last dimension by inverting its cumulative sum: (...,V), (...,) -> (...,)."""
+    ends = log_q.double().softmax(dim=-1).cumsum(dim=-1)  # (...,V)
+    return (ends <= uniforms[..., None]).sum(dim=-1).clamp(max=log_q.shape[-1] - 1)
 
 
 @dataclass
-class Latent(Distribution):
+class Latent(Rows):
     """A distribution over the fills of B inputs, with the same methods as `Product`."""
 
-    prior: torch.Tensor  # (B,T,K) logits of π, the same at each blank of a word
-    letters: torch.Tensor  # (B,T,K,V) logits of q_z
+    prior: Tensor  # (B,T,K) logits of π, the same at each blank of a word
+    letters: Tensor  # (B,T,K,V) logits of q_z
     batch: Batch
     config: object
 
@@ -62,15 +59,18 @@ class Latent(Distribution):
         self.first = begins_word(self.batch.words)  # (B,T)
         self.word, self.place = lay_out_words(self.batch.words)  # each (M,), see `lay_out_words`
 
-    def log_q(self):
+    def log_q(self, allowed: Tensor | None = None) -> Tensor:
         """Compute log q_z(v) of every character v, for each blank and each z: (M,K,V)."""
-        return log_softmax(self.letters[self.mask], self.config.temperature)
+        letters = self.letters[self.mask]  # (M,K,V)
+        if allowed is not None:
+            letters = restrict(letters, allowed[self.mask])
+        return log_softmax(letters, self.config.temperature)
 
-    def log_pi(self):
+    def log_pi(self) -> Tensor:
         """Compute log π(z) of each word: (N,K)."""
         return log_softmax(self.prior[self.first], self.config.temperature)
 
-    def running(self, log_q, log_pi, y):
+    def running(self, log_q: Tensor, log_pi: Tensor, y: Tensor) -> Tensor:
         """Compute L_t, the log-probability of a word's first t letters, for every word and t.
 
         y (M,n) holds n letters for each blank. The result has the shape (N,L,n), where L is the
@@ -83,73 +83,63 @@ class Latent(Distribution):
         up_to = letters.cumsum(dim=1)  # (N,L,K,n)
         return (log_pi[:, None, :, None] + up_to).logsumexp(dim=2)
 
-    def chain(self, log_q, log_pi, y):
-        """Compute logp_t of each letter: y (M,n) -> (B,n,T).
-
-        logp_t is L_t − L_{t−1}. The method `running` computes L_t, and L_0 is 0.
-
-        Truncation may give a letter of y the probability 0 under some z. Then this z adds 0 to the
-        sum in L_t. L_t is still finite, because the z that drew the letters allows all of them.
-        """
+    def chain(self, log_q: Tensor, log_pi: Tensor, y: Tensor) -> Tensor:
+        """Compute logp_t = L_t − L_{t−1} of each letter, with L_0 = 0: y (M,n) -> (B,n,T)."""
         L = self.running(log_q, log_pi, y)  # (N,L,n)
         before = F.pad(L, (0, 0, 1, 0))[:, :-1]  # (N,L,n) 0 before a word's first letter
         logp = (L - before)[self.word, self.place]  # (M,n)
         return spread(logp, self.mask).mT
 
-    def sample(self, uniforms):
-        """Draw z ~ π for each word of each completion, then its letters from q_z: -> `Fills`."""
-        K, V = self.letters.shape[-2:]
-        # Here without the temperature, because `integer_weights` divides by it.
-        log_pi = log_softmax(self.prior[self.first], temperature=1.0)  # (N,K)
-        choosing = uniforms[..., 1].mT[self.first]  # (N,G)
-        z = draw(integer_weights(log_pi, self.config.temperature), choosing)  # (N,G)
-        z = z.clamp(max=K - 1)[self.word]  # (M,G) clamped, because NaN logits draw z = K
+    def sample(self) -> Fills:
+        """Draw z ~ π for each word of each completion, then its letters from q_z."""
+        batch, allowed = self.batch, None
+        if truncates(self.config):
+            coins = batch.coins[..., None, None]  # (B,T,1,1)
+            allowed = allowed_characters(self.letters, coins, self.config)  # (B,T,K,V)
+        log_pi = self.log_pi()[:, None]  # (N,1,K)
+        z = draw(log_pi, batch.latent_uniforms.mT[self.first])[self.word]  # (M,G)
+        of_z = self.log_q(allowed).take_along_dim(z[..., None], dim=1)  # (M,G,V)
+        y = spread(draw(of_z, batch.uniforms.mT[self.mask]), self.mask).mT  # (B,G,T)
+        return Fills(torch.where(self.mask[:, None], y, batch.masked[:, None]), allowed)
 
-        spelling = uniforms[..., 0].mT[self.mask]  # (M,G)
-        weights = integer_weights(self.letters[self.mask], self.config.temperature)  # (M,K,V)
-        of_blank = uniforms.transpose(1, 2)[self.mask].flatten(1)  # (M,2G)
-        kept = may_be_drawn(weights, of_blank[:, None], self.config)  # (M,K,V)
-        of_z = (weights * kept).take_along_dim(z[..., None], dim=1)  # (M,G,V)
-        y = draw(of_z, spelling[..., None]).squeeze(-1)  # (M,G)
-        y = spread(y.clamp(max=V - 1), self.mask).mT  # (B,G,T)
-        completions = torch.where(self.mask[:, None], y, self.batch.masked[:, None])
-        return Fills(completions, spread(kept, self.mask))
-
-    def score(self, fills, reference):
-        """Score fills under the policy and a reference: -> `Scores`. Gradients reach the policy."""
+    def score(self, fills: Fills, reference: "Latent") -> Scores:
+        """Score fills under the policy and a reference. Gradients reach the policy."""
         log_q, log_pi = self.log_q(), self.log_pi()  # (M,K,V), (N,K)
         log_q_ref, log_pi_ref = reference.log_q(), reference.log_pi()
-        kept = fills.kept[self.mask]  # (M,K,V)
         y = fills.completions.mT[self.mask]  # (M,G)
         first = self.first[self.mask][:, None]  # (M,1)
 
-        def of_pairs(letters, priors):
+        def over_pairs(letters, priors):
             """Compute the expectation over the pair of z and the letter v: -> (B,T).
 
             `letters` (M,K,V) has a number for each blank, z and v. `priors` (N,K) has a number for
             each word and z. The first blank of a word adds the numbers of its word.
             """
-            given_z = expectation(log_q.exp(), letters).squeeze(-1)  # (M,K)
+            given_z = (log_q.exp() * letters).sum(dim=-1)  # (M,K)
             each = given_z + first * priors[self.word]  # (M,K)
-            both = expectation(log_pi.exp()[self.word], each)  # (M,1)
-            return spread(both.squeeze(-1), self.mask)
+            both = (log_pi.exp()[self.word] * each).sum(dim=-1)  # (M,)
+            return spread(both, self.mask)
 
+        kl = over_pairs(log_q - log_q_ref, log_pi - log_pi_ref)
+        entropy = over_pairs(-log_q, -log_pi)
+        if fills.allowed is not None:
+            log_q, log_q_ref = (q.log_q(fills.allowed) for q in (self, reference))
         return Scores(
-            logp=self.chain(restrict(log_q, kept), log_pi, y),
-            ref_logp=self.chain(restrict(log_q_ref, kept), log_pi_ref, y),
-            kl=of_pairs(log_q - log_q_ref, log_pi - log_pi_ref),
-            entropy=of_pairs(-log_q, -log_pi),
+            logp=self.chain(log_q, log_pi, y),
+            ref_logp=self.chain(log_q_ref, log_pi_ref, y),
+            kl=kl,
+            entropy=entropy,
         )
 
-    def log_prob(self, completions):
-        """Compute each letter's exact log-probability, without truncation: (B,n,T) -> (B,n,T)."""
+    def log_prob(self, completions: Tensor) -> Tensor:
+        """Compute log q of each letter, without truncation: (B,n,T) -> (B,n,T)."""
         return self.chain(self.log_q(), self.log_pi(), completions.mT[self.mask])
 
-    def best_guess(self):
+    def best_guess(self) -> Tensor:
         """Fill each word with a likely spelling: -> (B,T).
 
-        Each z proposes its likeliest letters. The proposal that is likeliest under the mixture of
-        all z wins. A spelling that no z proposes may be likelier still.
+        Each z proposes its most likely letters. The proposal that is most likely under the mixture
+        of all z wins. A spelling that no z proposes may be more likely still.
         """
         log_q = self.log_q()  # (M,K,V)
         candidates = log_q.argmax(dim=-1)  # (M,K)
@@ -157,8 +147,8 @@ class Latent(Distribution):
         letters = candidates.take_along_dim(best[self.word, None], dim=1)  # (M,1)
         return self.batch.masked.masked_scatter(self.mask, letters)
 
-    def marginal(self):
-        """Mix the q_z of each blank into one distribution, Σ_z π(z) q_z: -> `Product`."""
+    def marginal(self) -> Product:
+        """Mix the q_z of each blank into one distribution, Σ_z π(z) q_z."""
         joint = self.log_pi()[self.word][..., None] + self.log_q()  # (M,K,V)
         log_m = joint.logsumexp(dim=1)  # (M,V)
         logits = spread(self.config.temperature * log_m, self.mask)  # (B,T,V)

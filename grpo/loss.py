@@ -23,14 +23,14 @@ from grpo.policy import Scores
 #
 #     logp, old_logp   (B,G,T) its log-probability now, and when it was drawn
 #     A                (B,G,T) its advantage
-#     words            (B,T)   the number of each blank's word, 0 at visible text
+#     mask             (B,T)   True at a blank
 #
 # and return the objective (B,G,T), and where a bound has stopped its gradient (B,G,T), which is
 # what the metric clip_ratio counts. ρ = q/q_old is the importance ratio. In the first update after
 # a rollout ρ is 1, and all of them have the gradient A·∇log q(y).
 
 
-def clip(logp, old_logp, A, words, config) -> tuple[Tensor, Tensor]:
+def clip(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
     """min(ρA, clip(ρ, 1−ε, 1+ε_high)·A): PPO (1707.06347, eq. 7), GRPO (2402.03300, eq. 3).
 
     The upper bound has a setting of its own, as in DAPO (2503.14476, eq. 8).
@@ -40,20 +40,20 @@ def clip(logp, old_logp, A, words, config) -> tuple[Tensor, Tensor]:
     return torch.minimum(ratio * A, clipped * A), clipped * A < ratio * A
 
 
-def gspo(logp, old_logp, A, words, config) -> tuple[Tensor, Tensor]:
+def gspo(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
     """`clip` with one ρ for the whole completion: GSPO (2507.18071, eq. 7).
 
     log ρ is the mean over the completion's blanks. Only its value is shared: each character keeps
     the gradient of its own log q(y), as in GSPO-token (eq. 13 and 14).
     """
-    blanks = (words > 0).sum(dim=-1)[:, None, None].clamp(min=1)  # (B,1,1)
+    blanks = mask.sum(dim=-1)[:, None, None].clamp(min=1)  # (B,1,1)
     mean = (logp - old_logp).sum(dim=-1, keepdim=True) / blanks  # (B,G,1)
     ratio = (mean.detach() + (logp - logp.detach())).exp()  # (B,G,T)
     clipped = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps_high)  # (B,G,T)
     return torch.minimum(ratio * A, clipped * A), clipped * A < ratio * A
 
 
-def cispo(logp, old_logp, A, words, config) -> tuple[Tensor, Tensor]:
+def cispo(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
     """sg(min(ρ, 1+ε_high))·A·log q: CISPO (2506.13585, eq. 4 and 5).
 
     Every character keeps its gradient; the ratio is only a weight. TRL's epsilon_high is the whole
@@ -64,7 +64,7 @@ def cispo(logp, old_logp, A, words, config) -> tuple[Tensor, Tensor]:
     return ratio.clamp(max=bound).detach() * A * logp, ratio > bound
 
 
-def reinforce(logp, old_logp, A, words, config) -> tuple[Tensor, Tensor]:
+def reinforce(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
     """A·log q: no ratio, no bound (RLOO, 2402.14740).
 
     This is the policy gradient only in the first update after a rollout, so there may be only one.
@@ -153,15 +153,13 @@ LOSS_TYPES = {
 }
 
 
-def loss_weights(mask: Tensor, rows: Tensor, config) -> Tensor:
-    """Weigh the blanks of an update, whose inputs are `rows`: mask (B,T) -> (B,T), 0 elsewhere.
+def loss_weights(mask: Tensor, config) -> Tensor:
+    """Weigh the blanks of an update's inputs: mask (b,T) -> (b,T), 0 at visible text.
 
     The weights are normalized over the whole update, so that the losses of its micro-batches just
     add up.
     """
-    weights = torch.zeros_like(mask, dtype=torch.float)  # (B,T)
-    weights[rows] = LOSS_TYPES[config.loss_type](mask[rows].float(), config)
-    return weights
+    return LOSS_TYPES[config.loss_type](mask.float(), config)
 
 
 @dataclass
@@ -178,12 +176,12 @@ def grpo_loss(
     now: Scores,  # of the completions under the current policy
     old: Scores,  # of the same completions under the policy that drew them
     advantages: Tensor,  # (B,G,T)
-    words: Tensor,  # (B,T)
+    mask: Tensor,  # (B,T)
     weights: Tensor,  # (B,T) from `loss_weights`
     config,
 ) -> tuple[Tensor, Terms]:
     """Compute the loss of one micro-batch: -> a scalar, and its `Terms`."""
-    objective, stopped = OBJECTIVES[config.objective](now.logp, old.logp, advantages, words, config)
+    objective, stopped = OBJECTIVES[config.objective](now.logp, old.logp, advantages, mask, config)
     kl = KL_ESTIMATORS[config.kl_estimator](now)  # (B,1,T) or (B,G,T)
 
     def weighted(x):
@@ -193,5 +191,5 @@ def grpo_loss(
     pg_loss = -weighted(objective)
     kl_penalty = config.kl_beta * weighted(kl)
     loss = pg_loss + kl_penalty - config.entropy_coef * weighted(now.entropy[:, None])
-    clipped = (stopped & (words > 0)[:, None]).sum()  # at blanks only
+    clipped = (stopped & mask[:, None]).sum()
     return loss, Terms(loss, pg_loss, kl_penalty, clipped)

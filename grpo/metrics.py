@@ -12,18 +12,16 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from grpo.advantage import INDISTINCT
 from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
+from grpo.loss import Terms
 from grpo.policy import Fills, Scores
 from grpo.reward import count_good
 
-# What the updates of a step are averaged to. Causes stand before effects, see `check_finite`.
-NAMES = (
-    *("entropy", "mean_log_prob", "mean_kl", "approx_kl", "clip_ratio"),  # means over the blanks
-    *("loss", "pg_loss", "kl_penalty"),
-)
+PER_BLANK = ("entropy", "mean_log_prob", "mean_kl", "approx_kl", "clip_ratio")
 
 
 def check_finite(metrics, step):
@@ -52,58 +50,59 @@ class Rollout(Rows):
 
 
 class StepMetrics:
-    """Collect the metrics of one step.
+    """Collect the metrics of a step: append what each update gives, average at the end.
 
-    It adds up the metrics of an update's micro-batches, and averages them over the updates.
+    Within an update the metrics in PER_BLANK are means over all of its blanks, in whichever
+    micro-batch and process those are. The losses of its micro-batches add up.
     """
 
-    def __init__(self, parts):
+    def __init__(self, parts: dict[str, Tensor]):
         """Compute the rollout's metrics from its rewards, {name: (B,G)}."""
         parts = {name: gather(values) for name, values in parts.items()}
         total = parts.pop("reward")  # (B,G)
         span = total.amax(dim=1) - total.amin(dim=1)  # (B,)
-        self.figures = {name: values.mean() for name, values in parts.items()}
-        self.figures |= {
+        self.rollout = {name: values.mean() for name, values in parts.items()}
+        self.rollout |= {
             "mean_reward": total.mean(),
             "std_reward": total.std(dim=1, correction=0).mean(),
             "frac_reward_zero_std": (span <= INDISTINCT).float().mean(),
         }
-        self.sums = 0  # of the update at hand, (9,)
-        self.updates = []  # of each finished update
-        self.norms = []
+        self.micro_batches = []  # of the update at hand, {name: sum}
+        self.updates = []  # {name: mean}
 
     @torch.no_grad()
-    def add(self, now, old, terms, mask):
-        """Add the metrics of one micro-batch, whose blanks are in `mask` (B,T).
-
-        `now` and `old` are its `Scores`, and `terms` is its `Terms`.
-        """
+    def add(self, now: Scores, old: Scores, terms: Terms, mask: Tensor) -> None:
+        """Add the sums of one micro-batch over its blanks, where mask (B,T) is True."""
         G = now.logp.shape[1]
-        d = now.logp - old.logp  # (B,G,T)
-        drift = d.exp() - 1 - d  # (B,G,T) the k3 estimate of KL(old‖now)
-        of_blanks = [  # in the order of NAMES
-            now.entropy.sum(),
-            now.logp.sum() / G,
-            now.kl.sum(),
-            drift.sum() / G,
-            terms.clipped / G,
-        ]
-        of_loss = [terms.loss, terms.pg_loss, terms.kl_penalty]
-        self.sums = self.sums + torch.stack([mask.sum(), *of_blanks, *of_loss]).float()
+        moved = now.logp - old.logp  # (B,G,T)
+        sums = {
+            "blanks": mask.sum(),
+            "entropy": now.entropy.sum(),
+            "mean_log_prob": now.logp.sum() / G,
+            "mean_kl": now.kl.sum(),
+            "approx_kl": (moved.exp() - 1 - moved).sum() / G,  # k3, of the policy that drew and now
+            "clip_ratio": terms.clipped / G,
+            "loss": terms.loss,
+            "pg_loss": terms.pg_loss,
+            "kl_penalty": terms.kl_penalty,
+        }
+        self.micro_batches.append({name: x.detach().float() for name, x in sums.items()})
 
-    def end_update(self, grad_norm):
-        """Close an update, whose gradient had this norm, a scalar tensor."""
-        self.updates.append(self.sums)
-        self.sums = 0
-        self.norms.append(grad_norm)
+    def end_update(self, grad_norm: Tensor) -> None:
+        """Close an update, whose gradient had this norm before it was clipped."""
+        names = self.micro_batches[0]
+        sums = [sum(each[name] for each in self.micro_batches) for name in names]
+        totals = dict(zip(names, total_over_processes(torch.stack(sums))))
+        blanks = totals.pop("blanks").clamp(min=1)
+        means = {name: x / blanks if name in PER_BLANK else x for name, x in totals.items()}
+        self.updates.append(means | {"grad_norm": grad_norm})
+        self.micro_batches = []
 
-    def result(self):
-        """Return the metrics of the whole step, {name: scalar tensor}."""
-        sums = total_over_processes(torch.stack(self.updates))  # (updates,9)
-        blanks, of_blanks, of_loss = sums.split([1, 5, 3], dim=1)
-        means = torch.cat([of_blanks / blanks.clamp(min=1), of_loss], dim=1)  # (updates,8)
-        of_updates = dict(zip(NAMES, sum(means) / len(means)))
-        return self.figures | of_updates | {"grad_norm": torch.stack(self.norms).mean()}
+    def result(self) -> dict[str, Tensor]:
+        """Average over the updates: -> {name: scalar tensor}."""
+        n = len(self.updates)
+        means = {name: sum(each[name] for each in self.updates) / n for name in self.updates[0]}
+        return self.rollout | means
 
 
 def different_fills(rollout):

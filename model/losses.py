@@ -9,6 +9,8 @@ Shapes: B inputs, T characters. A policy maps a `Batch` to a distribution over i
 maps tokens (B,T) to log-odds (B,T). `args` are the settings of `model/pretrain.py`.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -53,7 +55,9 @@ def generator_loss(policy, dataset, args, seed):
 @torch.no_grad()
 def draw_fills(policy, batch, temperature):
     """Draw one fill of each input, at this temperature: -> (B,T)."""
-    return policy(batch).at(temperature).sample(batch.uniforms).completions[:, 0]
+    q = policy(batch)
+    q = replace(q, config=replace(q.config, temperature=temperature))
+    return q.sample().completions[:, 0]
 
 
 def judge_loss(judge, policy, dataset, args, temperature, seed):

@@ -22,7 +22,7 @@ from data.user_mistake import exit_on_mistake, refuse
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, read_arguments
 from grpo.run.load import check_length, load_splits
-from grpo.run.network import Policy, make_judge, pick_device
+from grpo.run.network import make_judge, make_policy, pick_device
 from model.losses import PRETRAINING, generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
@@ -144,7 +144,7 @@ def pretrain(args):
     check_length(args.block_size, *models, judge)
     out = Path(args.out_dir)
     out.mkdir(parents=True)  # what cannot be written fails now, and not in half an hour
-    sources = [Policy(model, config, device) for model in models]
+    sources = [make_policy(model, config, device) for model in models]
     policy = sources[0]
     score = make_judge(judge, config, device)
 

@@ -25,11 +25,8 @@ from grpo.batch import Batch, make_batch
 from grpo.evaluation.rivals import (
     best_by_word,
     fill_blank_by_blank,
-    fill_blindly,
-    target,
-    temper,
+    fill_with_common_words,
 )
-from grpo.latent import Latent
 from grpo.reward import count_good, log_odds, of_completions
 from grpo.run.network import uncompiled
 
@@ -154,12 +151,12 @@ def completion_lines(fills, said, held_out):
 
 def draws(q):
     """Draw 16 fills of each input: -> (N,16,T)."""
-    return q.sample(q.batch.uniforms).completions
+    return q.sample().completions
 
 
 def argmax(q):
     """Fill in the likeliest letters: -> (N,1,T)."""
-    return q.at(1.0).best_guess()[:, None]
+    return q.best_guess()[:, None]
 
 
 def best_of_draws(q, judge, held_out):
@@ -170,7 +167,7 @@ def best_of_draws(q, judge, held_out):
     """
     fills = draws(q)  # (N,16,T)
     if judge:
-        return best_by_word(q.at(1.0), fills, log_odds(judge, fills, q.batch.words))
+        return best_by_word(q, fills, log_odds(judge, fills, q.batch.words))
     good, _ = count_good(held_out.rule, fills, q.batch)  # (N,16)
     best = good.argmax(dim=1).view(-1, 1, 1)  # (N,1,1)
     return fills.take_along_dim(best, dim=1)
@@ -190,14 +187,9 @@ def table_rows(models, held_out, config, everything):
         "before, argmax": lambda: argmax(before),
     }
     if held_out.rule.one_answer:
-        rows["cheat: common words"] = lambda: fill_blindly(batch, held_out.text)[0]
-        rows["cheat: random words"] = lambda: fill_blindly(batch, held_out.text)[1]
+        rows["cheat: common words"] = lambda: fill_with_common_words(batch, held_out.text)
     rows["after, sampled"] = lambda: draws(after)
     rows["after, argmax"] = lambda: argmax(after)
-    if isinstance(before, Latent):
-        rows["before, letters at 0"] = lambda: draws(temper(before, 1))
-        rows["after, letters at 0"] = lambda: draws(temper(after, 1))
-        rows["before, temperatures 0.5 and 0"] = lambda: draws(temper(before, 0.5))
     if everything:
         one_by_one = partial(
             fill_blank_by_blank, models.base, batch, held_out.number_words, config.seed
@@ -206,8 +198,6 @@ def table_rows(models, held_out, config, everything):
         n = 1 if held_out.rule.one_answer else SAMPLES  # on text 16 draws would take minutes
         rows["one by one, drawn"] = partial(one_by_one, n=n)
         rows["one by one, surest"] = partial(one_by_one, surest=True)
-        if isinstance(before, Latent) and models.judge:
-            rows["the target"] = lambda: target(before, models.judge, config.kl_beta)
     return rows
 
 
@@ -228,9 +218,6 @@ def evaluate(models, rewards, held_out, config, everything=False, quiet=False):
         result[title] = measure(fills, held_out)
         if title.startswith("one by one"):
             result[title]["passes"] = held_out.batch.mask.sum(dim=1).float().mean().item()
-        if title == "the target":  # it takes 16 of 64 draws, so it repeats itself
-            for name in ("different_valid_words", "pass@16"):
-                del result[title][name]
         if title in ("the text", "before, sampled", "after, sampled"):
             read = fills if everything else fills[:, :1]
             said = opinions(models.judge, rewards, read, held_out.batch)

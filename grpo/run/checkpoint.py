@@ -18,6 +18,7 @@ from grpo.distributed import is_first, n_processes
 from model.transformer import TransformerConfig
 
 LATEST = "checkpoint.pt"
+SETTLED = ("device", "dtype", "compile", "kernel")  # settings that may be `auto`
 
 
 def write(path, content):
@@ -108,7 +109,7 @@ def save_checkpoint(config, policy, reference, optimizer, iteration):
 
     The inputs and draws of a step depend only on the seed and the step's number, so nothing else
     has to be saved for them. `config` holds the settings as the user gave them, and
-    `policy.settled` says what `auto` meant.
+    `policy.config` says what `auto` meant.
     """
     content = model_file(policy.network)
     content["training"] = {
@@ -116,7 +117,7 @@ def save_checkpoint(config, policy, reference, optimizer, iteration):
         "reference": reference.network.state_dict(),
         "iteration": iteration,
         "config": asdict(config),
-        "settled": policy.settled,
+        "settled": {name: getattr(policy.config, name) for name in SETTLED},
         "processes": n_processes(),
     }
     write(Path(config.out_dir) / LATEST, content)
@@ -133,8 +134,8 @@ def load_checkpoint(config, policy, reference, optimizer):
     load_weights(reference.network, state["reference"], path)
     wrapped = optimizer.wrapped
     wrapped.load_state_dict(wrapped.state_dict() | {"state": state["optimizer"]["state"]})
-    for name, now in policy.settled.items():
-        then = state["settled"][name]
+    for name, then in state["settled"].items():
+        now = getattr(policy.config, name)
         if now != then and is_first():
             tqdm.write(f"{name} is {now} now, and was {then}: the run does not go on bit for bit")
     return state["iteration"]

@@ -72,9 +72,7 @@ class Config:
     top_k: int = 0  # draw from the k likeliest characters; 0: from all
     top_p: float = 1.0  # draw from the fewest characters with this total probability; 1: from all
     min_p: float = 0.0  # drop characters with less than this share of the top probability; 0: none
-    # XTC drops each character whose probability is at least xtc_threshold, except for the least
-    # likely of these.
-    xtc_threshold: float = 0.1
+    # XTC drops each character with a probability of at least .1, but for the least likely of these.
     xtc_probability: float = 0.0  # chance that XTC is used at a blank; 0: off
     # A penalty above 1 makes the characters of the visible text less likely. This changes little,
     # because the visible text has most of the alphabet.
@@ -137,7 +135,6 @@ RANGES = {
     "clip_eps": (0, 1),
     "ema_alpha": (0, 1 - TINY),
     "top_p": (TINY, 1),
-    "xtc_threshold": (TINY, 1),
     "top_entropy_quantile": (TINY, 1),
     # settings of model/pretrain.py
     "generator_steps": (0, LARGEST),
@@ -258,6 +255,7 @@ GONE = {
     "weight_decay": 0.0,
     "beta1": 0.9,
     "beta2": 0.99,
+    "xtc_threshold": 0.1,
 }
 
 

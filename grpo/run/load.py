@@ -13,9 +13,10 @@ from data.user_mistake import refuse
 from data.vocabulary import TEXT_CHARACTERS, decode
 from grpo.distributed import is_first, wait_for_all
 from grpo.evaluation.evaluate import EVALUATION_SEED, HeldOut, hold_out
+from grpo.policy import Policy
 from grpo.reward import Rewards
 from grpo.run.checkpoint import load_model
-from grpo.run.network import Policy, make_judge, pick_device
+from grpo.run.network import make_judge, make_policy, pick_device
 from grpo.run.reward_setting import make_rewards
 from model.transformer import Generator, Judge
 
@@ -57,9 +58,9 @@ def load_models(config, device):
     )
     there = pick_device(config.reference_device or config.device)
     return Models(
-        policy=Policy(generator, config, device),
-        reference=Policy(reference, config, there),
-        base=Policy(base, config, device),
+        policy=make_policy(generator, config, device),
+        reference=make_policy(reference, config, there),
+        base=make_policy(base, config, device),
         judge=judge,
     )
 
@@ -128,7 +129,9 @@ def load_run(config, generator_file, eval_seed=EVALUATION_SEED):
     """Load a run that is not to be trained, with the weights of `generator_file`."""
     device = pick_device(config.device)
     models = load_models(config, device)
-    models = models._replace(policy=Policy(load_model(generator_file, Generator), config, device))
+    models = models._replace(
+        policy=make_policy(load_model(generator_file, Generator), config, device)
+    )
     train, rule, held_out = load_data(config, device, eval_seed)
     rewards = load_rewards(config, models.judge, rule, device)
     return LoadedRun(models, rewards, train, held_out)

@@ -15,41 +15,18 @@ from dataclasses import replace
 import torch
 
 from data.user_mistake import refuse
-from grpo.cuda import kernel
+from grpo import kernel
 from grpo.latent import Latent
-from grpo.policy import Product
-from grpo.truncation import penalise_repetition
+from grpo.policy import Policy, Product
 
 
-class Policy:
-    """Map a `Batch` to a distribution over its fills. `policy.network` is what learns.
-
-    One call runs the network once on each masked input, batch_size inputs at a time. The network
-    may live on another device than the batch.
-    """
-
-    def __init__(self, network, config, device):
-        self.network = network
-        self.config = settle(config, device, network)
-        names = ("device", "dtype", "compile", "kernel")
-        self.settled = {name: getattr(self.config, name) for name in names}  # for the checkpoint
-        self.call = on_device(network, device, self.config)
-        # The kind of distribution that the network describes. Add your own kind here.
-        self.kind = Latent if network.n_latent > 1 else Product
-        if self.config.kernel == "cuda":
-            self.kind = kernel.FusedProduct
-
-    def __call__(self, batch):
-        """Return a distribution over the fills of a batch, by default a `Product`."""
-        recompute = self.config.gradient_checkpointing and torch.is_grad_enabled()
-        inputs = (x.split(self.config.batch_size) for x in (batch.masked, batch.words))
-        outputs = [self.call(*part, recompute=recompute) for part in zip(*inputs)]
-        tensors = [torch.cat(pieces).to(batch.masked.device) for pieces in zip(*outputs)]
-        penalty = self.config.repetition_penalty
-        if penalty != 1:
-            where = (batch.masked, batch.mask, self.network.blank)
-            tensors[-1] = penalise_repetition(tensors[-1], *where, penalty)
-        return self.kind(*tensors, batch, self.config)
+def make_policy(network: torch.nn.Module, config, device: torch.device) -> Policy:
+    """Put a generator on its device, and wrap it as a `Policy`."""
+    settled = settle(config, device, network)
+    kind = Latent if network.n_latent > 1 else Product
+    if settled.kernel == "cuda":
+        kind = kernel.FusedProduct
+    return Policy(network, on_device(network, device, settled), kind, settled)
 
 
 def make_judge(network, config, device):

@@ -38,7 +38,7 @@ from grpo.reward import log_odds
 from grpo.run.checkpoint import LATEST, load_model, read
 from grpo.run.config import Config, Parser, number
 from grpo.run.load import check_length
-from grpo.run.network import Policy
+from grpo.run.network import make_policy
 from model.transformer import Generator, Judge
 
 
@@ -59,8 +59,8 @@ def fill(generator, text, k=5, temperature=1.0, seed=1):
     blanks = masked == MASK_ID  # (1,T)
     batch = make_batch(masked, blanks, typed_words(masked, blanks), k, (seed,))
     config = Config(temperature=temperature, dtype="float32", compile="false")
-    q = Policy(generator, config, torch.device("cpu"))(batch)
-    drawn = q.sample(batch.uniforms).completions  # (1,k,T)
+    q = make_policy(generator, config, torch.device("cpu"))(batch)
+    drawn = q.sample().completions  # (1,k,T)
     log_p = q.log_prob(drawn).sum(dim=-1)[0]  # (k,)
     log_probs = dict(zip(decode(drawn), log_p.tolist()))
     different = [Completion(*one) for one in log_probs.items()]

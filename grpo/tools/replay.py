@@ -40,7 +40,7 @@ def shown_inputs(held_out):
 
 
 def draws(policy, batch):
-    return policy(batch).sample(batch.uniforms).completions[:, 0]  # (N,T)
+    return policy(batch).sample().completions[:, 0]  # (N,T)
 
 
 @torch.no_grad()

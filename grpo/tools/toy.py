@@ -22,7 +22,7 @@ from grpo.batch import make_batch
 from grpo.optimizer import Optimizer, update_reference
 from grpo.reward import Rewards
 from grpo.run.config import Config, check, read_arguments
-from grpo.run.network import Policy
+from grpo.run.network import make_policy
 from model.transformer import IMPOSSIBLE
 from train_grpo import grpo_step
 
@@ -87,7 +87,7 @@ def draw_batch(step, config):
     words = MASK.long()  # the two blanks are not adjacent, but they belong to one word
     batch = make_batch(COMPLETIONS[:1], MASK, words, config.group_size, seed)
     if step == 0:
-        batch.uniforms[:, :, MASK[0], 0] = IN_TURN[torch.arange(config.group_size) % 4]
+        batch.uniforms[:, :, MASK[0]] = IN_TURN[torch.arange(config.group_size) % 4]
     return batch
 
 
@@ -125,7 +125,7 @@ def train(arguments=()):
     """
     config = settings_of(arguments)
     table, base = Table(config.n_latent), Table(config.n_latent)
-    policy, reference = (Policy(x, config, torch.device("cpu")) for x in (table, base))
+    policy, reference = (make_policy(x, config, torch.device("cpu")) for x in (table, base))
     descent = torch.optim.SGD(table.parameters(), lr=config.learning_rate)
     optimizer = Optimizer(descent, config.grad_clip)
     rewards = Rewards({"words": (reward, 1)})

@@ -7,17 +7,11 @@ import math
 
 import pytest
 import torch
-from conftest import make_batch
 
 from grpo.advantage import compute_advantages
-from grpo.policy import Scores
 from grpo.run.config import Config
 
 B, G, T = 3, 4, 5
-
-
-def batch_of(mask):
-    return make_batch(torch.zeros_like(mask).long(), mask, 0, 1, (0,))
 
 
 def slow_advantages(reward, mask, baseline, scale):
@@ -46,7 +40,7 @@ def test_advantages_equal_the_loops(baseline, scale):
     reward = torch.rand(B, G, T, generator=g, dtype=torch.float64)
     mask = torch.rand(B, T, generator=g) < 0.6  # (B,T)
     config = Config(baseline=baseline, scale_rewards=scale)
-    have = compute_advantages(reward, None, batch_of(mask), config) * mask[:, None]
+    have = compute_advantages(reward, None, mask, config) * mask[:, None]
     want = slow_advantages(reward, mask, baseline, scale)
     torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-9)
 
@@ -55,8 +49,8 @@ def test_advantages_equal_the_loops(baseline, scale):
 def test_equal_rewards_give_exactly_zero(scale):
     reward = torch.full((2, G, 1), 0.7) + torch.rand(2, G, 1) * 1e-7  # rounding noise
     reward[1, 0] = 0.1
-    batch = batch_of(torch.ones(2, 1).bool())
-    A = compute_advantages(reward, None, batch, Config(scale_rewards=scale))
+    mask = torch.ones(2, 1).bool()
+    A = compute_advantages(reward, None, mask, Config(scale_rewards=scale))
     assert (A[0] == 0).all(), "advantages of rounding noise"
     assert (A[1] != 0).all(), "advantages of different rewards"
 
@@ -74,8 +68,7 @@ def test_only_the_most_uncertain_blanks_learn(share, learns):
     entropy = torch.tensor([[0.1, 0.9, 0.5, 9.0], [0.5, 0.2, 9.0, 9.0]])  # (B,T)
     mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
     reward = torch.arange(G)[None, :, None].expand(2, G, 4).float()
-    old = Scores(None, None, None, entropy)
     config = Config(top_entropy_quantile=share)
-    have = compute_advantages(reward, old, batch_of(mask), config) * mask[:, None]
-    whole = compute_advantages(reward, old, batch_of(mask), config)
+    have = compute_advantages(reward, entropy, mask, config) * mask[:, None]
+    whole = compute_advantages(reward, entropy, mask, config)
     assert torch.equal(have, whole * torch.tensor(learns)[:, None])

@@ -25,7 +25,7 @@ def rollout(seed=(1, 0)):
     def own(*shape):
         return torch.arange(B).view(B, *[1] * len(shape)).expand(B, *shape)
 
-    batch = Batch(own(T), own(T), own(T), own(T), own(G, T, 2), seed)
+    batch = Batch(*[own(T)] * 4, own(G, T), own(G, T), own(T), seed)
     fills = Fills(own(G, T), own(T, V))
     old = Scores(own(G, T), own(G, T), own(T), own(T))
     return Rollout(batch, fills, old, own(G, T), own(G, T))
@@ -49,7 +49,7 @@ def tensors(record):
 def test_rows_of_a_record_are_rows_of_everything_in_it(rows, want):
     whole = rollout()
     part = whole[rows]
-    assert len(tensors(part)) == 5 + 2 + 4 + 2
+    assert len(tensors(part)) == 7 + 2 + 4 + 2
     for x in tensors(part):
         assert x.flatten(1)[:, 0].tolist() == want
     assert all(map(torch.equal, tensors(part.batch), tensors(whole.batch[rows])))
@@ -85,7 +85,7 @@ def test_processes_share_the_inputs_of_a_step(world, monkeypatch):
     shared = {"batch_size": 2, "group_size": 4, "block_size": 16, "masking": "word"}
     whole = draw_share(data, Config(**shared, gradient_accumulation_steps=3), monkeypatch)
     shares = [draw_share(data, Config(**shared), monkeypatch, 3, rank) for rank in range(3)]
-    for name in ("tokens", "masked", "mask", "words", "uniforms"):
+    for name in ("tokens", "masked", "mask", "words", "uniforms", "latent_uniforms", "coins"):
         together = torch.cat([getattr(share, name) for share in shares])
         assert torch.equal(together, getattr(whole, name)), name
 
@@ -102,9 +102,9 @@ def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
     assert all(map(torch.equal, tensors(once), tensors(again)))
     for other in others:
         assert not torch.equal(once.tokens, other.tokens)
-        for i, name in enumerate(("letters", "latents")):
-            assert not torch.equal(once.uniforms[..., i], other.uniforms[..., i]), name
-    assert not torch.equal(once.uniforms[..., 0], once.uniforms[..., 1])
+        for name in ("uniforms", "latent_uniforms", "coins"):
+            assert not torch.equal(getattr(once, name), getattr(other, name)), name
+    assert not torch.equal(once.uniforms, once.latent_uniforms)
     assert once.masked[once.mask].eq(MASK_ID).all()
     assert torch.equal(once.masked[~once.mask], once.tokens[~once.mask])
 

@@ -72,7 +72,7 @@ def rewards_of(fills):
 
 
 def compared(fills, **changes):
-    return compute_advantages(rewards_of(fills), None, BATCH, settings(**changes))
+    return compute_advantages(rewards_of(fills), None, MASK, settings(**changes))
 
 
 def without_rewards(fills):
@@ -99,8 +99,8 @@ def expected_gradient(policy, kept, config, advantages=compared, drawn_from=None
     drawn = Fills(y, kept.expand(n, *kept.shape[1:]))
     now = distribution(policy, leaves, batch).score(drawn, reference)
     old = now.map(torch.detach)
-    weights = loss_weights(MASK, torch.arange(1), config) * of_group[:, None]  # (n,T)
-    loss, _ = grpo_loss(now, old, advantages(y), batch.words, weights, config)
+    weights = loss_weights(MASK, config) * of_group[:, None]  # (n,T)
+    loss, _ = grpo_loss(now, old, advantages(y), batch.mask, weights, config)
     return torch.autograd.grad(loss, leaves)
 
 
@@ -136,7 +136,7 @@ def test_expected_gradient_is_that_of_the_expected_reward(policy, baseline, fact
     assert_opposite(have, gradient_of_expected_reward(policy, kept), factor)
 
 
-XTC = {"xtc_threshold": 0.2, "xtc_probability": 0.5}
+XTC = {"xtc_probability": 0.5}
 
 
 @BOTH
@@ -149,10 +149,13 @@ def test_expected_gradient_with_each_sampler_option(policy, options):
     """For each set of kept characters, the expected gradient is that of E[r] over fills from it."""
     n = 40
     batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), 0, G, (1,))
-    fills = distribution(policy, NOW[policy], batch, **options).sample(batch.uniforms)
-    sets = fills.kept.unique(dim=0)
+    fills = distribution(policy, NOW[policy], batch, **options).sample()
+    if not options:
+        assert fills.allowed is None
+        return
+    sets = fills.allowed.unique(dim=0)
     assert (len(sets) > 1) == ("xtc_probability" in options)
-    assert sets.all() == (not options)
+    assert not sets.all()
     for kept in sets[:, None]:
         have = expected_gradient(policy, kept, settings())
         want = gradient_of_expected_reward(policy, kept)
@@ -220,7 +223,7 @@ def test_reward_of_each_blank_moves_that_blank():
 
     def advantages(y):
         rewards = [reward[y[..., 0], y[..., 1]] for reward in of_blanks]  # (n,G) each
-        return compute_advantages(torch.stack(rewards, dim=-1), None, BATCH, settings())  # (n,G,T)
+        return compute_advantages(torch.stack(rewards, dim=-1), None, MASK, settings())  # (n,G,T)
 
     (have,) = expected_gradient(Product, KEPT[Product], settings(), advantages)
     for t, reward in enumerate(of_blanks):
@@ -243,7 +246,7 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
     completions = torch.zeros(1, n, 5, dtype=torch.long)  # (1,81,5)
     completions[:, :, mask[0]] = fills
     batch = make_batch(torch.zeros(1, 5), mask, 0, n, (1,))
-    drawn = Fills(completions, mask[..., None].expand(1, 5, V))
+    drawn = Fills(completions)
     text, base = (Product(numbers(seed, 1, 5, V), batch, Config()) for seed in (7, 8))
     one, three = (torch.tensor(x) for x in ([0], [2, 3, 4]))  # where the words stand
 
@@ -262,13 +265,13 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
     reward, _ = Rewards({"judge": (score, 1.0)})(drawn, batch, credit)
     options = {"credit": credit, "loss_type": loss_type, "objective": "reinforce"}
     config = settings(kl_beta=1.0, **options, group_size=n)
-    weights = loss_weights(mask, torch.arange(1), config)
+    weights = loss_weights(mask, config)
     logits = base.logits.clone().requires_grad_()
     for _ in range(150):
         q = Product(logits, batch, Config())
         now = q.score(drawn, base)
         chance = q.log_prob(completions).detach().sum(dim=-1, keepdim=True).exp()  # (1,81,1)
-        loss, _ = grpo_loss(now, now, n * chance * reward, batch.words, weights, config)
+        loss, _ = grpo_loss(now, now, n * chance * reward, mask, weights, config)
         (slope,) = torch.autograd.grad(loss, logits)
         logits.data -= 2 / (n * weights[0, 0]) * slope  # the same step for both loss_types
     for word in (one, three):

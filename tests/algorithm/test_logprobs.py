@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from grpo.policy import compute_logprobs
+from model.transformer import IMPOSSIBLE
 
 B, G, T, V = 2, 3, 4, 5
 NAMES = ("logp", "ref_logp", "kl", "entropy", "gradient")
@@ -14,27 +15,23 @@ MASK = torch.tensor([[True, False, True, True], [False, True, True, False]])  # 
 
 
 def make(seed=0):
-    """Return logits, ref_logits, completions, kept and mask."""
+    """Return logits, ref_logits, completions and mask."""
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn(B, T, V, generator=g, dtype=torch.float64) * 2
     ref_logits = torch.randn(B, T, V, generator=g, dtype=torch.float64) * 2
-    kept = torch.rand(B, T, V, generator=g) < 0.7
     completions = torch.randint(V, (B, G, T), generator=g)
-    kept.scatter_(-1, completions.transpose(1, 2), True)  # what was drawn was kept
-    return logits, ref_logits, completions, kept, MASK
+    return logits, ref_logits, completions, MASK
 
 
-def ban_last_character(logits, ref_logits, completions, kept, mask):
-    """Give the last character a logit of -inf, and make sure that it is never kept or drawn."""
-    logits[..., -1] = float("-inf")
-    ref_logits[..., -1] = float("-inf")
+def ban_last_character(logits, ref_logits, completions, mask):
+    """Make the last character as impossible as the blank, and never draw it."""
+    logits[..., -1] = IMPOSSIBLE
+    ref_logits[..., -1] = IMPOSSIBLE
     completions[completions == V - 1] = 0
-    kept[..., -1] = False
-    kept[..., 0] = True
-    return logits, ref_logits, completions, kept, mask
+    return logits, ref_logits, completions, mask
 
 
-def slow(logits, ref_logits, completions, kept, mask, temperature):
+def slow(logits, ref_logits, completions, mask, temperature):
     """Follow the definitions in grpo/policy.py blank by blank. Autograd differentiates them."""
     logp = torch.zeros(B, G, T, dtype=logits.dtype)
     ref_logp = torch.zeros(B, G, T, dtype=logits.dtype)
@@ -43,16 +40,13 @@ def slow(logits, ref_logits, completions, kept, mask, temperature):
     for b, t in mask.nonzero().tolist():
         weights = (logits[b, t] / temperature).exp()
         ref_weights = (ref_logits[b, t] / temperature).exp()
-        S = kept[b, t]
-        p = weights / weights.sum()
-        r = ref_weights / ref_weights.sum()
-        q = weights * S / (weights * S).sum()
-        q_ref = ref_weights * S / (ref_weights * S).sum()
+        q = weights / weights.sum()
+        q_ref = ref_weights / ref_weights.sum()
         for j in range(G):
             logp[b, j, t] = q[completions[b, j, t]].log()
             ref_logp[b, j, t] = q_ref[completions[b, j, t]].log()
-        kl[b, t] = sum(p[v] * (p[v] / r[v]).log() for v in range(V) if p[v] > 0)
-        entropy[b, t] = -sum(p[v] * p[v].log() for v in range(V) if p[v] > 0)
+        kl[b, t] = sum(q[v] * (q[v] / q_ref[v]).log() for v in range(V))
+        entropy[b, t] = -sum(q[v] * q[v].log() for v in range(V))
     return logp, ref_logp, kl, entropy
 
 

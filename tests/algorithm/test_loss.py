@@ -48,12 +48,11 @@ def make_advantages(words, credit):
     return each.gather(-1, which[:, None].expand(-1, G, -1))
 
 
-def slow_objective(logp, old_logp, A, t, completion, word, config):
+def slow_objective(logp, old_logp, A, t, completion, config):
     """Compute the objective of letter t: -> its value, and whether a bound acts on the letter.
 
     The formulas are those of the papers. logp and old_logp are (T,). `completion` lists the
-    positions of all blanks. `word` lists the positions of the blanks that share the advantage A
-    with t. What .item() returns is a constant for the gradient.
+    positions of all blanks. What .item() returns is a constant for the gradient.
     """
     rho = {s: (logp[s] - old_logp[s]).exp() for s in completion}
     low, high = 1 - config.clip_eps, 1 + config.clip_eps_high
@@ -97,13 +96,8 @@ def slow_loss(now, old, advantages, words, config):
         blanks = [t for t in range(length) if words[b, t]]
         for g in range(G):
             for t in blanks:
-                alike = [
-                    s for s in blanks if config.credit == "input" or words[b, s] == words[b, t]
-                ]
                 A = advantages[b, g, t].item()
-                value, stops = slow_objective(
-                    now.logp[b, g], old.logp[b, g], A, t, blanks, alike, config
-                )
+                value, stops = slow_objective(now.logp[b, g], old.logp[b, g], A, t, blanks, config)
                 d = now.ref_logp[b, g, t].detach() - now.logp[b, g, t]
                 kl = slow_kl(d, now.kl[b, t], config.kl_estimator)
                 terms = -value + config.kl_beta * kl - config.entropy_coef * now.entropy[b, t]
@@ -115,10 +109,10 @@ def slow_loss(now, old, advantages, words, config):
 def assert_equals_the_loops(now, old, advantages, words, config):
     """Compare the loss, gradients and `clipped` of an update in micro-batches with `slow_loss`."""
     mask = words > 0
-    weights = loss_weights(mask, torch.arange(len(mask)), config)
+    weights = loss_weights(mask, config)
     have, clipped = 0.0, 0
     for part in torch.arange(len(mask)).split(config.batch_size):
-        inputs = (now[part], old[part], advantages[part], words[part], weights[part])
+        inputs = (now[part], old[part], advantages[part], mask[part], weights[part])
         loss, terms = grpo_loss(*inputs, config)
         have, clipped = have + loss, clipped + terms.clipped
         assert terms.loss == loss
@@ -180,6 +174,6 @@ def test_the_first_update_of_every_objective_has_the_gradient_of_reinforce(objec
     now, words = make_scores(MASK, leaf=True), number_words(MASK)
     A = make_advantages(words, "word") * MASK[:, None]
     weights = MASK / MASK.sum()
-    loss, _ = grpo_loss(now, now.map(torch.detach), A, words, weights, config)
+    loss, _ = grpo_loss(now, now.map(torch.detach), A, MASK, weights, config)
     (slope,) = torch.autograd.grad(loss, now.logp)
     torch.testing.assert_close(slope, -A * weights[:, None])

@@ -1,142 +1,117 @@
 #!/usr/bin/env bash
-# This script runs all checks that need a GPU, in at most eleven minutes. Start it in the
-# repository's root:
+# Everything we'd like to ask a GPU, in ten minutes at most. From the repository's root:
 #
 #     bash tests/cuda/gpu.sh
 #
-# Each part writes its output to a file in out-gpu/, or in $OUT if that is set, and its last lines
-# to the screen. Each part has a time limit in seconds. If one fails, the next one still runs, and
-# the exit code of the script does not tell, so read the line that begins with == for each part.
-# compute-sanitizer and ncu belong to the CUDA toolkit. Without them their parts fail.
+# Each part writes its output to out-gpu/ (or to $OUT), and its last lines to the screen. A part
+# that fails doesn't stop the next one, so look for the lines that begin with ==.
 export OUT=${OUT:-out-gpu} PYTHONUNBUFFERED=1 PYTHONPATH=.
 mkdir -p "$OUT"
 
 part() {  # part SECONDS NAME COMMAND...
-    local limit=$1 name=$2 begun=$SECONDS
+    local limit=$1 name=$2
     shift 2
     timeout "$limit" "$@" >"$OUT/$name.log" 2>&1
-    echo "== $name: exit code $?, $((SECONDS - begun)) s"
-    tail -n 14 "$OUT/$name.log" | cut -c1-240
+    echo "== $name: exit code $?"
+    tail -n 24 "$OUT/$name.log" | cut -c1-160
 }
 
-cat >"$OUT/check.py" <<'END'
-"""Compare the kernel with its definitions on the same GPU.
+cat >"$OUT/times.py" <<'END_OF_PYTHON'
+"""Time what the kernel does, and see what share of a whole training step that is.
 
-Shapes: B inputs, T characters, G completions of each, V vocabulary.
+The networks have the default size and random weights, so nearly all completions differ, and the
+judge has to read each of them. Late in a run it reads far fewer, and the shares are larger.
+
+Shapes: B masked inputs, T characters, G completions of each input, V vocabulary.
 """
 
 import sys
-from types import SimpleNamespace
 
 import torch
+from torch.utils.benchmark import Timer
 
-from grpo import policy
-from grpo.cuda import kernel
-from grpo.run.config import Config
-from grpo.tools import bench
+from grpo import kernel, policy
+from grpo.batch import make_batch
+from grpo.reward import judge_logits
+from model.transformer import Generator, Judge, TransformerConfig
+from train_grpo import Optimizer, grpo_step, load_config, make_adamw
 
-DEVICE = torch.device("cuda", 0)
-NETWORK = SimpleNamespace(vocab_size=28, n_latent=1)  # what `choose` reads of a generator
-
-
-def make(B, T, G, V, dtype):
-    torch.manual_seed(V)
-    logits, ref_logits = torch.empty(2, B, T, V, device=DEVICE, dtype=dtype)  # (B,T,V), (B,T,V)
-    logits.normal_(std=3)
-    ref_logits.normal_(std=3)
-    mask = torch.rand(B, T, device=DEVICE) < 0.6  # (B,T)
-    masked = torch.zeros(B, T, dtype=torch.long, device=DEVICE)  # (B,T)
-    return logits, ref_logits, mask, masked, torch.rand(B, G, T, 2, device=DEVICE)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+T = 11
 
 
-def both(given, setting, sample, compute):
-    """Draw, score and differentiate, with the kernel or with its definitions."""
-    logits, ref_logits, mask, masked, uniforms = given
-    top_k, top_p, min_p = setting
-    config = Config(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
-    completions, kept = sample(logits, masked, mask, uniforms, config)
-    leaf = logits.detach().clone().requires_grad_()
-    found = compute(leaf, ref_logits, completions, kept, mask, 0.8)
-    logp, ref_logp, kl, entropy = found
-    (logp.sum() + kl.sum() - entropy.sum()).backward()
-    return [x.detach() for x in (completions, kept, *found, leaf.grad)]
+def milliseconds(call):
+    call()  # warms up, and compiles
+    return 1000 * Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=1).median
 
 
-def fused(given, *setting):
-    return both(given, setting, kernel.sample_completions, kernel.logprobs)
+def operations(sample, compute, logits, ref_logits, batch):
+    """Make a function that draws, scores and differentiates once."""
+    leaf = logits.clone().requires_grad_()
+
+    def call():
+        y = sample(logits, batch.masked, batch.mask, batch.uniforms, 1.0)  # (B,G,T)
+        logp, _, kl, entropy = compute(leaf, ref_logits, y, batch.mask, 1.0)
+        torch.autograd.grad(logp.sum() + kl.sum() - entropy.sum(), leaf)
+
+    return call
 
 
-def agree(have, given, *setting):
-    want = both(given, setting, policy.sample_completions, policy.compute_logprobs)
-    assert all(map(torch.equal, have[:2], want[:2])), "draws differ from the definition's"
-    for x, y in zip(have[2:], want[2:]):
-        rtol = 2e-2 if y.dtype == torch.bfloat16 else 2e-4
-        torch.testing.assert_close(x.float(), y.float(), rtol=rtol, atol=2e-3)
+def step(kind, batch, V, G):
+    """Make a function that takes a training step, compiled and in bfloat16 as on any GPU."""
+    config = load_config([f"--group_size={G}", f"--batch_size={len(batch.mask)}"])
+    shape = TransformerConfig(vocab_size=V, block_size=T)
+    networks = [network(shape).to(DEVICE) for network in (Generator, Generator, Judge)]
+    generator, reference, judge = networks
+    for network in networks:
+        network.trunk.compile(dynamic=False)
+
+    def distribution(network):
+        return lambda batch: kind(*run(network, batch.masked, batch.words), batch, config)
+
+    def run(network, *inputs):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            return network(*inputs)
+
+    def rewards(fills, batch, credit):
+        reward = judge_logits(lambda rows: run(judge, rows), fills.completions)  # (B,G,T)
+        return reward, {"reward": reward.mean(dim=-1)}
+
+    models = distribution(generator), distribution(reference), rewards
+    optimizer = Optimizer(make_adamw(generator, config), config.grad_clip)
+    return lambda: grpo_step(*models, optimizer, batch, config)
 
 
-def shapes():
-    """Compare every compiled variant, also where columns do not fill a team, or rows a block."""
-    for dtype in torch.float32, torch.bfloat16:
-        for V in 1, 27, 28, 32, 33, 95, 96:
-            for G, *setting in (5, 0, 1.0, 0.0), (33, 5, 0.9, 0.01):
-                given = make(3, 7, G, V, dtype)
-                agree(fused(given, *setting), given, *setting)
-    print("all shapes agree")
+print(f"torch {torch.__version__} on {torch.cuda.get_device_name() if DEVICE.type == 'cuda' else 'cpu'}")
+print("milliseconds of sample + score + gradient, and their share of a step with the same code")
+sizes = [(128, 16), (1024, 64)] if DEVICE.type == "cuda" else [(8, 4)]
+for B, G in sizes:
+    for V in 28, 40, 96:
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        mask = torch.rand(B, T) < 0.5  # (B,T)
+        batch = make_batch(torch.randint(27, (B, T)), mask, mask.long(), G, (0,))
+        batch = batch.map(lambda x: x.to(DEVICE))
+        logits = torch.randn(2, B, T, V, device=DEVICE)
+        eager = policy.sample_completions, policy.compute_logprobs
+        compiled = [torch.compile(f, dynamic=False) for f in eager]
+        kinds = {"eager": (policy.Product, eager), "compiled": (None, compiled)}
+        if DEVICE.type == "cuda":
+            fused = kernel.sample_completions, kernel.compute_logprobs
+            kinds["kernel"] = kernel.FusedProduct, fused
+        for name, (kind, functions) in kinds.items():
+            line = f"B {B:4d}  G {G:2d}  V {V:2d}  {name:8s}"
+            took = milliseconds(operations(*functions, *logits, batch))
+            line += f" {took:8.3f} ms"
+            if kind:
+                whole = milliseconds(step(kind, batch, V, G))
+                line += f"  step {whole:8.2f} ms  share {took / whole:.1%}"
+            print(line)
+END_OF_PYTHON
 
-
-def large():
-    """Use tensors of more than 2^31 elements, and compare the first and the last input."""
-    T, V, G = 64, 96, 2
-    B = 2**31 // (T * V) + 2
-    given = make(B, T, G, V, torch.bfloat16)
-    everything = fused(given, 0, 0.9, 0.0)
-    for b in 0, B - 1:
-        agree([x[b : b + 1] for x in everything], [x[b : b + 1] for x in given], 0, 0.9, 0.0)
-    print("rows beyond 2^31 elements agree")
-
-
-def step():
-    """Take four steps of GRPO with the kernel, and four with its definitions, and compare them."""
-    found = []
-    for name in "cuda", "torch":
-        config = Config(kernel=name, batch_size=16, minibatch_size=8, dtype="float32")
-        call, _ = bench.prepare(config, DEVICE)  # this takes the first step
-        found.append([call()[1] for _ in range(3)][-1])
-    for name, x in found[0].items():
-        # The tolerance is wide, because attention adds up its gradient in an order that differs
-        # from run to run.
-        torch.testing.assert_close(x, found[1][name], rtol=5e-2, atol=2e-2, msg=name)
-    print("steps agree")
-
-
-def once():
-    """Launch everything once, for ncu to measure."""
-    for dtype in torch.float32, torch.bfloat16:
-        for V in 28, 96:
-            fused(make(1024, 64, 16, V, dtype), 0, 0.95, 0.0)
-
-
-if __name__ == "__main__":
-    print("torch", torch.__version__, "on", torch.cuda.get_device_name())
-    print("kernel:", kernel.choose(Config(kernel="cuda", dtype="float32"), DEVICE, NETWORK))
-    for name in sys.argv[1:]:
-        globals()[name]()
-END
-
-metrics=gpu__time_duration.sum
-metrics+=,dram__throughput.avg.pct_of_peak_sustained_elapsed
-metrics+=,sm__inst_executed.avg.per_cycle_active
-metrics+=,sm__warps_active.avg.pct_of_peak_sustained_active
-check="python3 $OUT/check.py"
-
-part 60 check $check shapes
-part 60 large $check large
-part 60 steps $check step
-part 80 tests python3 -m pytest -q -p no:cacheprovider --tb=short tests/cuda -k gpu
-PYTORCH_NO_CUDA_MEMORY_CACHING=1 part 80 memcheck \
-    compute-sanitizer --tool memcheck --error-exitcode 9 $check shapes
-part 60 racecheck compute-sanitizer --tool racecheck --error-exitcode 9 $check shapes
-part 40 ncu ncu --clock-control none -k 'regex:logprobs_|sample_' --metrics "$metrics" $check once
-part 60 run python3 train_grpo.py config/grpo_config.py --out_dir="$OUT/run" --compile=false
-part 5 times tail -n 1 "$OUT/run/metrics.jsonl"
-part 150 bench python3 -m grpo.tools.bench
+part 90 tests python3 -m pytest -q -p no:cacheprovider --tb=short tests/cuda -k cuda
+if command -v compute-sanitizer >/dev/null; then
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 part 120 memcheck compute-sanitizer --error-exitcode 9 \
+        python3 -m pytest -q -p no:cacheprovider tests/cuda -k "cuda and scores"
+fi
+part 390 times python3 "$OUT/times.py"

@@ -3,7 +3,6 @@
 Shapes: N inputs, T characters, V vocabulary.
 """
 
-import math
 from functools import partial
 
 import pytest
@@ -12,9 +11,12 @@ import torch.nn.functional as F
 from conftest import BLANK, encode, make_batch
 
 from data.per_word import number_words
-from data.vocabulary import VOCABULARY, decode
-from grpo.batch import draw_uniforms
-from grpo.evaluation.rivals import best_by_word, fill_blank_by_blank, fill_blindly, target
+from data.vocabulary import VOCABULARY
+from grpo.evaluation.rivals import (
+    best_by_word,
+    fill_blank_by_blank,
+    fill_with_common_words,
+)
 from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.config import Config
@@ -130,59 +132,9 @@ def test_best_of_n_takes_each_word_from_the_fill_that_is_likeliest_in_the_text()
 TEXT = "a dog and a cat and an owl saw an ox and an ant"
 
 
-def test_the_cheats_write_words_of_each_length():
-    """One writes the most frequent word, and the other draws words by their frequency.
-
-    The number of a word's first blank chooses from all words of its length in the text, sorted by
-    their frequency. Where no word has this length, both write only "a".
-    """
-    masked = encode("the ___ _ on __ b", "___ ____ so zz zz").repeat(30, 1)
+def test_the_cheat_writes_the_most_frequent_word_of_each_length():
+    """Where no word has this length, it writes only "a"."""
+    masked = encode("the ___ _ on __ b", "___ ____ so zz zz")
     batch = make_batch(masked, masked == BLANK, BLANK, 2, (0,))
-    common, random = fill_blindly(batch, TEXT)
     want = encode("the and a on an b", "and aaaa so zz zz")
-    assert torch.equal(common[:, 0], want.repeat(30, 1))
-    three = ["and", "and", "and", "dog", "cat", "owl", "saw", "ant"]
-    two = ["an", "an", "an", "ox"]
-    latents = batch.uniforms[..., 1].tolist()
-    want = []
-    for i in range(60):
-        for u in latents[i]:
-            if i % 2 == 0:
-                want.append(f"the {three[int(8 * u[4])]} a on {two[int(4 * u[13])]} b")
-            else:
-                want.append(f"{three[int(8 * u[0])]} aaaa so zz zz")
-    assert decode(random) == want and len({*want}) > 12
-
-
-def test_the_target_is_the_best_policy_of_a_word():
-    """That policy is q · exp(score / β). The judge gives `a` 0 nats, `b` 1, and `c` 2."""
-    masked = torch.full((600, 1), BLANK)
-    batch = make_batch(masked, masked == BLANK, BLANK, 16, (0,))
-    logits = F.pad(P.log(), (1, 24), value=float("-inf"))  # (V,)
-    q = Product(logits.expand(600, 1, 28), batch, Config())
-    shares = target(q, lambda rows: rows.float() - 1, 0.8).flatten().bincount(minlength=4)
-    best = P * (torch.tensor([0.0, 1, 2]) / 0.8).exp()
-    assert (shares[1:] / shares.sum()).tolist() == pytest.approx(best / best.sum(), abs=0.02)
-
-
-def test_each_word_of_the_target_comes_whole_from_a_draw_of_its_own():
-    """The judge sees a word beside the other words of its draw, and its score ends at 8 nats."""
-    batch = make_batch(encode("the cat a on"), encode("___ ___ _ on") == BLANK, BLANK, 16, (3, 1))
-    logits = torch.randn(1, 12, 28, generator=torch.Generator().manual_seed(0))
-    q = Product(logits.index_fill(-1, torch.tensor(BLANK), -1e9), batch, Config())
-
-    def judge(rows):
-        return rows.float() - 9 + rows[:, :1] / 2  # (N,T) also looks at the first letter
-
-    draws = q.sample(draw_uniforms((1, 64, 12, 2), (3, 1, 4))).completions[0]  # (64,T)
-    want = []
-    for j in range(16):
-        fill = batch.masked[0].clone()
-        for at in (slice(0, 3), slice(4, 7), slice(8, 9)):
-            scores = [judge(draw[None])[0, at].mean().clamp(-8, 8).item() for draw in draws]
-            weights = [math.exp(score / 2) for score in scores]
-            u = batch.uniforms[0, j, at.start, 1].item() * sum(weights)
-            chosen = next(k for k in range(64) if u < sum(weights[: k + 1]))
-            fill[at] = draws[chosen, at]
-        want.append(fill.tolist())
-    assert target(q, judge, 2.0)[0].tolist() == want
+    assert torch.equal(fill_with_common_words(batch, TEXT)[:, 0], want)

@@ -21,13 +21,11 @@ BELOW = {
     "grpo.one_file": ["model.transformer"],  # and nothing else of the project
     "model.losses": ["data", "grpo"],
     "model.report": ["data", "grpo", "model.losses"],
-    "grpo.cuda": ["data", "grpo"],
-    "grpo.run.network": ["data", "grpo", "grpo.cuda"],
+    "grpo.run.network": ["data", "grpo"],
     "grpo.evaluation": ["data", "grpo", "grpo.run.network"],
     "grpo.run": [
         "data",
         "grpo",
-        "grpo.cuda",
         "grpo.evaluation",
         "grpo.run.network",
         "model.transformer",

@@ -26,7 +26,7 @@ def fill_by_hand(policy, batch, temperature):
         for t, token in enumerate(batch.masked[i].tolist()):
             if batch.mask[i, t]:
                 q = (logits[i, t].double() / temperature).softmax(dim=-1)
-                u = batch.uniforms[i, 0, t, 0].item()
+                u = batch.uniforms[i, 0, t].item()
                 token = next(v for v, total in enumerate(accumulate(q.tolist())) if total > u)
             text += VOCABULARY[token]
         texts.append(text)

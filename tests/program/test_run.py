@@ -299,7 +299,7 @@ def test_the_command_that_goes_on_names_what_was_changed_since_the_checkpoint(fl
 
 def test_a_signal_during_the_table_ends_it(flags, monkeypatch, capsys):
     interrupt = partial(os.kill, os.getpid(), signal.SIGINT)
-    monkeypatch.setattr(evaluate, "fill_blindly", lambda *_: interrupt())
+    monkeypatch.setattr(evaluate, "fill_with_common_words", lambda *_: interrupt())
     line = ends_early(flags, capsys, KeyboardInterrupt, out_dir=f"{flags['out_dir']} of mine")
     again = f"for the table: python -m grpo.evaluation '{flags['out_dir']} of mine' --again"
     assert line == f"4 of 4 steps are saved; {again}"

@@ -6,13 +6,11 @@ import shlex
 from contextlib import redirect_stdout
 from pathlib import Path
 
-import pytest
 from conftest import early
 
 from grpo.tools import toy
 
 COMMAND = "$ python -m grpo.tools.toy"
-PENALTY = "--repetition_penalty=2"
 PUZZLES = Path("grpo/puzzles.md").read_text(encoding="utf-8")
 
 
@@ -44,9 +42,3 @@ def test_the_puzzles_show_what_the_toy_prints(printed):
 def test_the_first_step_is_the_same_with_every_seed_and_later_ones_are_not():
     one, other = (toy.train([f"--seed={seed}", "--max_iters=2"]) for seed in (1, 2))
     assert one[:2] == other[:2] and one[2] != other[2]
-
-
-def test_a_penalty_on_what_is_visible_changes_nothing_in_the_toy():
-    """The letters h and l, which are visible, could not be drawn before either."""
-    plain, penalised = (toy.train(["--max_iters=1", *flags]) for flags in ([], [PENALTY]))
-    assert penalised[1] == pytest.approx(plain[1], abs=1e-6)
