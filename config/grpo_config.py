@@ -6,7 +6,6 @@
 
 out_dir = "out"
 masking = "short"
-hidden_words = 3
 eval_inputs = 256
 
 # We train and evaluate the model as it is, without help from a temperature or truncation.

@@ -1,8 +1,8 @@
-"""Read a prepared text or a file of lines, and draw batches of inputs with blanks from it.
+"""Read a prepared text, a file of lines, or prompts, and draw batches of inputs with blanks.
 
-A batch is a function of its seed alone, and the seed contains the number of the step. So a resumed
-run draws what it would have drawn without the stop, and several processes draw the same inputs
-before each process takes its share.
+A batch is a function of its seed alone, and the number of the step is part of that seed. So a
+resumed run draws what it would have drawn anyway, and several processes draw the same inputs before
+each of them takes its share.
 
 Shapes: B inputs, T characters.
 """
@@ -11,67 +11,54 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from data.masking import make_mask
+from data.files import PROJECT, find
+from data.masking import MASKINGS, make_mask, parse_masking
 from data.per_word import number_words, words_between
-from data.text.prepare import normalise
-from data.user_mistake import Mistake, refuse
-from data.vocabulary import BLANK, MASK_ID, PAD, TEXT_CHARACTERS, VOCABULARY, encode
+from data.sums.prepare import prepare as prepare_sums
+from data.sums.rule import is_right, right_answers
+from data.text.prepare import normalize, plain
+from data.text.prepare import prepare as prepare_text
+from data.user_mistake import Mistake
+from data.vocabulary import BLANK, MASK_ID, PAD, TEXT_CHARACTERS, VOCABULARY, decode, encode
 
-
-def typed_words(tokens, mask):
-    """Number the words of sums, or of what a person typed: tokens, mask (B,T) -> words (B,T).
-
-    All blanks between two spaces belong to one word. So a sum is one word, although its blanks are
-    not adjacent.
-    """
-    return words_between(tokens == VOCABULARY.index(" "), mask)
-
-
-def encode_prompt(text, longest, name, vocab_size=TEXT_CHARACTERS):
-    """Normalise a text with blanks, and turn it into tokens (T,), with T <= longest.
-
-    Characters beyond the first `vocab_size` of VOCABULARY become spaces. Raises a Mistake if the
-    text is too long or has no blank. The message begins with `name`.
-    """
-    of_sums = VOCABULARY[TEXT_CHARACTERS:vocab_size]
-    # `normalise` strips the spaces at both ends of a text. To keep the spaces at the ends of a
-    # piece, we put an x at each end, and cut both off afterwards.
-    pieces = [normalise(f"x{piece}x", of_sums)[1:-1] for piece in text.split(BLANK)]
-    text = BLANK.join(pieces).strip()
-    refuse(
-        len(text) > longest,
-        f"{name} {text!r:.100} has {len(text)} characters, more than {longest}; shorten it",
-    )
-    refuse(
-        BLANK not in text,
-        f"{name} {text!r:.100} has no blank; write {BLANK} for each character to fill in",
-    )
-    return encode(text)
+# What a first run makes if it isn't there: a function, and the command that does the same.
+SHIPPED = {
+    "text": (prepare_text, "data.text.prepare"),
+    "sums": (prepare_sums, "data.sums.prepare"),
+    "sums2": (partial(prepare_sums, digits=2), "data.sums.prepare --digits=2"),
+}
+SPLITS = ("train", "val")
+KINDS = {"text": "a text", "sums": "sums", "lines": "lines that aren't all right sums"}
 
 
 @dataclass
 class Dataset:
-    """Inputs to draw from: all windows of a text, or whole lines, such as sums or a user's prompts.
+    """Inputs to draw from: all windows of a text, or whole lines, or a user's prompts.
 
-    If the inputs have blanks already, those are hidden, and not what the settings say. Nobody knows
-    what they hide, so `batch` puts the letter `a` there.
+    Prompts come with blanks of their own, and then those are what's hidden, whatever the masking.
+    Nobody knows what was there, so `batch` puts an `a`.
     """
 
-    inputs: torch.Tensor  # (inputs,T)
-    text: torch.Tensor  # (characters,) the tokens of the whole training text
-    vocab_size: int
+    inputs: Tensor  # (inputs,T)
+    text: Tensor  # (characters,) the tokens of the whole split
+    kind: str  # text, sums, or lines, which are anything else that comes line by line
     number_words: Callable  # numbers the hidden words: tokens, mask (B,T) -> (B,T)
 
-    def batch(self, size, masking, mask_ratio, words, seed):
-        """Draw inputs, and decide what to hide: -> tokens, mask, words, each (B,T).
+    @property
+    def vocab_size(self) -> int:
+        return TEXT_CHARACTERS if self.kind == "text" else len(VOCABULARY)
 
-        `make_mask` explains masking, mask_ratio and words, and `seed` is a tuple of whole numbers.
-        Of the result, mask is True at a blank, and words numbers the hidden words of an input.
+    def batch(self, size: int, masking: str, seed: tuple) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw inputs and what to hide of them: -> tokens, mask, words, each (B,T).
+
+        mask is True at a blank, and words numbers the hidden words of each input 1, 2, 3, ...
         """
         rng = np.random.default_rng(seed)
         drawn = torch.from_numpy(rng.integers(len(self.inputs), size=size))  # (B,)
@@ -81,72 +68,185 @@ class Dataset:
             tokens = tokens.masked_fill(mask, VOCABULARY.index("a"))  # (B,T)
         else:
             characters = np.array(list(VOCABULARY))[tokens]  # (B,T)
-            mask = torch.from_numpy(make_mask(characters, masking, mask_ratio, words, rng))
+            mask = torch.from_numpy(make_mask(characters, masking, rng))  # (B,T)
         return tokens, mask, self.number_words(tokens, mask)
 
+    def check_masking(self, masking: str) -> None:
+        """Raise a Mistake if a part of `masking` makes no sense for these inputs."""
+        senseless = {"random", "word", "short"} if self.kind == "sums" else {"columns", "digits"}
+        if VOCABULARY.index(" ") not in self.text:
+            senseless |= {"word", "short"}
+        if senseless & parse_masking(masking).keys():
+            allowed = [name for name in MASKINGS if name not in senseless]
+            raise Mistake(
+                f"masking={masking} does not suit {KINDS[self.kind]}; use"
+                f" {' or '.join(allowed)}, for example --masking={allowed[0]}"
+            )
 
-def read_dataset(folder, split, block_size):
-    """Read the train or val part of a dataset: SPLIT.txt, or else SPLIT.bin."""
-    file = Path(folder) / f"{split}.txt"
-    if file.exists():
-        return read_lines(file, block_size)
-    return read_windows(file.with_suffix(".bin"), block_size)
 
+def typed_words(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Number the words of lines, or of what a person typed: tokens, mask (B,T) -> words (B,T).
 
-def read_windows(file, block_size):
-    """Read a prepared text: -> `Dataset`, or a Mistake.
-
-    An input is a window of block_size characters, and each run of blanks is a word.
+    All blanks between two spaces are one word. So a sum is one word, although its blanks aren't
+    adjacent.
     """
+    return words_between(tokens == VOCABULARY.index(" "), mask)
+
+
+def split_file(folder: Path, split: str) -> Path:
+    """Return the path of the train or val part of a dataset: SPLIT.txt, or else SPLIT.bin."""
+    file = folder / f"{split}.txt"
+    return file if file.exists() else file.with_suffix(".bin")
+
+
+def make_if_missing(dataset: str) -> None:
+    """Make a dataset that ships, unless both of its parts are there already."""
+    folder = find(Path("data", dataset))
+    if dataset not in SHIPPED or all(split_file(folder, split).exists() for split in SPLITS):
+        return
+    prepare, command = SHIPPED[dataset]
+    print(f"making {folder}", flush=True)
+    try:
+        prepare(folder)
+    except OSError as error:
+        project, other = shlex.quote(str(PROJECT)), shlex.quote(str(Path.home() / dataset))
+        raise Mistake(
+            f"{folder} can't be written ({error.strerror}); run"
+            f" `PYTHONPATH={project} python -m {command} --out_dir={other}`"
+            f" and add --dataset={other} to your command"
+        ) from None
+
+
+def read_splits(dataset: str, block_size: int) -> tuple[Dataset, Dataset]:
+    """Read train and val of a dataset, a folder under data/ or any other path.
+
+    Raises a Mistake if there's nothing in val that train doesn't have.
+    """
+    folder = find(Path("data", dataset))
+    train, val = (read_dataset(folder, split, block_size) for split in SPLITS)
+    if train.kind == "text":
+        leaked = decode(val.text)[0] in decode(train.text)[0]
+    else:
+        leaked = set(decode(val.inputs)) <= set(decode(train.inputs))
+    if leaked:
+        raise Mistake(
+            f"{folder}: all of val is in train, so nothing is held out; change one of them"
+        )
+    return train, val
+
+
+def read_dataset(folder: str | Path, split: str, block_size: int) -> Dataset:
+    """Read the train or val part of a dataset, or raise a Mistake that says what's wrong with it.
+
+    Every window of block_size characters of a text is an input, and every line of a .txt file.
+    """
+    file = split_file(Path(folder), split)
+    return (read_lines if file.suffix == ".txt" else read_windows)(file, block_size)
+
+
+def read_windows(file: Path, block_size: int) -> Dataset:
+    """Read a prepared text. Each run of blanks is a word."""
     out = shlex.quote(str(file.parent))
     make = f"make it with: python -m data.text.prepare --input=FILE --out_dir={out}"
-    refuse(not file.exists(), f"there is no {file}; {make}")
+    if not file.exists():
+        raise Mistake(f"there is no {file}, nor a {file.stem}.txt; {make}")
     text = torch.from_numpy(np.fromfile(file, dtype=np.uint8))  # (characters,)
-    refuse(
-        len(text) < block_size,
-        f"{file} has {len(text)} characters, fewer than block_size={block_size};"
-        f" lower block_size, or use a longer text and {make}",
-    )
-    refuse(text.max() >= MASK_ID, f"{file} holds no text of a to z; {make}")
+    if len(text) < block_size:
+        raise Mistake(
+            f"{file} has {len(text)} characters, fewer than block_size={block_size};"
+            f" lower block_size, or use a longer text and {make}"
+        )
+    if text.max() >= MASK_ID:
+        raise Mistake(f"{file} holds no text of a to z; {make}")
     windows = text.unfold(0, block_size, 1)  # (windows,T), which share the memory of `text`
-    return Dataset(windows, text, TEXT_CHARACTERS, lambda _, mask: number_words(mask))
+    return Dataset(windows, text, "text", lambda _, mask: number_words(mask))
 
 
-def read_lines(file, block_size):
-    """Read a file of lines that all have block_size characters: -> `Dataset`, or a Mistake."""
+def read_lines(file: Path, block_size: int) -> Dataset:
+    """Read a file of lines of block_size characters each. They're sums if all of them are right."""
     lines = file.read_text(encoding="utf-8-sig").splitlines()
     lengths = sorted(set(map(len, lines)))
-    refuse(
-        lengths != [block_size],
-        f"the lines of {file} have {lengths[:3]} characters, but block_size={block_size}; all lines"
-        " need the same length, and block_size has to be this length",
-    )
+    if lengths != [block_size]:
+        raise Mistake(
+            f"the lines of {file} have {lengths[:3]} characters, but block_size={block_size}; give"
+            " all lines the same length, and set block_size to it"
+        )
     text = "".join(lines)
-    unknown = "".join(sorted(set(text) - set(VOCABULARY) | set(text) & {BLANK}))
     allowed = VOCABULARY.replace(BLANK, "")
-    refuse(unknown, f"{file} has the characters {unknown!r:.100}; use only {allowed!r}")
+    unknown = "".join(sorted(set(text) - set(allowed)))
+    if unknown:
+        raise Mistake(f"{file} has the characters {unknown!r:.100}; use only {allowed!r}")
     tokens = encode(text)  # (characters,)
-    return Dataset(tokens.view(-1, block_size), tokens, len(VOCABULARY), typed_words)
+    kind = "sums" if all(map(is_right, lines)) else "lines"
+    return Dataset(tokens.view(-1, block_size), tokens, kind, typed_words)
 
 
-def read_prompts(path, train, block_size):
-    """Read the user's own inputs, which replace those of the dataset `train`: -> `Dataset`.
+def encode_prompt(
+    text: str, longest: int, name: str, vocab_size: int = TEXT_CHARACTERS
+) -> Tensor:  # (T,)
+    """Normalize a text with blanks and turn it into tokens (T,), with T <= longest.
 
-    The inputs are JSON, {"prompts": ["th_ c_t", ...]}, with `_` for a blank. A prompt shorter than
-    block_size ends in PAD.
+    The model knows the first `vocab_size` characters of VOCABULARY. Raises a Mistake that starts
+    with `name` if the text is too long, has no blank, or means something the model can't read:
+    accents and commas may go, but "room 101" isn't "room".
     """
+    known = VOCABULARY[:vocab_size]
+    lost = [c for c in plain(text) if (c.isalnum() or c in "+=") and c not in known]
+    if lost:
+        raise Mistake(
+            f"{name} {text!r:.100} has {lost[0]!r}, which this model doesn't know; rewrite it with"
+            f" only {known!r}"
+        )
+    text = normalize(text, VOCABULARY[MASK_ID:vocab_size])
+    if len(text) > longest:
+        raise Mistake(
+            f"{name} {text!r:.100} has {len(text)} characters, more than {longest}; shorten it"
+        )
+    if BLANK not in text:
+        raise Mistake(
+            f"{name} {text!r:.100} has no blank; write {BLANK} for each character to fill in"
+        )
+    return encode(text)
+
+
+def read_prompts(path: str, train: Dataset, block_size: int, say: Callable = print) -> Dataset:
+    """Read the user's own inputs, which replace those of the dataset `train`.
+
+    They come as JSON, {"prompts": ["th_ c_t", ...]}, with `_` for a blank. A prompt shorter than
+    block_size ends in PAD. `say` gets a line about what the model reads differently, and one about
+    results that no summands of that form have.
+    """
+    setting = f"prompts_file={path}"
     try:
-        prompts = json.loads(Path(path).read_text(encoding="utf-8-sig"))["prompts"]
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        prompts = content["prompts"]
         if type(prompts) is not list or set(map(type, prompts)) != {str}:
             raise TypeError("no list of texts")
+        for key in content.keys() - {"prompts"}:
+            raise KeyError(f"nothing reads {key!r:.100}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Mistake(
-            f"prompts_file={path} does not hold prompts ({type(error).__name__}: {error});"
+            f"{setting} does not hold prompts ({type(error).__name__}: {error});"
             ' write JSON: {"prompts": ["th_ c_t", ...]}'
         ) from None
     rows = torch.full((len(prompts), block_size), PAD)  # (prompts,T)
+    changed, impossible = [], []
     for i, prompt in enumerate(prompts):
-        name = f"prompts_file={path}: prompt {i}"
-        tokens = encode_prompt(prompt, block_size, name, train.vocab_size)  # (at most T,)
+        tokens = encode_prompt(prompt, block_size, f"{setting}: prompt {i}", train.vocab_size)
         rows[i, : len(tokens)] = tokens
+        (known,) = decode(tokens[None])
+        if known != prompt:
+            changed.append(f"prompt {i} {prompt!r:.100} as {known!r}")
+        fixed = train.kind == "sums" and BLANK not in known.partition("=")[2]
+        if fixed and not right_answers(known):
+            impossible.append(f"prompt {i} {known!r}")
+    if len(impossible) == len(prompts):
+        raise Mistake(
+            f"{setting}: no digits make {impossible[0]} right, nor any other; change them"
+        )
+    of = f"of {len(prompts)} prompts"
+    if changed:
+        say(f"{setting}: the model reads {len(changed)} {of} differently, first {changed[0]}")
+    if impossible:
+        say(f"{setting}: no digits can make {len(impossible)} {of} right, first {impossible[0]}")
     return replace(train, inputs=rows, number_words=typed_words)

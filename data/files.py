@@ -1,28 +1,30 @@
-"""Find the files that ship with the project, and write files whole."""
+"""Find the files that ship with the project, and write files that are whole or not there at all."""
 
 import os
 from pathlib import Path
 from uuid import uuid4
 
+from data.user_mistake import Mistake
+
 PROJECT = Path(__file__).parents[1]
 SHIPPED = ("config/", "data/", "model/")
 
 
-def find(path):
-    """Look for a path in the working directory, and what ships also in the project: -> Path.
+def find(path: str | Path) -> Path:
+    """Look for a path in the working directory, and if it's something that ships, in the project.
 
-    So what ships is found from everywhere, and a run only in the working directory. A path that is
-    in neither comes back as it is.
+    So you can start from any folder and still get the shipped models. A path that's in neither
+    place comes back as it is.
     """
     path = Path(path)
     ships = path.as_posix().startswith(SHIPPED) and (PROJECT / path).exists()
     return PROJECT / path if ships and not path.exists() else path
 
 
-def write_whole(path, content):
-    """Write bytes to a file, so that a reader finds the complete old file or the complete new one.
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader finds the complete old one or the complete new one.
 
-    This holds even after a power cut. Nothing is left beside the file if it cannot be written.
+    This holds even after a power cut. If the write fails, nothing is left lying around.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
@@ -34,3 +36,18 @@ def write_whole(path, content):
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_dataset(folder: str | Path, suffix: str, train: bytes, val: bytes) -> None:
+    """Write train and val so that a kill at any moment leaves both of them, or no dataset.
+
+    train goes last. A val without it is what a killed program left behind, and is replaced. Raises
+    a Mistake if the folder holds a different dataset.
+    """
+    train_file, val_file = (Path(folder, name + suffix) for name in ("train", "val"))
+    files = {val_file: val, train_file: train}
+    for file, content in files.items():
+        if train_file.exists() and file.exists() and file.read_bytes() != content:
+            raise Mistake(f"{file} holds other data; remove it, or name another --out_dir")
+    for file, content in files.items():
+        write_whole(file, content)

@@ -1,19 +1,18 @@
-"""Hide characters in seven ways, mixed by weight: `masking="random:0.5,span:0.5"`.
+"""Decide what to hide: five maskings, mixed by weight as in `masking="short:0.8,word:0.2"`.
 
     the cat purred on the mat
-    t_e cat pu_red _n the mat  random   single characters
-    the ca____rred on the mat  span     one run of characters
-    the ___ ______ on the mat  word     whole words, between two spaces
-    the ___ purred on ___ mat  short    whole words of two to four letters
-    the c___purred _____e mat  sticky   runs of four characters on average
+    t_e c_t pu_red _n the mat  random   single characters, 10 to 60 % of them
+    the ___ ______ on the mat  word     one to five whole words
+    the ___ purred on ___ mat  short    one to five words of two to four letters
 
-    4_+4_=88                   columns  the ones, the tens, ... or several of them, in both summands
-    _1+_7=88                   digits   single digits of the summands
+    4_+4_=88                   columns  the ones, the tens, ... or several, in both summands
+    _1+_7=88                   digits   one or more digits of the summands, up to all of them
 
-Each way is a function of four arguments. `characters` (T,) is one input, an array of one-letter
-strings. `ratio` and `words` are the settings mask_ratio and hidden_words. `rng` is a numpy
-Generator, the source of all randomness. The function returns a mask (T,) bool. To add a way of your
-own, write such a function and add a line to MASKINGS.
+How much it hides is drawn anew for each input, so one model sees easy inputs and hard ones.
+
+A masking is a function f(characters, rng) -> mask. It gets one input as an array of one-letter
+strings (T,), and a numpy Generator to take all its randomness from. The mask (T,) is True where a
+character gets hidden. To add your own, write such a function and add a line to MASKINGS.
 
 Shapes: B inputs, T characters of each.
 """
@@ -21,84 +20,56 @@ Shapes: B inputs, T characters of each.
 from functools import partial
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
-from data.user_mistake import Mistake, refuse
-
-
-def random_mask(characters, ratio, words, rng):
-    """Hide each character with probability `ratio`."""
-    return rng.random(len(characters)) < ratio
+from data.user_mistake import Mistake
 
 
-def span_mask(characters, ratio, words, rng):
-    """Hide one run of ratio * T characters, anywhere."""
-    T = len(characters)
-    length = max(1, round(ratio * T))
-    start = rng.integers(T - length + 1)
-    position = np.arange(T) - start
-    return (0 <= position) & (position < length)
+def random_mask(characters: ndarray, rng: Generator) -> ndarray:
+    """Hide each character with the same probability, drawn uniformly from .1 to .6."""
+    return rng.random(len(characters)) < rng.uniform(0.1, 0.6)  # (T,)
 
 
-def word_mask(characters, ratio, words, rng, shortest=1, longest=np.inf):
-    """Hide `words` random words of `shortest` to `longest` letters, or all if there are fewer.
+def word_mask(characters: ndarray, rng: Generator, lengths: range = range(1, 1000)) -> ndarray:
+    """Hide one to five random words of these lengths, or all if there are fewer.
 
-    A word at either end of the input may be cut off, so it has to stand between two spaces.
+    A window may cut off the word at either of its ends, so a word has to stand between two spaces.
     """
-    mask = np.zeros(len(characters), dtype=bool)
+    mask = np.zeros(len(characters), dtype=bool)  # (T,)
     spaces = np.flatnonzero(characters == " ")
-    words_between = [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:])]
-    candidates = [(a, b) for a, b in words_between if shortest <= b - a <= longest]
-    for start, end in rng.permutation(candidates)[:words]:
+    words = [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a - 1 in lengths]
+    for start, end in rng.permutation(words)[: rng.integers(1, 6)]:
         mask[start:end] = True
     return mask
 
 
-def sticky_mask(characters, ratio, words, rng):
-    """Hide runs of 4 characters on average, by a Markov chain with the states hidden and visible.
+def sum_mask(characters: ndarray, rng: Generator, columns: bool) -> ndarray:
+    """Hide whole columns of both summands, or single digits.
 
-    In the long run it hides the share `ratio` of the characters, but at most 0.8.
+    How many is uniform, from one to all of them. Which ones is random, too.
     """
-    stay = 1 - 1 / 4  # P(hidden | previous hidden)
-    enter = ratio / ((1 - ratio) * 4) if ratio < 0.8 else 1.0  # P(hidden | previous visible)
-    u = rng.random(len(characters))
-    hidden = rng.random() < ratio
-    mask = []
-    for chance in u:
-        mask.append(hidden)
-        hidden = chance < (stay if hidden else enter)
-    return np.array(mask)
-
-
-def sum_mask(characters, ratio, words, rng, columns):
-    """Hide whole columns of both summands, or single digits. We draw first how many, then which."""
-    refuse(
-        "+" not in characters or "=" not in characters,
-        f"{''.join(characters)!r:.100} is no sum, so masking=columns and masking=digits cannot hide"
-        " a part of it; set dataset=sums, or another masking",
-    )
     digits = characters.tolist().index("+")
     places = np.arange(digits) + [[0], [digits + 1]]  # (2,digits) of the two summands
     places = places.T if columns else places.ravel()
     hidden = rng.permutation(places)[: rng.integers(1, len(places) + 1)]
-    mask = np.zeros(len(characters), dtype=bool)
+    mask = np.zeros(len(characters), dtype=bool)  # (T,)
     mask[hidden] = True
     return mask
 
 
 MASKINGS = {
     "random": random_mask,
-    "span": span_mask,
     "word": word_mask,
-    # These words are so short that a policy learns within minutes to spell them.
-    "short": partial(word_mask, shortest=2, longest=4),
-    "sticky": sticky_mask,
+    # words this short are ones that a policy can learn to spell within minutes
+    "short": partial(word_mask, lengths=range(2, 5)),
     "columns": partial(sum_mask, columns=True),
     "digits": partial(sum_mask, columns=False),
 }
 
 
-def parse_masking(text):
-    """Turn "random:1,span:1" into {"random": 0.5, "span": 0.5}: weights that add up to 1."""
+def parse_masking(text: str) -> dict[str, float]:
+    """Turn "random:1,word:1" into {"random": 0.5, "word": 0.5}: weights that add up to 1."""
     weights = {}
     for part in text.split(","):
         name, _, weight = part.strip().partition(":")
@@ -108,27 +79,23 @@ def parse_masking(text):
             weights[name] = 0.0
         if name not in MASKINGS or not 0 < weights[name] <= 1e9:
             raise Mistake(
-                f"masking={text!r} has a part {part!r} that is not allowed; write NAME or"
-                f" NAME:WEIGHT, where NAME is one of {', '.join(MASKINGS)}, and WEIGHT is"
-                " more than 0 and at most 1e9"
+                f"masking={text!r}: {part!r} is not allowed; write NAME or NAME:WEIGHT, where NAME"
+                f" is one of {', '.join(MASKINGS)}, and WEIGHT is above 0 and at most 1e9"
             )
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
 
 
-def make_mask(characters, masking, ratio, words, rng):
+def make_mask(characters: ndarray, masking: str, rng: Generator) -> ndarray:
     """Choose what to hide in each input: characters (B,T) -> mask (B,T) bool.
 
-    Each input draws its way of hiding by the weights in `masking`, such as "random:0.5,word:0.5".
-    Some ways read `ratio`, the share of characters to hide, and the others read `words`, the number
-    of words to hide. Each is one number for all inputs, or an array (B,). Every input gets at least
-    one blank.
+    Each input draws its masking by weight. Every input gets at least one blank, even one in which
+    its masking finds nothing to hide.
     """
     B, T = characters.shape
-    masking = parse_masking(masking)
-    names = rng.choice(list(masking), p=list(masking.values()), size=B)
-    rows = zip(names, characters, np.broadcast_to(ratio, B), np.broadcast_to(words, B))
-    mask = np.stack([MASKINGS[name](*row, rng) for name, *row in rows])  # (B,T)
+    weights = parse_masking(masking)
+    names = rng.choice(list(weights), p=list(weights.values()), size=B)
+    mask = np.stack([MASKINGS[name](row, rng) for name, row in zip(names, characters)])  # (B,T)
     empty = np.flatnonzero(~mask.any(axis=1))
     mask[empty, rng.integers(T, size=len(empty))] = True
     return mask

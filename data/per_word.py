@@ -1,67 +1,68 @@
 """Find which hidden word each blank belongs to, and sum and average over words.
 
 `mask` is True at a blank. `words` numbers the hidden words of each input 1, 2, 3, ... in the order
-of their first blanks, and is 0 where there is no blank. By default a word is a run of adjacent
-blanks, but nothing here needs them to be adjacent.
+of their first blanks, and 0 where there is no blank. In a text a word is a run of adjacent blanks,
+but nothing here needs them to be adjacent.
 
 Shapes: B inputs, T characters, G completions of each input, M blanks of all inputs.
 """
 
 import torch.nn.functional as F
+from torch import Tensor
 
 
-def number_words(mask):
+def number_words(mask: Tensor) -> Tensor:
     """Number each run of adjacent blanks as one word: mask (B,T) bool -> words (B,T) int64."""
     return words_between(~mask, mask)
 
 
-def words_between(ends, mask):
+def words_between(ends: Tensor, mask: Tensor) -> Tensor:
     """Number the words that `ends` separate: ends, mask (B,T) bool -> words (B,T) int64.
 
-    All blanks between two ends belong to one word. If the spaces are the ends, the two blanks of
-    `h_l_` do.
+    All blanks between two ends are one word. With spaces as the ends, that makes the two blanks of
+    `h_l_` one word.
     """
     segment = (ends.cumsum(dim=1) + 1) * mask  # (B,T)
     return begins_word(segment).cumsum(dim=1) * mask
 
 
-def begins_word(words):
+def begins_word(words: Tensor) -> Tensor:
     """Tell which positions are the first blank of a word: (B,T) -> (B,T) bool."""
     # (B,T) the largest word number to the left of each position
     seen = F.pad(words, (1, 0))[:, :-1].cummax(dim=1).values
     return words > seen
 
 
-def same_word(words):
+def same_word(words: Tensor) -> Tensor:
     """Tell whether two positions are blanks of the same word: (B,T) -> (B,T,T) bool."""
     return (words[:, :, None] == words[:, None]) & (words > 0)[:, None]
 
 
-def sum_over_words(x, words):
+def sum_over_words(x: Tensor, words: Tensor) -> Tensor:
     """Give each blank the sum of x over its word, and 0 to the rest: (B,G,T) -> (B,G,T)."""
     return x @ same_word(words).to(x.dtype)
 
 
-def mean_over_words(x, words):
+def mean_over_words(x: Tensor, words: Tensor) -> Tensor:
     """Give each blank the mean of x over its word, and 0 to the rest: (B,G,T) -> (B,G,T)."""
     letters = same_word(words).sum(dim=1).clamp(min=1)  # (B,T) the length of each blank's word
     return sum_over_words(x, words) / letters[:, None]
 
 
-def mean_over_blanks(x, mask):
+def mean_over_blanks(x: Tensor, mask: Tensor) -> Tensor:
     """Average x over the blanks of each input: (B,G,T), (B,T) -> (B,G)."""
     return (x * mask[:, None]).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)[:, None]
 
 
-def spread(values, mask):
-    """Put one value into each blank, and zeros elsewhere: (M,...), (B,T) -> (B,T,...)."""
+def spread(values: Tensor, mask: Tensor) -> Tensor:
+    """Put one value into each blank and zeros elsewhere: (M,...), (B,T) -> (B,T,...)."""
     everywhere = values.new_zeros(*mask.shape, *values.shape[1:])  # (B,T,...)
     everywhere[mask] = values
     return everywhere
 
 
-def lay_out_words(words):
-    """Return each blank's word number, and its place in the word: words (B,T) -> (M,), (M,).
+def lay_out_words(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each blank's word number and its place in the word: words (B,T) -> (M,), (M,).
 
     Both count from 0. Words are numbered over all inputs, in the order of their first blanks.
     """

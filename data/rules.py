@@ -1,33 +1,34 @@
-"""Which fills are good? A rule says it, for the reward, the progress bar and the table alike.
+"""Which fills are good? A rule decides, for the reward, the progress bar and the table alike.
 
-A rule has a `name`, and a `title` for people. `one_answer` says whether only the hidden text is the
-answer that was looked for. A rule finds the gaps of a text, and tells whether a gap is filled well:
+A rule has a `name`, and a `title` for people. `one_answer` says whether the hidden text is the only
+answer we were looking for. A rule finds the gaps of a text, and judges what's in them:
 
     gaps(original, mask)       lists (start, end) of each gap of a text, whose blanks are in `mask`
     is_good(fill, start, end)  tells whether fill[start:end] is good
 
-If you have a dataset of your own, write a rule for it, and let `load_data` in grpo/run/load.py
-choose it.
+If a dataset of yours has a rule, write one here and let `pick_rule` return it.
 """
 
 import re
 
+from data.dataset import Dataset
 from data.sums.rule import is_right
+from data.vocabulary import decode
 
 WORD = re.compile("(?<![a-z])[a-z]+")
 
 
 class WordRule:
-    """A gap is a word of the text that has blanks, and a fill is good if it is in the lexicon.
+    """A gap is a word of the text that has blanks. A fill is good if it's in the lexicon.
 
-    With `cut`, texts may begin and end in the middle of a word, so words there do not count.
+    With `cut`, texts may start and end in the middle of a word, so the words there don't count.
     """
 
     name = "valid_words"
     title = "valid words on held-out text"
     one_answer = True
 
-    def __init__(self, text, cut=True):
+    def __init__(self, text: str, cut: bool = True):
         """Collect the words of `text`: those of two letters or more, and "a" and "i"."""
         self.lexicon = {word for word in WORD.findall(text) if len(word) > 1 or word in "ai"}
         self.cut = cut
@@ -47,7 +48,7 @@ class WordRule:
 
 
 class SumRule:
-    """A gap is a whole sum, and a fill is good if the sum is right. There are many right fills."""
+    """A gap is a whole sum. A fill is good if the sum is right, and usually many are."""
 
     name = "right"
     title = "right sums on held-out results"
@@ -58,3 +59,10 @@ class SumRule:
 
     def is_good(self, fill, start, end):
         return is_right(fill)
+
+
+def pick_rule(train: Dataset, cut: bool = True) -> WordRule | SumRule | None:
+    """Return the rule that fits a dataset. Lines that aren't sums have none."""
+    if train.kind == "text":
+        return WordRule(*decode(train.text), cut)
+    return SumRule() if train.kind == "sums" else None

@@ -8,21 +8,21 @@ import traceback
 
 
 class Mistake(Exception):
-    """Says in one line what is wrong, which values are allowed and how to fix it.
+    """One line for the user: what's wrong, what's allowed, how to fix it.
 
-    Only a Mistake is printed as one line. Every other error keeps its traceback, because whoever
+    Only a Mistake gets printed as one line. Every other error keeps its traceback, because whoever
     changes the code needs it.
     """
 
 
-def refuse(wrong, line):
+def refuse(wrong: object, line: str) -> None:
     """Raise a Mistake with this line if `wrong` is true."""
     if wrong:
         raise Mistake(line)
 
 
-def flush():
-    """Print what is left of the output. If nobody reads it any more, throw it away."""
+def flush() -> None:
+    """Print what's left of the output. If nobody reads it anymore, throw it away."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -30,10 +30,10 @@ def flush():
 
 
 @contextlib.contextmanager
-def exit_on_mistake(program):
+def exit_on_mistake(program: str):
     """Turn a user's mistake into one line on stderr and exit code 2.
 
-    If the mistake is an error in a file of the user's own, its traceback comes before that line.
+    If the mistake is an error in the user's own file, its traceback comes before that line.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """Turn texts into tokens and back. A token is an index into VOCABULARY.
 
-A text needs only the characters up to the blank, TEXT_CHARACTERS of them. The characters of sums
-stand behind the blank. A model that was made for texts does not know them.
+Text needs only the characters up to and including the blank, TEXT_CHARACTERS of them. The
+characters used by sums come after the blank, and a model made for text doesn't know them.
 
 Shapes: T characters.
 """
@@ -10,29 +10,30 @@ import string
 
 import numpy as np
 import torch
+from torch import Tensor
 
-BLANK = "_"  # the mask token, so it is never a character of the text
+BLANK = "_"  # the mask token, so it's never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK + string.digits + "+="
 MASK_ID = VOCABULARY.index(BLANK)
 TEXT_CHARACTERS = MASK_ID + 1  # with the blank
-PAD = -1  # fills the end of a prompt shorter than block_size; it is no character
+PAD = -1  # fills up a prompt shorter than block_size; not a character
 
 
-def decode(tokens):
+def decode(tokens: Tensor) -> list[str]:
     """Turn tokens (...,T) into a flat list of strings. PAD becomes a blank."""
     table = np.frombuffer((VOCABULARY + BLANK).encode("ascii"), dtype=np.uint8)  # PAD is -1
     rows = tokens.reshape(-1, tokens.shape[-1]).cpu().numpy()
     return [row.tobytes().decode("ascii") for row in table[rows]]
 
 
-def encode(text):
+def encode(text: str) -> Tensor:
     """Turn a text whose characters are all in VOCABULARY into tokens (T,)."""
     token = np.zeros(128, dtype=np.int64)
     token[list(VOCABULARY.encode("ascii"))] = range(len(VOCABULARY))
     return torch.from_numpy(token[list(text.encode("ascii"))])
 
 
-def highlight(text, mask):
-    """Put the letters that stand in blanks into [brackets]: mask (T,) -> str."""
+def highlight(text: str, mask: list[bool]) -> str:
+    """Put what was filled into the blanks in [brackets]. mask (T,) is True at a blank."""
     pieces = [f"[{c}]" if blank else c for c, blank in zip(text, mask)]
     return "".join(pieces).replace("][", "")

@@ -87,8 +87,7 @@ def draw_batch(dataset, config, step, device):
     """Draw all inputs of a step: -> this process's share of them, a `Batch` on `device`."""
     size = config.batch_size * config.gradient_accumulation_steps * n_processes()
     seed = (config.seed, step)
-    hiding = (config.masking, config.mask_ratio, config.hidden_words)
-    tokens, mask, words = dataset.batch(size, *hiding, (*seed, INPUTS))  # each (B,T)
+    tokens, mask, words = dataset.batch(size, config.masking, (*seed, INPUTS))  # each (B,T)
     batch = make_batch(tokens, mask, words, config.group_size, seed)
     return batch.map(lambda x: share(x).to(device))
 

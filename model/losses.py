@@ -30,9 +30,7 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
     """
     size = args.batch_size
     rng = np.random.default_rng((*seed, 1))
-    ratio = rng.uniform(0.1, 0.6, size)  # (B,)
-    words = rng.integers(1, 6, size)  # (B,)
-    tokens, mask, _ = dataset.batch(size, masking, ratio, words, (*seed, INPUTS))
+    tokens, mask, _ = dataset.batch(size, masking, (*seed, INPUTS))
     if reveal:
         whole = rng.random(size) < 0.6  # (B,) do all blanks stay hidden?
         share = rng.random(size)  # (B,) otherwise, the chance that a blank stays hidden

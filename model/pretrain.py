@@ -34,7 +34,7 @@ class Settings:
     out_dir: str = "out-pretrain"  # generator.pt and judge.pt are written here
     # A generator.pt to begin from. Its size replaces n_layer and n_embd. Empty: random weights.
     start: str = ""
-    masking: str = "word:0.5,random:0.25,span:0.1,sticky:0.15"  # what is hidden from the generator
+    masking: str = "word:0.6,random:0.4"  # what is hidden from the generator
     one_answer: bool = False  # sums: learn only the most even one of the right answers
     judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
     block_size: int = 64  # characters per input
@@ -137,6 +137,10 @@ def pretrain(args):
         compile="false",
     )
     train, val = load_splits(config)
+    if args.generator_steps:
+        val.check_masking(args.masking)
+    if args.judge_steps:
+        val.check_masking(args.judge_masking)
     generator, judge = make_models(args, train.vocab_size)
     models = [generator]  # these models take turns to fill the judge's inputs
     if args.policy:

@@ -48,7 +48,7 @@ def report(policy, judge, dataset, masking, size=3072):
     chance), the slope that `calibration` fits to its scores, and the mean of exp(score) over the
     policy's draws. If the scores are log p/q, this mean is Σ q · p/q = 1, and the slope is 1, too.
     """
-    tokens, mask, words = dataset.batch(size, masking, 0.15, 3, (REPORT, 0))  # each (B,T)
+    tokens, mask, words = dataset.batch(size, masking, (REPORT, 0))  # each (B,T)
     batch = make_batch(tokens, mask, words, 1, (REPORT, 0))
     log_q = policy(batch).log_prob(tokens[:, None])  # (B,1,T)
     print(f"held-out inputs with masking={masking}: nats {-log_q.sum() / mask.sum():.3f}")

@@ -58,7 +58,6 @@ def make_batch(tokens, mask, mask_id, G, seed):
 
 # The tiny runs use these in the place of the defaults: plain GRPO with one update per step.
 PLAIN = {
-    "hidden_words": 2,
     "temperature": 0.8,
     "top_p": 0.95,
     "kl_beta": 0.1,

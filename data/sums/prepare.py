@@ -3,9 +3,9 @@
     python -m data.sums.prepare
     python -m data.sums.prepare --digits=2 --held_out=choose --out_dir=data/sums2
 
-We hold out results, and not pairs of summands: a result of val.txt never occurs in train.txt. The
-held-out results have two halves. One is for choosing settings, the other for reporting what they
-reach. `--held_out` says which of them val.txt holds, and no half is ever in train.txt.
+We hold out results, not pairs of summands: a result in val.txt never occurs in train.txt. The
+held-out results come in two halves, one to choose settings with and one to report on. `--held_out`
+says which of them goes into val.txt. Neither is ever in train.txt.
 """
 
 import argparse
@@ -13,19 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from data.files import write_whole
-from data.user_mistake import Mistake, exit_on_mistake, refuse
+from data.files import write_dataset
+from data.user_mistake import exit_on_mistake
 
-DIGITS = 3
 TRAIN, VAL = 200_000, 4_000  # lines
-HALVES = ("choose", "report")
 
 
-def split_results(digits):
-    """Decide which results are for what: -> {"train": [...], "choose": [...], "report": [...]}.
+def split_results(digits: int) -> dict[str, list[int]]:
+    """Decide which results are for what: {"train": [...], "choose": [...], "report": [...]}.
 
-    Of two digits there are 80 results, from 20 to 99, and of three digits 800. Each half that is
-    held out has one in eight of them, or one in twenty, and equally many for each last digit.
+    With two digits there are 80 results, from 20 to 99, and with three there are 800. Each of the
+    held-out halves gets one in eight of them, or one in twenty, equally many for each last digit.
     """
     least = 10 ** (digits - 1)
     results = np.arange(2 * least, 10 * least)
@@ -40,8 +38,8 @@ def split_results(digits):
     return {name: sorted(part) for name, part in split.items()}
 
 
-def draw_sums(results, digits, size, seed):
-    """Draw sums as texts: the result uniformly, then the first summand from what is possible."""
+def draw_sums(results: list[int], digits: int, size: int, seed: int) -> list[str]:
+    """Draw sums as texts: the result uniformly, then the first summand from what's possible."""
     rng = np.random.default_rng(seed)
     least = 10 ** (digits - 1)
     result = rng.choice(results, size)  # (size,)
@@ -49,39 +47,30 @@ def draw_sums(results, digits, size, seed):
     return [f"{a}+{c - a}={c}" for a, c in zip(first, result)]
 
 
-def prepare(out_dir, digits=DIGITS, held_out="report"):
-    """Write train.txt and val.txt into `out_dir`: -> {file: its number of lines}.
-
-    Raises a Mistake if the folder cannot be written, or holds other sums.
-    """
+def prepare(out_dir: str | Path, digits: int = 3, held_out: str = "report") -> None:
+    """Write train.txt and val.txt into `out_dir`. Raises a Mistake if it holds other sums."""
     split = split_results(digits)
-    files = {
-        "train.txt": draw_sums(split["train"], digits, TRAIN, seed=1),
-        "val.txt": draw_sums(split[held_out], digits, VAL, seed=2),
-    }
-    contents = {Path(out_dir) / f: ("\n".join(files[f]) + "\n").encode() for f in files}
-    try:
-        for path, content in contents.items():
-            refuse(
-                path.exists() and path.read_bytes() != content,
-                f"{path} holds other sums; remove it, or name another folder with --out_dir",
-            )
-        for path, content in contents.items():
-            write_whole(path, content)
-    except OSError as error:
-        raise Mistake(f"{out_dir} cannot be written ({error}); name another folder") from None
-    return {name: len(lines) for name, lines in files.items()}
+    train = draw_sums(split["train"], digits, TRAIN, seed=1)
+    val = draw_sums(split[held_out], digits, VAL, seed=2)
+    files = ["\n".join([*lines, ""]).encode() for lines in (train, val)]
+    write_dataset(out_dir, ".txt", *files)
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--digits", type=int, choices=(2, 3), default=DIGITS, help="digits of each number")
-    add("--held_out", choices=HALVES, default="report", help="the held-out results of val.txt")
+    add("--digits", type=int, choices=(2, 3), default=3, help="digits of each number")
+    add(
+        "--held_out",
+        choices=("choose", "report"),
+        default="report",
+        help="the held-out results of val.txt",
+    )
     add("--out_dir", default=Path(__file__).parent, help="folder to write to; default: this one")
     args = parser.parse_args(argv)
     with exit_on_mistake("prepare"):
-        print(prepare(args.out_dir, args.digits, args.held_out))
+        prepare(args.out_dir, args.digits, args.held_out)
+        print(f"{args.out_dir} holds {TRAIN:,} sums to train on and {VAL:,} held-out ones")
 
 
 if __name__ == "__main__":

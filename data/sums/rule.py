@@ -1,6 +1,6 @@
-"""Tell which sums are right, and how often perfect independent blanks are.
+"""Tell which sums are right, and how often perfect independent blanks would be.
 
-A sum is `41+47=88`: two numbers of equally many digits and their sum, which has no more digits.
+A sum is `41+47=88`: two numbers with the same number of digits, and their sum, which has no more.
 """
 
 import functools
@@ -12,10 +12,10 @@ from data.vocabulary import BLANK
 SUM = re.compile(r"([1-9][0-9]*)\+([1-9][0-9]*)=([1-9][0-9]*)")
 
 
-def is_right(text):
-    """Tell whether a sum holds, and its three numbers have equally many digits.
+def is_right(text: str) -> bool:
+    """Tell whether a sum holds, and its three numbers have the same number of digits.
 
-    No number may begin with 0, so `01+87=88` is wrong. Blanks at the end are padding.
+    No number may start with 0, so `01+87=88` is wrong. Blanks at the end are padding.
     """
     match = SUM.fullmatch(text.rstrip(BLANK))
     if match is None:
@@ -24,41 +24,44 @@ def is_right(text):
     return len(first) == len(second) == len(result) and int(first) + int(second) == int(result)
 
 
-def right_answers(masked):
+def right_answers(masked: str) -> list[str]:
     """List the right fills of a sum with blanks in its summands: `4_+4_=88` -> 9 texts."""
-    result = int(masked.split("=")[1])
+    match = re.fullmatch("[0-9_]+[+][0-9_]+=([0-9]+)", masked)
+    if match is None:
+        return []
+    result = int(match[1])
     pattern = re.compile(re.escape(masked).replace(BLANK, "[0-9]"))
     answers = (f"{first}+{result - first}={result}" for first in range(1, result))
     return [text for text in answers if pattern.fullmatch(text) and is_right(text)]
 
 
 @functools.cache
-def most_even_answer(masked):
+def most_even_answer(masked: str) -> str:
     """Return the right fill whose summands differ least: `4_+4_=88` -> `44+44=88`."""
 
-    def difference(answer):
+    def difference(answer: str) -> int:
         first, second = answer.split("=")[0].split("+")
         return abs(int(first) - int(second))
 
     return min(right_answers(masked), key=difference)
 
 
-def perfect_blanks(masked_texts, n=16):
-    """Compute what independent blanks can reach at best: -> {how: figures}, means over the inputs.
+def perfect_blanks(masked_texts: list[str], n: int = 16) -> dict[str, dict[str, float]]:
+    """Compute the ceiling for independent blanks: {how: figures}, averaged over the inputs.
 
-    Given an input, all of its right answers are equally likely (data/sums/prepare.py). We give each
-    blank its exact distribution over these answers, which no cross-entropy can improve on.
+    All right answers of an input are equally likely (data/sums/prepare.py). So we give each blank
+    its exact marginal over these answers. Cross-entropy can't do better than that.
 
-    sampled    draw all blanks: the probability that this is right, and the expected number of
-               different right answers among n draws
-    argmax     give each blank its likeliest digit, and break ties at random
-    best of n  choose a right one of n draws, if there is one
+    sampled    draw all blanks: the probability of a right sum, and the expected number of different
+               right answers among n draws
+    argmax     give each blank its most likely digit, ties broken at random
+    best of n  take a right one of n draws, if there is one
     """
     total = {"sampled": 0.0, "argmax": 0.0, "best": 0.0, "different": 0.0}
     for masked in masked_texts:
         answers = right_answers(masked)
         each = [1.0] * len(answers)  # the probability that this answer is drawn
-        surest = [1.0] * len(answers)  # the same if every blank has its likeliest digit
+        surest = [1.0] * len(answers)  # the same if every blank gets its most likely digit
         for place in [i for i, c in enumerate(masked) if c == BLANK]:
             digits = [answer[place] for answer in answers]
             count = Counter(digits)

@@ -41,7 +41,7 @@ NOT_AVERAGED = (
     " columns; make these tables anew with --again"
 )
 # The held-out inputs of a run depend on these settings.
-INPUTS = ("dataset", "block_size", "masking", "mask_ratio", "hidden_words", "eval_inputs")
+INPUTS = ("dataset", "block_size", "masking", "eval_inputs")
 
 
 def stored(out_dir):

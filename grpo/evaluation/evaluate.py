@@ -62,8 +62,7 @@ def hold_out(config, val, rule, text, device, seed=EVALUATION_SEED):
     the same inputs. But each has random numbers of its own for the blanks, so that the spread of
     their figures includes the luck of the draws.
     """
-    hiding = (config.masking, config.mask_ratio, config.hidden_words)
-    texts = val.batch(config.eval_inputs, *hiding, (seed, 0))  # each (N,T)
+    texts = val.batch(config.eval_inputs, config.masking, (seed, 0))  # each (N,T)
     batch = make_batch(*texts, SAMPLES, (seed, config.seed))
     return HeldOut(batch.map(lambda x: x.to(device)), rule, text, val.number_words)
 

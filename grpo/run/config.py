@@ -62,9 +62,8 @@ class Config:
     # Train on your own inputs, each at most block_size long: a JSON file that holds
     # {"prompts": ["th_ c_t", ...]}, with _ for a blank.
     prompts_file: str = ""
-    masking: str = "short"  # random, span, word, short, sticky, or a mix: random:0.5,word:0.5
-    mask_ratio: float = 0.15  # share of hidden characters, if masking is random, span or sticky
-    hidden_words: int = 3  # hidden words per input, if masking is word or short
+    # What to hide. Sums: columns, digits. Anything else: random, word, short, or short:0.8,word:0.2
+    masking: str = "short"
 
     # The draws.
     group_size: int = 16  # completions per input, G: each is compared with the others
@@ -129,7 +128,6 @@ RANGES = {
     "seed": (0, LARGEST),
     "temperature": (1e-3, 100),
     "repetition_penalty": (1, 100),
-    "mask_ratio": (0, 1),
     "min_p": (0, 1),
     "xtc_probability": (0, 1),
     "clip_eps": (0, 1),

@@ -1,16 +1,11 @@
 """Read the files that settings name: the networks and the data."""
 
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
-from data.dataset import read_dataset, read_prompts
-from data.files import find
-from data.rules import SumRule, WordRule
-from data.sums.prepare import prepare as prepare_sums
-from data.text.prepare import prepare as prepare_text
+from data.dataset import make_if_missing, read_prompts, read_splits
+from data.rules import pick_rule
 from data.user_mistake import refuse
-from data.vocabulary import TEXT_CHARACTERS, decode
+from data.vocabulary import decode
 from grpo.distributed import is_first, wait_for_all
 from grpo.evaluation.evaluate import EVALUATION_SEED, HeldOut, hold_out
 from grpo.policy import Policy
@@ -19,13 +14,6 @@ from grpo.run.checkpoint import load_model
 from grpo.run.network import make_judge, make_policy, pick_device
 from grpo.run.reward_setting import make_rewards
 from model.transformer import Generator, Judge
-
-# Datasets that are made when they are first needed.
-SHIPPED = {
-    "text": prepare_text,
-    "sums": prepare_sums,
-    "sums2": partial(prepare_sums, digits=2),
-}
 
 
 class Models(NamedTuple):
@@ -82,16 +70,13 @@ def load_splits(config):
 
     If a dataset that ships is missing, the first process makes it.
     """
-    folder = find(Path("data") / config.dataset)
-    prepare = SHIPPED.get(config.dataset)
-    if prepare and is_first() and not any(folder.glob("train.*")):
-        print(f"making {folder}", flush=True)
-        prepare(folder)
+    if is_first():
+        make_if_missing(config.dataset)
     wait_for_all()  # no process reads before the first one has written
-    train = read_dataset(folder, "train", config.block_size)
-    val = read_dataset(folder, "val", config.block_size)
+    train, val = read_splits(config.dataset, config.block_size)
     if config.prompts_file:
-        train = read_prompts(config.prompts_file, train, config.block_size)
+        say = print if is_first() else lambda _: None
+        train = read_prompts(config.prompts_file, train, config.block_size, say)
     return train, val
 
 
@@ -101,11 +86,12 @@ def load_data(config, device, eval_seed=EVALUATION_SEED):
     The rule says which fills of the inputs to train on are good.
     """
     train, val = load_splits(config)
+    val.check_masking(config.masking)
     (text,) = decode(train.text)
-    rule = WordRule(text) if val.vocab_size == TEXT_CHARACTERS else SumRule()
+    rule = pick_rule(train)
     held_out = hold_out(config, val, rule, text, device, eval_seed)
-    if config.prompts_file and isinstance(rule, WordRule):
-        rule = WordRule(text, cut=False)  # a prompt begins and ends with whole words
+    if config.prompts_file:
+        rule = pick_rule(train, cut=False)  # a prompt begins and ends with whole words
     return train, rule, held_out
 
 

@@ -95,7 +95,6 @@ def settings(world):
         dataset=str(world / "text"),
         block_size=16,
         masking="word",
-        hidden_words=2,
         eval_inputs=6,
         temperature=0.8,
         device="cpu",

@@ -1,8 +1,12 @@
-"""Check the text, what is hidden of it, prompts, and which fills are words."""
+"""Check the datasets, what is hidden in them, prompts, and what's refused with one line."""
 
 import hashlib
 import io
 import json
+import os
+import re
+import subprocess
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,72 +16,336 @@ import pytest
 import torch
 from conftest import TEXT, early
 
-from data.dataset import read_dataset, read_prompts
+from data import files
+from data.dataset import (
+    encode_prompt,
+    make_if_missing,
+    read_dataset,
+    read_prompts,
+    read_splits,
+)
 from data.masking import MASKINGS, make_mask
+from data.rules import SumRule, WordRule, pick_rule
+from data.sums.prepare import main as sums_main
 from data.text import prepare as prepare_module
-from data.text.prepare import is_validation, normalise, prepare
+from data.text.prepare import is_validation, normalize, prepare
+from data.text.prepare import main as text_main
 from data.user_mistake import Mistake
-from data.vocabulary import MASK_ID, PAD, decode
+from data.vocabulary import MASK_ID, PAD, VOCABULARY, decode
 
+ROOT = Path(__file__).parents[2]
 LINE = "the old cat sat on the mat and ran"
-TEXTS = np.array([[*LINE]] * 500)  # (B,T)
-SUMS = np.array([[*"417+471=888"]] * 500)  # (B,T)
+TEXTS = np.array([[*LINE]] * 2000)  # (B,T)
+SUMS = np.array([[*"417+471=888"]] * 2000)  # (B,T)
+RIGHT = ["41+47=88", "12+23=35", "10+20=30"]
 
 
-def masks(name, ratio=0.25, words=2, seed=0):
+def masks(name, seed=0):
     texts = SUMS if name in ("columns", "digits") else TEXTS
-    return make_mask(texts, name, ratio, words, np.random.default_rng(seed))
+    return make_mask(texts, name, np.random.default_rng(seed))
+
+
+def write_lines(folder, train, val):
+    """Write a dataset of lines: -> its folder, as a text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, lines in (("train", train), ("val", val)):
+        (folder / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
+    return str(folder)
+
+
+def prompts(folder, train, *texts, **more):
+    """Read prompts: -> a dataset of them, and the lines that were said about them."""
+    said = []
+    (folder / "p.json").write_text(json.dumps({"prompts": texts, **more}), encoding="utf-8")
+    return read_prompts(folder / "p.json", train, train.inputs.shape[1], said.append), said
+
+
+@pytest.fixture
+def text(world):
+    return read_dataset(world / "text", "train", 16)
+
+
+@pytest.fixture
+def sums(tmp_path):
+    return read_splits(write_lines(tmp_path / "some", RIGHT[:2], RIGHT[2:]), 8)[0]
+
+
+# What is hidden.
 
 
 @pytest.mark.parametrize("name", MASKINGS)
 def test_every_row_has_a_blank_and_the_seed_decides(name):
-    mask = masks(name, ratio=0.01)
+    mask = masks(name)
     assert mask.any(axis=1).all()
-    assert not mask.all(axis=1).any()
     assert (masks(name) == masks(name)).all()
     assert (masks(name) != masks(name, seed=1)).any()
 
 
-def test_sticky_blanks_cluster_random_ones_do_not_and_a_span_is_one_run():
-    for name, want in (("random", 0.25), ("sticky", 0.75)):
-        mask = masks(name)
-        assert abs(mask.mean() - 0.25) < 0.02
-        beside = (mask[:, 1:] & mask[:, :-1]).sum() / mask[:, :-1].sum()
-        assert abs(beside - want) < 0.03  # P(hidden | the one before is hidden)
-    mask = masks("span")
-    assert (mask.sum(axis=1) == round(0.25 * len(LINE))).all()
-    assert (np.diff(mask.astype(int), axis=1) == 1).sum(axis=1).max() == 1
+def test_random_hides_single_characters_from_a_tenth_to_six_tenths():
+    """Each input has a ratio of its own, uniform from .1 to .6, and no blank knows of another."""
+    texts = np.array([[*"ab"] * 1000] * 300)  # long, so that an input's ratio shows
+    mask = make_mask(texts, "random", np.random.default_rng(0))
+    ratios = mask.mean(axis=1)
+    assert 0.05 < ratios.min() < 0.15 and 0.55 < ratios.max() < 0.65
+    assert ratios.mean() == pytest.approx(0.35, abs=0.03)
+    assert ratios.std() == pytest.approx(0.5 / 12**0.5, abs=0.015)
+    pairs = (mask[:, 1:] & mask[:, :-1]).mean(axis=1)
+    assert abs(pairs - ratios**2).max() < 0.05
 
 
-def test_word_hides_whole_uncut_words_and_short_those_of_two_to_four_letters():
+def test_word_hides_one_to_five_whole_uncut_words_and_short_those_of_two_to_four_letters():
     text = "a cat purred on i the round mat by noon yes"
     inner = set(text.split()[1:-1])  # the window may have cut the others
     for name, want in (("word", inner), ("short", inner - {"purred", "i", "round"})):
-        rng = np.random.default_rng(0)
-        hidden = make_mask(np.array([[*text]] * 500), name, 0.1, 2, rng)
-        found = set()
+        hidden = make_mask(np.array([[*text]] * 2000), name, np.random.default_rng(0))
+        found, counts = set(), []
         for row in hidden:
             words = "".join(c for c, blank in zip(text, row) if blank or c == " ").split()
-            assert len(words) == 2
+            counts.append(len(words))
             found |= set(words)
         assert found == want
+        assert np.bincount(counts)[1:] == pytest.approx(np.full(5, 400), rel=0.2)
     nothing_to_hide = np.array([[*"a i purred round sat"], ["x"] * 20])
-    mask = make_mask(nothing_to_hide, "short", 0.1, 2, np.random.default_rng(0))
+    mask = make_mask(nothing_to_hide, "short", np.random.default_rng(0))
     assert (mask.sum(axis=1) == 1).all()
+
+
+def test_maskings_are_mixed_by_weight(monkeypatch):
+    for i, name in enumerate(("first", "second")):
+        monkeypatch.setitem(MASKINGS, name, lambda row, rng, i=i: np.arange(len(row)) == i)
+    mask = make_mask(TEXTS, "first:3,second", np.random.default_rng(0))
+    assert mask[:, :2].mean(axis=0) == pytest.approx([0.75, 0.25], abs=0.05)
+    assert (mask.sum(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("name, groups", [("columns", [[0, 4], [1, 5], [2, 6]]), ("digits", None)])
+def test_sums_draw_a_choice_of_masking_and_then_a_permutation_and_a_number(name, groups):
+    """grpo/one_file.py repeats these draws."""
+    groups = groups or [[0], [1], [2], [4], [5], [6]]
+    rng, again = np.random.default_rng(3), np.random.default_rng(3)
+    mask = make_mask(SUMS[:50], name, rng)
+    again.random(50)  # which masking each input gets
+    for row in mask:
+        order = again.permutation(len(groups))[: again.integers(1, len(groups) + 1)]
+        assert {*np.flatnonzero(row)} == {t for i in order for t in groups[i]}
+    assert rng.random() == again.random()
+
+
+# The three kinds of data, and which masking and rule each has.
+
+
+def test_lines_are_sums_only_if_all_of_them_are_right(tmp_path):
+    for wrong in ("41+48=88", "1+10=111", "hello me"):
+        folder = write_lines(tmp_path / "mixed", [*RIGHT[:2], wrong], RIGHT[2:])
+        train, _ = read_splits(folder, 8)
+        assert train.kind == "lines" and pick_rule(train) is None
+    train, val = read_splits(write_lines(tmp_path / "sums", RIGHT[:2], RIGHT[2:]), 8)
+    assert train.kind == val.kind == "sums" and isinstance(pick_rule(train), SumRule)
+
+
+def test_a_text_has_the_rule_of_its_own_words(text):
+    rule = pick_rule(text)
+    assert isinstance(rule, WordRule) and "cat" in rule.lexicon
+    assert rule.cut and not pick_rule(text, cut=False).cut
+
+
+@pytest.mark.parametrize(
+    "kind, allowed, refused",
+    [
+        ("text", "random word short word:0.5,random:0.5", "columns digits word:0.9,digits:0.1"),
+        ("sums", "columns digits columns,digits", "random word short columns,random"),
+        ("lines", "random word short", "columns digits"),
+        ("letters", "random", "word short columns digits"),
+    ],
+)
+def test_a_masking_that_makes_no_sense_is_refused(kind, allowed, refused, text, sums, tmp_path):
+    lines = ["he has 1", "she is 2"] if kind == "lines" else ["abcdefgh", "hgfedcba"]
+    train, _ = read_splits(write_lines(tmp_path / "lines", lines, ["ab ef hi"]), 8)
+    data = {"text": text, "sums": sums}.get(kind, train)
+    for masking in allowed.split():
+        data.check_masking(masking)
+        assert data.batch(20, masking, (0, 1))[1].any(dim=1).all()
+    for masking in refused.split():
+        with pytest.raises(Mistake) as error:
+            data.check_masking(masking)
+        line = str(error.value)
+        assert line.startswith(f"masking={masking} ") and "\n" not in line
+        data.check_masking(re.search(r"for example --masking=(\w+)$", line)[1])
+
+
+def test_a_masking_of_ones_own_works_everywhere(text, sums, monkeypatch):
+    monkeypatch.setitem(MASKINGS, "first", lambda characters, rng: np.arange(len(characters)) < 1)
+    for data in (text, sums):
+        data.check_masking("first")
+        assert data.batch(5, "first", (0, 1))[1].sum(dim=0).tolist()[:2] == [5, 0]
+
+
+def test_a_word_of_a_line_is_what_stands_between_two_spaces(tmp_path):
+    data, _ = read_splits(write_lines(tmp_path / "a", ["ab 12 c="], ["abc 12 d"]), 8)
+    mask = torch.tensor([[1, 0, 0, 1, 1, 0, 1, 1]]).bool()
+    assert data.number_words(data.inputs, mask).tolist() == [[1, 0, 0, 2, 2, 0, 3, 3]]
+    mask = torch.tensor([[1, 1, 0, 0, 1, 0, 0, 1]]).bool()
+    assert data.number_words(data.inputs, mask).tolist() == [[1, 1, 0, 0, 2, 0, 0, 3]]
+
+
+@pytest.mark.parametrize(
+    "train, val",
+    [
+        (RIGHT, RIGHT),
+        (RIGHT, [RIGHT[2], RIGHT[0], RIGHT[2]]),
+        (["abcdefgh", "abcdefgi"], ["abcdefgi"]),
+    ],
+)
+def test_lines_that_are_all_trained_on_are_not_held_out(train, val, tmp_path):
+    with pytest.raises(Mistake, match="all of val is in train, so nothing is held out"):
+        read_splits(write_lines(tmp_path / "d", train, val), 8)
+    read_splits(write_lines(tmp_path / "d", train, [*val, "99 + 1 ="]), 8)  # one line is enough
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(50, 150)])
+def test_a_text_that_is_trained_on_is_not_held_out(part, tmp_path):
+    tokens = bytes(map(VOCABULARY.index, TEXT[:2000].replace("\n", " ")))
+    (tmp_path / "train.bin").write_bytes(tokens)
+    (tmp_path / "val.bin").write_bytes(tokens[part])
+    with pytest.raises(Mistake, match="all of val is in train"):
+        read_splits(str(tmp_path), 16)
+
+
+@pytest.mark.parametrize(
+    "file, content, message",
+    [
+        ("train.bin", "ab", "has 2 characters, fewer than block_size=8"),
+        ("train.bin", 100 * "\x1b", "holds no text"),
+        ("train.txt", "41+47=88\n417+471=888\n", "have .* the same length"),
+        ("train.txt", "", "have .* the same length"),
+        ("train.txt", "4_+47=88\n", "has the characters '_'; use only"),
+    ],
+)
+def test_a_dataset_that_cannot_be_read_is_named(file, content, message, tmp_path):
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    with pytest.raises(Mistake, match=f"{tmp_path}/{file} {message}"):
+        read_dataset(tmp_path, "train", 8)
+
+
+# A dataset is whole or absent.
+
+KILL = """
+import os, signal, sys
+from data import files
+from data.{kind}.prepare import main
+
+replace, left = os.replace, {n}
+
+def replace_or_die(*paths):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*paths)
+
+os.replace = replace_or_die
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("n", [0, 1])
+@pytest.mark.parametrize("kind", ["text", "sums"])
+def test_a_kill_between_the_files_leaves_none_and_the_next_run_makes_both(kind, n, tmp_path):
+    (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
+    out, whole = tmp_path / "d", tmp_path / "whole"
+    options = {"text": [f"--input={tmp_path}/in.txt"], "sums": ["--digits=2"]}[kind]
+    command = [sys.executable, "-c", KILL.format(kind=kind, n=n), *options]
+    killed = subprocess.run([*command, f"--out_dir={out}"], cwd=ROOT)
+    assert killed.returncode < 0
+    names = [f"val.{'bin' if kind == 'text' else 'txt'}"][:n]
+    assert [path.name for path in out.iterdir() if path.suffix != ".tmp"] == names
+    main = {"text": text_main, "sums": sums_main}[kind]
+    for folder in (out, whole):
+        main([*options, f"--out_dir={folder}"])
+    for path in whole.iterdir():
+        assert (out / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Work in a folder that has no dataset, with a project that has none: -> the folder."""
+    monkeypatch.setattr(files, "PROJECT", tmp_path / "project")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "data" / "sums2"
+
+
+@pytest.mark.parametrize("missing", ["train.txt", "val.txt"])
+def test_what_ships_is_made_again_if_a_part_is_missing(missing, elsewhere):
+    make_if_missing("sums2")
+    whole = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    assert {*whole} == {"train.txt", "val.txt"}
+    os.replace(elsewhere / missing, elsewhere / f"{missing}.1234.tmp")  # a kill leaves this
+    make_if_missing("sums2")
+    assert all((elsewhere / name).read_bytes() == whole[name] for name in whole)
+    before = [path.stat().st_mtime_ns for path in elsewhere.iterdir()]
+    make_if_missing("sums2")  # all is there
+    assert [path.stat().st_mtime_ns for path in elsewhere.iterdir()] == before
+    make_if_missing("mine")  # does not ship
+    assert not (elsewhere.parent / "mine").exists()
+
+
+def test_a_write_that_fails_between_the_files_leaves_none(elsewhere, monkeypatch):
+    def full(*paths):
+        if len([*elsewhere.glob("*.txt")]):
+            raise OSError(28, "No space left on device", str(paths[1]))
+        return replace(*paths)
+
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(Mistake, match="can't be written .No space left on device"):
+        make_if_missing("sums2")
+    assert [path.name for path in elsewhere.iterdir()] == ["val.txt"]
+    monkeypatch.setattr(os, "replace", replace)
+    make_if_missing("sums2")
+    read_splits("sums2", 8)
+
+
+def test_where_nothing_can_be_written_a_command_and_a_flag_help(elsewhere, tmp_path, monkeypatch):
+    """A file stands in the way of the folder, because root may write into every folder."""
+    (tmp_path / "data").write_text("", encoding="utf-8")
+    home = tmp_path / "my home"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr("data.dataset.PROJECT", ROOT)
+    with pytest.raises(Mistake) as error:
+        make_if_missing("sums2")
+    line = str(error.value)
+    command, flag = re.search(r"run `(.*)` and add --dataset=(.*) to your command$", line).groups()
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+    dataset = flag.strip("'")
+    make_if_missing(dataset)
+    train, _ = read_splits(dataset, 8)
+    assert dataset == str(home / "sums2") and train.kind == "sums"
+
+
+def test_the_dataset_of_another_text_is_not_replaced(tmp_path):
+    (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
+    prepare(tmp_path / "d", tmp_path / "in.txt")
+    prepare(tmp_path / "d", tmp_path / "in.txt")  # the same text again
+    before = (tmp_path / "d" / "train.bin").read_bytes()
+    (tmp_path / "in.txt").write_text(TEXT + "\n\nthe end", encoding="utf-8")
+    with pytest.raises(Mistake, match="d/train.bin holds other data; remove it, or name"):
+        prepare(tmp_path / "d", tmp_path / "in.txt")
+    assert (tmp_path / "d" / "train.bin").read_bytes() == before
+
+
+# The text.
 
 
 def test_prepared_text_comes_back(tmp_path):
     """The prepared text is what a loop over the paragraphs gives. Repeated ones are dropped."""
     (tmp_path / "in.txt").write_text(TEXT + "\n\n" + TEXT, encoding="utf-8")
-    sizes = prepare(tmp_path / "d", tmp_path / "in.txt")
+    prepare(tmp_path / "d", tmp_path / "in.txt")
     assert {path.name for path in (tmp_path / "d").iterdir()} == {"train.bin", "val.bin"}
     for split in ("train", "val"):
         data = read_dataset(tmp_path / "d", split, 16)
-        wanted = [p for p in TEXT.split("\n\n") if is_validation(normalise(p)) == (split == "val")]
-        text = " ".join(normalise(p) for p in wanted)
-        assert decode(data.text) == [text]
-        assert len(text) == sizes[f"{split}.bin"]
-    assert 0.04 < sizes["val.bin"] / len(TEXT) < 0.2
+        wanted = [p for p in TEXT.split("\n\n") if is_validation(normalize(p)) == (split == "val")]
+        assert decode(data.text) == [" ".join(normalize(p) for p in wanted)]
+    assert 0.04 < (tmp_path / "d" / "val.bin").stat().st_size / len(TEXT) < 0.2
 
 
 def prepare_default():
@@ -94,7 +362,7 @@ default_text = early("default_text", prepare_default)
 def test_the_default_text_is_the_one_that_the_shipped_models_learned(default_text):
     """The text is documentation of the pinned numpy and torch. No version of Python changes it.
 
-    Nothing of 64 characters stands both in train.bin and in val.bin.
+    Nothing of 64 characters is in both train.bin and val.bin.
     """
     train, val, printed = default_text
     assert not printed
@@ -120,7 +388,7 @@ def test_val_loses_what_shares_40_characters_with_train(tmp_path):
 def test_letters_of_the_users_own_text(tmp_path, capsys):
     """What has a plain form is kept, apostrophes join, and a share that is lost is named."""
     assert (
-        normalise("GROẞ groß Søren Łódź æon œuvre đak") == "gross gross soren lodz aeon oeuvre dak"
+        normalize("GROẞ groß Søren Łódź æon œuvre đak") == "gross gross soren lodz aeon oeuvre dak"
     )
     (tmp_path / "in.txt").write_text(TEXT.replace(" number", " don't"), encoding="utf-8")
     prepare(tmp_path / "d", tmp_path / "in.txt")
@@ -132,49 +400,75 @@ def test_letters_of_the_users_own_text(tmp_path, capsys):
     assert "3% of its letters are not a to z, and are left out" in capsys.readouterr().out
 
 
-def test_the_dataset_of_another_text_is_not_replaced(tmp_path):
-    (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
-    prepare(tmp_path / "d", tmp_path / "in.txt")
-    prepare(tmp_path / "d", tmp_path / "in.txt")  # the same text again
-    before = (tmp_path / "d" / "train.bin").read_bytes()
-    (tmp_path / "in.txt").write_text(TEXT + "\n\nthe end", encoding="utf-8")
-    with pytest.raises(Mistake, match="d/train.bin holds another text; remove it, or name"):
-        prepare(tmp_path / "d", tmp_path / "in.txt")
-    assert (tmp_path / "d" / "train.bin").read_bytes() == before
+def test_a_text_that_the_shipped_models_did_not_learn_is_named(tmp_path, capsys, monkeypatch):
+    """It stands in for the documentation of another version of numpy."""
+    monkeypatch.setattr(prepare_module, "documentation", lambda: 9 * [TEXT])
+    monkeypatch.setattr(prepare_module, "is_prose", lambda _: True)
+    prepare(tmp_path)
+    assert "isn't the text that the shipped models learned" in capsys.readouterr().out
+
+
+# Prompts.
 
 
 @pytest.mark.parametrize(
-    "file, content, message",
-    [
-        ("train.bin", "ab", "has 2 characters, fewer than block_size=8"),
-        ("train.bin", 100 * "\x1b", "holds no text"),
-        ("train.txt", "41+47=88\n417+471=888\n", "have .* need the same length"),
-        ("train.txt", "4_+47=88\n", "has the characters '_'; use only"),
-    ],
+    "written", ["didn't", "didn’t", "Déjà vu: didn't!", "it 'is' so", "a  b,c", "can't'"]
 )
-def test_a_dataset_that_cannot_be_read_is_named(file, content, message, tmp_path):
-    (tmp_path / file).write_text(content, encoding="utf-8")
-    with pytest.raises(Mistake, match=f"{tmp_path}/{file} {message}"):
-        read_dataset(tmp_path, "train", 8)
+def test_prompts_and_training_texts_are_normalized_alike(written):
+    tokens = encode_prompt(f"{written} _", 40, "text")
+    assert decode(tokens[None]) == [f"{normalize(written)} _"]
+    assert normalize("didn’t didn't") == "didnt didnt"
 
 
-def test_prompts_of_any_length(world, tmp_path):
-    """A prompt is normalised. All blanks between two spaces are one word, as in h_l_."""
-    prompts = [" Café H_l_ m_!", "_", "sat — __ the m_t"]
-    (tmp_path / "p.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
-    data = read_prompts(tmp_path / "p.json", read_dataset(world / "text", "train", 16), 16)
-    tokens, mask, words = data.batch(200, None, None, None, (0, 1))
+def test_an_apostrophe_next_to_a_blank_is_treated_like_any_other():
+    for written, known in (("don'_ go", "don_ go"), ("the '___' is", "the ___ is")):
+        assert decode(encode_prompt(written, 40, "text")[None]) == [known]
+
+
+def test_prompts_of_any_length_whose_changes_are_said_once(text, tmp_path):
+    """A prompt is normalized. All blanks between two spaces are one word, as in h_l_."""
+    given = ["_", " Café H_l_ m_!", "sat — __ the m_t"]
+    data, said = prompts(tmp_path, text, *given)
+    tokens, mask, words = data.batch(200, "short", (0, 1))
     assert tokens.shape == mask.shape == words.shape == (200, 16)
     found = {}
     for row, numbers in zip(tokens.masked_fill(mask, MASK_ID), words.tolist()):
         found[decode(row[row != PAD])[0]] = [number for number in numbers if number]
     assert found == {"cafe h_l_ m_": [1, 1, 2], "_": [1], "sat __ the m_t": [1, 1, 2]}
     assert torch.equal(words > 0, mask) and not (mask & (tokens == PAD)).any()
+    (line,) = said
+    assert "2 of 3 prompts" in line and "prompt 1 ' Café H_l_ m_!' as 'cafe h_l_ m_'" in line
+    assert not prompts(tmp_path, text, "_", "th_ cat")[1]
 
 
-def test_a_text_that_the_shipped_models_did_not_learn_is_named(tmp_path, capsys, monkeypatch):
-    """It stands in for the documentation of another version of numpy."""
-    monkeypatch.setattr(prepare_module, "documentation", lambda: 9 * [TEXT])
-    monkeypatch.setattr(prepare_module, "is_prose", lambda _: True)
-    prepare(tmp_path)
-    assert "not the text that the shipped models learned" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    "prompt, character",
+    [("__+__=46", "+"), ("Room 101 _", "1"), ("x² is _", "2"), ("a_ = b", "="), ("мир _", "м")],
+)
+def test_a_prompt_that_would_lose_its_sense_is_refused(prompt, character, text, tmp_path):
+    with pytest.raises(Mistake) as error:
+        prompts(tmp_path, text, "th_", prompt)
+    assert f"prompt 1 {prompt!r} has {character!r}, which this model doesn't know" in str(
+        error.value
+    )
+
+
+def test_a_key_that_nothing_reads_is_refused(text, tmp_path):
+    with pytest.raises(Mistake, match="nothing reads 'masking'"):
+        prompts(tmp_path, text, "th_", masking="word")
+    for content in ("[]", "3", '"prompts"', "{}", '{"prompts": []}', '{"prompts": [3]}', "{"):
+        (tmp_path / "p.json").write_text(content, encoding="utf-8")
+        with pytest.raises(Mistake, match="does not hold prompts .*; write JSON: "):
+            read_prompts(tmp_path / "p.json", text, 16)
+
+
+def test_sums_that_nothing_can_fill_are_named_and_refused_if_all_are(sums, tmp_path):
+    impossible = ["9_+9_=11", "4_+4_8", "4_+4_=8", "_a+12=24", "4_-4_=1", "_+_", "4_=88+40"]
+    _, said = prompts(tmp_path, sums, "4_+4_=88", *impossible[:2], "__+__=__", "1_+_1=2_")
+    assert said == [
+        f"prompts_file={tmp_path}/p.json: no digits can make 2 of 5 prompts right, first prompt 1"
+        " '9_+9_=11'"
+    ]
+    assert not prompts(tmp_path, sums, "__+__=99", "4_+47=8_")[1]
+    with pytest.raises(Mistake, match="no digits make prompt 0 '9_.9_=11' right, nor any other"):
+        prompts(tmp_path, sums, *impossible)

@@ -14,11 +14,10 @@ import pytest
 from conftest import command_line, early, run
 
 import train_grpo
-from data import files
+from data import dataset, files
 from data.files import find
 from data.text.prepare import main as prepare
 from data.user_mistake import Mistake, exit_on_mistake
-from grpo.run import load
 from grpo.run.config import load_config
 from grpo.run.network import pick_device
 from grpo.tools import fill, replay, toy
@@ -208,7 +207,7 @@ def test_an_error_in_a_users_file_shows_its_traceback_and_then_the_line(
 
 def test_the_default_text_is_made_when_all_other_files_were_found(flags, tmp_path, monkeypatch):
     made = []
-    monkeypatch.setitem(load.SHIPPED, "text", made.append)
+    monkeypatch.setitem(dataset.SHIPPED, "text", (made.append, "data.text.prepare"))
     (tmp_path / "data" / "text").mkdir(parents=True)  # as in the project before it is made
     monkeypatch.setattr(files, "PROJECT", tmp_path)
     monkeypatch.chdir(tmp_path / "data")

@@ -65,7 +65,7 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
 
     monkeypatch.setattr(replay, "begin", spy("begin"))
     monkeypatch.setattr(replay, "record", spy("record"))
-    run(flags, top_p=1, masking="word:0.5,random:0.5", mask_ratio=0.1, learning_rate=0.1)
+    run(flags, top_p=1, masking="word:0.5,random:0.5", learning_rate=0.1)
     header, *_ = lines = lines_of(tmp_path)
     assert [line["iteration"] for line in lines] == [-1, 0, 1, 2, 3]
     for line, one in zip(lines, expected, strict=True):
