@@ -75,7 +75,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     # 2. Judge. A rule says whether a sum holds. Texts are read by a frozen classifier. It estimates
     #    log(p / q_ref) of every hidden word, where p is its probability in real text, and q_ref
     #    its probability under the base model. Each letter of the word gets this reward.
-    reward, parts = rewards(fills, batch, config.credit)  # (B,G,T), {name: (B,G)}
+    reward, parts = rewards(fills, batch)  # (B,G,T), {name: (B,G)}
 
     # 3. Compare.
     advantages = compute_advantages(reward, old.entropy, batch.mask, config)  # (B,G,T)
@@ -158,7 +158,7 @@ def main(arguments=(), quiet=False):
                 replay.record(policy, held_out, config, step)
             stop = log.stop_requested()  # the signal, or 0; all processes agree
             last = step + 1 == config.max_iters
-            if stop or last or (step + 1) % config.save_interval == 0:
+            if stop or last or (step + 1) % config.eval_interval == 0:
                 save_checkpoint(config, policy, reference, optimizer, step + 1)
             if stop:
                 sys.exit(128 + stop)  # `log` says how to go on

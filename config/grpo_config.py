@@ -29,4 +29,3 @@ baseline = "leave_one_out"
 # But our policy cannot equal p, because its blanks are independent. With kl_beta = 1 many blanks
 # stayed undecided between several letters. With a smaller kl_beta they agree on a word.
 kl_beta = 0.65
-credit = "word"  # a letter gets only the reward of its own word

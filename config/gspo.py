@@ -5,7 +5,6 @@
 
 out_dir = "out-gspo"
 objective = "gspo"
-credit = "input"
 baseline = "mean"
 scale_rewards = "group"
 kl_beta = 0.0

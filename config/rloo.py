@@ -9,4 +9,3 @@ baseline = "leave_one_out"
 scale_rewards = "none"
 objective = "reinforce"
 num_iterations = 1
-credit = "input"  # the other value, "word", would bias the gradient

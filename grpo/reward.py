@@ -22,7 +22,7 @@ repeats.
 import torch
 import torch.nn.functional as F
 
-from data.per_word import begins_word, mean_over_blanks, mean_over_words
+from data.per_word import mean_over_blanks, mean_over_words
 from data.vocabulary import decode
 
 ROWS = {"cpu": 32, "cuda": 256}  # rows that are judged at once; more would overflow a CPU's cache
@@ -91,7 +91,7 @@ class Rewards:
         """
         self.parts = parts
 
-    def __call__(self, fills, batch, credit):
+    def __call__(self, fills, batch):
         """Return the reward of each blank (B,G,T), and the numbers for the log, {name: (B,G)}.
 
         The reward is a weighted sum of parts. For the log we average each part over the blanks of a
@@ -102,30 +102,21 @@ class Rewards:
         means = {}
         for name, (function, weight) in self.parts.items():
             values = function(fills.completions, batch)  # (B,G) or (B,G,T)
-            reward = reward + weight * of_blanks(values, fills.completions, batch, credit)
+            reward = reward + weight * of_blanks(values, fills.completions, batch)
             means[f"reward_{name}"] = of_completions(values, fills.completions, batch)
             mean_reward = mean_reward + weight * means[f"reward_{name}"]
         return reward, {"reward": mean_reward} | means
 
 
-def of_blanks(values, completions, batch, credit):
+def of_blanks(values, completions, batch):
     """Give each blank its part of the reward: (B,G) or (B,G,T) -> (B,G,T).
 
-    If there is one number for each completion, (B,G), every blank of the completion gets it. If
-    there is a number for each letter, (B,G,T), a word gets the mean over its letters.
-
-    `credit` concerns only (B,G,T). With `credit=input` a blank gets the sum of the rewards of all
-    words of the input. With `credit=word` it gets only the reward of its own word. This leaves out
-    the noise of the other words' rewards. But it biases the gradient, because no word is credited
-    for how it changes the judge's view of the other words.
+    One number for each completion goes to all of its blanks. Of one number for each letter, a word
+    gets the mean over its letters.
     """
     if values.shape == completions.shape[:2]:
         return values[..., None].expand(completions.shape)
-    of_words = mean_over_words(values, batch.words)  # (B,G,T)
-    if credit == "word":
-        return of_words
-    once = of_words * begins_word(batch.words)[:, None]  # (B,G,T) each word counts once
-    return once.sum(dim=-1, keepdim=True).expand(completions.shape)
+    return mean_over_words(values, batch.words)  # (B,G,T)
 
 
 def of_completions(values, completions, batch):

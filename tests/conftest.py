@@ -63,7 +63,6 @@ PLAIN = {
     "kl_beta": 0.1,
     "baseline": "mean",
     "scale_rewards": "group",
-    "credit": "input",
     "num_iterations": 1,
     "warmup_iters": 0,
     "dtype": "float32",

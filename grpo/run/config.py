@@ -48,11 +48,9 @@ class Config:
     ema_alpha: float = 0.99  # ema: reference = ema_alpha reference + (1 - ema_alpha) policy
     reference_update_freq: int = 10  # periodic: steps between two copies
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
-    save_interval: int = 10  # steps between checkpoints; one is also written at the end
-    eval_interval: int = 10  # steps between printing a few held-out fills
+    eval_interval: int = 10  # steps between checkpoints, each with a look at a few held-out fills
     eval_inputs: int = 256  # the final table is measured on this many held-out inputs
-    wandb_log: bool = False  # log to Weights & Biases too
-    wandb_project: str = "fill-in-grpo"  # the project on wandb
+    wandb_project: str = ""  # log to this project of Weights & Biases; empty: don't
     wandb_run_name: str = ""  # the name of the run there; empty: wandb makes one up
 
     # The inputs.
@@ -89,9 +87,6 @@ class Config:
     # Advantages are divided by a standard deviation of rewards. group: that of their own group.
     # batch: that of all blanks of the step. none: they are not divided.
     scale_rewards: Literal[*SCALES] = "none"
-    # word: each hidden word earns its own reward. input: each earns the sum of the rewards of all
-    # words in its input.
-    credit: Literal["word", "input"] = "word"
     objective: Literal[*OBJECTIVES] = "clip"  # what is maximised for each letter
     clip_eps: float = 0.2  # the ratio is clipped below at 1 - clip_eps
     clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high
@@ -174,7 +169,7 @@ def boolean(text):
 def how_to_read(field):
     """Turn a field of a dataclass of settings into options for argparse."""
     if field.type is bool:
-        return {"type": boolean, "nargs": "?", "const": True}  # --wandb_log alone means true
+        return {"type": boolean, "nargs": "?", "const": True}
     if field.type is str:
         return {"type": os.path.expanduser}  # the shell does not expand --out_dir=~/runs
     if field.type in (int, float):
@@ -243,7 +238,7 @@ def load_config(arguments=()):
     return config
 
 
-# Settings that are gone, with the value that turned each of them off.
+# Settings that are gone, with the value that turned each of them off, or that nearly all runs had.
 GONE = {
     "direction": "reverse",
     "clip_delta": 0.0,
@@ -254,6 +249,11 @@ GONE = {
     "beta1": 0.9,
     "beta2": 0.99,
     "xtc_threshold": 0.1,
+    "mask_ratio": 0.15,
+    "hidden_words": 3,
+    "credit": "word",
+    "save_interval": 10,
+    "wandb_log": False,
 }
 
 

@@ -48,7 +48,7 @@ class Log:
         content = json.dumps(asdict(config), indent=1)
         try:
             write(Path(config.out_dir) / "config.json", content.encode())
-            self.wandb = start_wandb(config) if config.wandb_log and self.first else None
+            self.wandb = start_wandb(config) if config.wandb_project and self.first else None
         except BaseException:  # Ctrl-C, too: the next run of a notebook may want this folder
             self.file.close()
             raise

@@ -41,7 +41,7 @@ def make_parts(run, batch, config):
         "reference's forward pass": partial(reference, batch),
         "draw": q.sample,
         "score": partial(q.score, fills, q_ref),
-        "reward": partial(rewards, fills, batch, config.credit),
+        "reward": partial(rewards, fills, batch),
     }
 
 

@@ -231,10 +231,9 @@ def test_reward_of_each_blank_moves_that_blank():
         assert_opposite(have[:, t], want[:, t])
 
 
-@pytest.mark.parametrize("credit", ["word", "input"])
 @pytest.mark.parametrize("loss_type", ["sum", "grpo"])
-def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
-    """With either credit the policy q ends at the text's distribution p.
+def test_a_true_log_ratio_and_beta_1_ask_for_the_text(loss_type):
+    """The policy q ends at the text's distribution p.
 
     The input has a word of one letter and a word of three. p and q_ref are products over letters,
     and a word's reward is log p/q_ref. The expected gradient is exact, because the group has every
@@ -262,8 +261,8 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(credit, loss_type):
             scores[0][:, word] = log_ratio(text, word)[:, None]
         return scores
 
-    reward, _ = Rewards({"judge": (score, 1.0)})(drawn, batch, credit)
-    options = {"credit": credit, "loss_type": loss_type, "objective": "reinforce"}
+    reward, _ = Rewards({"judge": (score, 1.0)})(drawn, batch)
+    options = {"loss_type": loss_type, "objective": "reinforce"}
     config = settings(kl_beta=1.0, **options, group_size=n)
     weights = loss_weights(mask, config)
     logits = base.logits.clone().requires_grad_()

@@ -40,11 +40,11 @@ def make_scores(mask, leaf=False, seed=0):
     return Scores(*tensors)
 
 
-def make_advantages(words, credit):
+def make_advantages(words, each_word):
     """Draw an advantage for each word, or for each completion: -> (B,G,T)."""
     g = torch.Generator().manual_seed(2)
     each = torch.randn(len(words), G, 1 + T, generator=g, dtype=torch.float64)  # of word 0, 1, ...
-    which = words if credit == "word" else 0 * words
+    which = words if each_word else 0 * words
     return each.gather(-1, which[:, None].expand(-1, G, -1))
 
 
@@ -130,13 +130,13 @@ def assert_equals_the_loops(now, old, advantages, words, config):
 
 @EVERY_OBJECTIVE
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("credit", ["word", "input"])
-def test_loss_and_gradient_equal_the_loops(objective, loss_type, credit):
+@pytest.mark.parametrize("each_word", [True, False])
+def test_loss_and_gradient_equal_the_loops(objective, loss_type, each_word):
     """Ratios differ from 1, and advantages have both signs. The second micro-batch is smaller."""
-    config = settings(loss_type=loss_type, credit=credit, **objective)
+    config = settings(loss_type=loss_type, **objective)
     now, old = make_scores(MASK, leaf=True), make_scores(MASK, seed=1)
     words = number_words(MASK)
-    assert_equals_the_loops(now, old, make_advantages(words, credit), words, config)
+    assert_equals_the_loops(now, old, make_advantages(words, each_word), words, config)
 
 
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])

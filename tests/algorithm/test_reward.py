@@ -117,18 +117,16 @@ def of_whole(completions, batch):
     return completions.sum(dim=-1).float()  # (B,G)
 
 
-@pytest.mark.parametrize("credit", ["word", "input"])
-def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
+def test_a_blank_is_given_its_words_reward():
     """A reward of each letter is averaged over its word, whose length then makes no difference.
 
-    With credit=word a blank gets the mean of its own word, with credit=input the sum of the means
-    of all words. A reward of the whole completion is added to each blank as it is.
+    A reward of the whole completion is added to each blank as it is.
     """
     parts = {"judge": (partial(judge_reward, some_judge), 2.0)}
     parts |= {"letters": (of_letters, 1.0), "whole": (of_whole, -0.5)}
     completions = some_completions(2, 3, 4)  # (B,G,T)
     batch = batch_of(MASK)
-    have, said = Rewards(parts)(Fills(completions, None), batch, credit)
+    have, said = Rewards(parts)(Fills(completions), batch)
 
     logits, squares, sums = some_judge(completions), completions**2, completions.sum(dim=-1)
     for b, found in enumerate([[[0, 1], [3]], [[1], [3]]]):  # the words of each input
@@ -139,8 +137,7 @@ def test_a_blank_is_given_its_words_reward_or_the_sum_of_the_inputs(credit):
                 squared = sum(squares[b, j, t].item() for t in word) / len(word)
                 of_words.append(2 * judged + squared)
             for word, own in zip(found, of_words):
-                earned = own if credit == "word" else sum(of_words)
-                want = earned - 0.5 * sums[b, j].item()
+                want = own - 0.5 * sums[b, j].item()
                 for t in word:
                     assert have[b, j, t].item() == pytest.approx(want), f"reward of {(b, j, t)}"
 

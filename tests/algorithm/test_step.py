@@ -24,7 +24,7 @@ LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
 VARIANTS = (  # every published variant that has a setting, some of them combined
     *({"loss_type": name} for name in LOSS_TYPES),
     {"objective": "cispo", "num_iterations": 2},
-    {"scale_rewards": "batch", "credit": "word"},
+    {"scale_rewards": "batch"},
     {
         "baseline": "leave_one_out",
         "scale_rewards": "none",
@@ -35,7 +35,6 @@ VARIANTS = (  # every published variant that has a setting, some of them combine
         "num_iterations": 2,
         "objective": "gspo",
         "kl_estimator": "k3",
-        "credit": "word",
         "batch_size": 2,
     },
     {"minibatch_size": 2, "top_entropy_quantile": 0.5, "kl_estimator": "k2"},
@@ -134,17 +133,16 @@ def test_an_input_without_blanks_teaches_nothing(loss_type, share):
     torch.testing.assert_close(both - start, share * (alone - start), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("credit", ["input", "word"])
 @pytest.mark.parametrize("size", [1, 3])
 @BOTH
-def test_pieces_that_fit_in_memory_add_up_to_the_step(credit, size, n_latent):
+def test_pieces_that_fit_in_memory_add_up_to_the_step(size, n_latent):
     """The update is the same with any number of micro-batches. One of the inputs has no blank."""
     tokens = text(6, 8)
     mask = torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < 0.4
     mask[:, 0] = True
     mask[1] = False
     for loss_type in ("grpo", "dapo", "dr_grpo", "sum"):
-        one = {"credit": credit, "loss_type": loss_type, "scale_rewards": "batch"}
+        one = {"loss_type": loss_type, "scale_rewards": "batch"}
         _, want, _, metrics = step(one, tokens, mask, n_latent=n_latent)
         pieces = one | {"batch_size": size}
         _, have, _, of_pieces = step(pieces, tokens, mask, n_latent=n_latent)

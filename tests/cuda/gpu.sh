@@ -73,7 +73,7 @@ def step(kind, batch, V, G):
         with torch.autocast(DEVICE.type, torch.bfloat16):
             return network(*inputs)
 
-    def rewards(fills, batch, credit):
+    def rewards(fills, batch):
         reward = judge_logits(lambda rows: run(judge, rows), fills.completions)  # (B,G,T)
         return reward, {"reward": reward.mean(dim=-1)}
 

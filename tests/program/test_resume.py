@@ -24,7 +24,7 @@ VARIANTS = [
     {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo"},
     {"reference_mode": "ema", "minibatch_size": 2, "num_iterations": 2},
     {"reference_mode": "periodic", "reference_update_freq": 2, "xtc_probability": 0.5},
-    {"reward": "judge,{folder}/r.py:late:0.5", "credit": "word", "top_entropy_quantile": 0.5},
+    {"reward": "judge,{folder}/r.py:late:0.5", "top_entropy_quantile": 0.5},
     {"generator_checkpoint": "{world}/latent.pt", "reference_mode": "ema", "num_iterations": 2},
     {"dtype": "bfloat16", "gradient_checkpointing": True, "repetition_penalty": 1.2},
 ]

@@ -243,7 +243,7 @@ def test_what_is_not_finite_changes_no_weight(flags, world, monkeypatch, bad, ge
 
     monkeypatch.setattr(train_grpo, "grpo_step", step)
     with pytest.raises(FloatingPointError, match=f"step 2: {bad} is nan"):
-        run(flags, save_interval=1, generator_checkpoint=world / f"{generator}.pt")
+        run(flags, eval_interval=1, generator_checkpoint=world / f"{generator}.pt")
     saved = read(Path(flags["out_dir"]) / "checkpoint.pt")
     assert saved["training"]["iteration"] == 2
     policy, _, _, optimizer, *_ = seen[-1]
@@ -255,7 +255,7 @@ def ends_early(flags, capsys, error, **changes):
     """Make a run that raises `error`: -> the one line that it prints on stderr."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(error):
-        run(flags, save_interval=1, **changes)
+        run(flags, eval_interval=1, **changes)
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     (line,) = (x for x in capsys.readouterr().err.splitlines() if "the run ends early: " in x)
     return line.partition("the run ends early: ")[2]
@@ -314,7 +314,7 @@ def test_rewards_of_the_users_own_and_a_second_judge(flags, own, tmp_path):
     write(strict, model_file(Judge(TransformerConfig(28, 16, 1, 1, 32))))
     parts = {"judge": 0.5, "few_spaces": 2, "early": -1, strict: 0.25}
     reward = f"judge:0.5,{own}:few_spaces:2,{own}:early:-1,{strict}:0.25"
-    _, metrics = run(flags, reward=reward, credit="word")
+    _, metrics = run(flags, reward=reward)
     for line in metrics:
         assert line[f"reward_{strict}"] == 0
         want = sum(weight * line[f"reward_{name}"] for name, weight in parts.items())
@@ -332,9 +332,7 @@ def test_prompts_of_the_users_own_may_have_any_length(flags, tmp_path):
         json.dumps({"prompts": ["th_ cat", "the ___ cat sat", "_"]}), encoding="utf-8"
     )
     reward = "judge,valid_words:0.5"
-    _, steps = run(
-        flags, prompts_file=tmp_path / "p.json", credit="word", reward=reward, group_size=16
-    )
+    _, steps = run(flags, prompts_file=tmp_path / "p.json", reward=reward, group_size=16)
     assert len(steps) == 4
     for step in steps:
         assert step["grad_norm"] > 0
@@ -349,7 +347,7 @@ def test_a_run_that_is_stopped_while_it_opens_leaves_its_folder_free(flags, monk
     with monkeypatch.context() as patch:
         patch.setattr(log, "start_wandb", stopped)
         with pytest.raises(KeyboardInterrupt) as kept:  # a notebook keeps the traceback, too
-            run(flags, wandb_log=True)
+            run(flags, wandb_project="grpo")
     run(flags, max_iters=1)
     assert kept
 

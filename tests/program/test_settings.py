@@ -18,8 +18,8 @@ def test_files_and_flags_apply_left_to_right(tmp_path):
 
 def test_a_bool_alone_means_true_and_a_path_may_begin_at_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")  # no shell expands the ~ of --out_dir=~/out
-    config = load_config(["--out_dir=~/out", "--wandb_log"])
-    assert (config.wandb_log, config.out_dir) == (True, "/home/me/out")
+    config = load_config(["--out_dir=~/out", "--gradient_checkpointing"])
+    assert (config.gradient_checkpointing, config.out_dir) == (True, "/home/me/out")
 
 
 def test_the_defaults_are_the_default_experiment():

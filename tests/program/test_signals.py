@@ -68,7 +68,7 @@ def same_run(a, b):
 
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(server, flags, tmp_path):
     """Here it is Ctrl-C. test_run.py sends SIGTERM during the last step."""
-    flags = flags | {"max_iters": 300, "save_interval": 1000, "eval_interval": 1000}
+    flags = flags | {"max_iters": 300, "eval_interval": 1000}
     background = Background(server, flags)
     metrics = tmp_path / "out" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 2)
@@ -104,12 +104,12 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):
     it is killed 50 times.
     """
     draw = random.Random(1)
-    flags = flags | {"max_iters": 10**6, "eval_interval": 10**6, "reference_mode": "ema"}
+    flags = flags | {"max_iters": 10**6, "reference_mode": "ema"}
     checkpoint = tmp_path / "out" / "checkpoint.pt"
     for _ in range(int(os.environ.get("KILLS", 3))):
         before = checkpoint.read_bytes() if checkpoint.exists() else b""
         start = "resume" if before else "pretrained"
-        life = Background(server, flags, save_interval=1, init_from=start)
+        life = Background(server, flags, eval_interval=1, init_from=start)
         if draw.random() < 0.8:  # otherwise it is killed while it starts
             wait_for(lambda: checkpoint.exists() and checkpoint.read_bytes() != before)  # noqa: B023
         time.sleep(draw.uniform(0, 0.5))

@@ -21,7 +21,6 @@ SHARED = {
     "scale_rewards": "batch",
     "top_entropy_quantile": 0.5,
     "num_iterations": 2,
-    "credit": "word",
     "reward": "judge,valid_words",
     "reference_mode": "ema",
 }

@@ -20,7 +20,7 @@ def forgetting():
 
 
 def test_offline_it_writes_into_the_runs_folder(flags):
-    run(flags, wandb_log="true", wandb_run_name="a name of mine")
+    run(flags, wandb_project="grpo", wandb_run_name="a name of mine")
     wandb.teardown()  # waits until all is written
     (file,) = Path(flags["out_dir"]).glob("wandb/offline-run-*/*.wandb")
     for written in (b"mean_reward", b"group_size", b"after, sampled", b"a name of mine"):
@@ -62,7 +62,7 @@ def killed(calls):
 @pytest.mark.parametrize("trouble", [unreachable, not_installed, killed(1), killed(5)])
 def test_trouble_is_one_warning_and_the_run_goes_on(flags, monkeypatch, capfd, trouble):
     trouble(monkeypatch)
-    _, metrics = run(flags, wandb_log="true")
+    _, metrics = run(flags, wandb_project="grpo")
     shown = "".join(capfd.readouterr()).splitlines()
     warnings = [line for line in shown if "given up" in line or "wandb" in line and "ERROR" in line]
     assert len(warnings) == 1 and "the run goes on without: " in warnings[0]
