@@ -24,7 +24,7 @@ from data.user_mistake import exit_on_mistake, refuse
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, minibatches, seed_all
 from grpo.distributed import is_first, join_processes
-from grpo.evaluation.evaluate import evaluate, peek, try_rewards
+from grpo.evaluation.evaluate import evaluate, format_table, peek, try_out
 from grpo.loss import grpo_loss, loss_weights
 from grpo.metrics import Rollout, StepMetrics, check_finite, fill_metrics
 from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_reference
@@ -75,14 +75,14 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     # 2. Judge. A rule says whether a sum holds. Texts are read by a frozen classifier. It estimates
     #    log(p / q_ref) of every hidden word, where p is its probability in real text, and q_ref
     #    its probability under the base model. Each letter of the word gets this reward.
-    reward, parts = rewards(fills, batch)  # (B,G,T), {name: (B,G)}
+    reward, parts = rewards(fills.completions, batch)  # (B,G,T), {name: (B,G,T)}
 
     # 3. Compare.
     advantages = compute_advantages(reward, old.entropy, batch.mask, config)  # (B,G,T)
 
     # 4. Update. The weights turn the sum of the losses of all blanks into their average. By default
     #    a blank weighs 1 / (B · G · blanks of its input).
-    metrics = StepMetrics(parts)
+    metrics = StepMetrics(reward, parts, batch.mask)
     for epoch in range(config.num_iterations):
         for update in minibatches(batch, epoch, config):  # (b,) the numbers of its inputs
             weights = loss_weights(batch.mask[update], config)  # (b,T)
@@ -101,7 +101,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
             # aren't finite, no weight changes: `main` sees the norm or the loss, and ends the run.
             grad_norm = optimizer.step(loss_of_update)
             metrics.end_update(grad_norm)
-    return Rollout(batch, fills, old, reward, advantages), metrics.result()
+    return Rollout(batch, fills, old, reward, parts, advantages), metrics.result()
 
 
 def main(arguments=(), quiet=False):
@@ -124,10 +124,10 @@ def main(arguments=(), quiet=False):
     # it was before GRPO. The table compares with `base`. The judge maps texts to logits. If the run
     # is resumed, these are what it began with, and the checkpoint changes policy and reference.
     models = load_models(config, device)
-    policy, reference, base, judge = models
+    policy, reference = models.policy, models.reference
     train, rule, held_out = load_data(config, device)  # the rule says which fills are good
-    rewards = load_rewards(config, judge, rule, device)
-    try_rewards(judge, rewards, held_out)  # a faulty reward fails now and not in the first step
+    rewards = load_rewards(config, models.judge, rule, device)
+    try_out(models, rewards, held_out)  # what would fail in the table fails now
     optimizer = Optimizer(make_adamw(policy.network, config), config.grad_clip)
 
     start = 0
@@ -136,8 +136,10 @@ def main(arguments=(), quiet=False):
     # This opens the folder. From here on Ctrl-C only asks us to stop.
     with Log(config, start, quiet) as log:
         if is_first():  # of several processes
-            replay.begin(base, held_out, config, start)  # for a page that shows how the run learned
-            log.say(peek(policy, held_out, start))
+            replay.begin(
+                models.base, held_out, config, start
+            )  # for a page that shows how the run learned
+            log.say(peek(models, held_out, start))
         for step in range(start, config.max_iters):
             began = time.perf_counter()
             optimizer.set_learning_rate(learning_rate(step, config))
@@ -163,7 +165,7 @@ def main(arguments=(), quiet=False):
             if stop:
                 sys.exit(128 + stop)  # `log` says how to go on
             if is_first() and (last or (step + 1) % config.eval_interval == 0):
-                log.say(peek(policy, held_out, step + 1))
+                log.say(peek(models, held_out, step + 1))
         log.end_training()  # all is saved, so from here on Ctrl-C ends the program at once
         stop = log.stop_requested()  # a signal that came during the last save or look
         if stop:
@@ -171,8 +173,8 @@ def main(arguments=(), quiet=False):
         if not is_first():
             return None
         # How many hidden words of held-out texts are right now, or at least words? And before?
-        result, lines = evaluate(models, rewards, held_out, config, quiet=quiet)
-        log.table(result, lines)
+        result, lines = evaluate(models, rewards, held_out, quiet=quiet)
+        log.table(result, lines, format_table(result))
     return result
 
 

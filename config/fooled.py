@@ -1,8 +1,7 @@
-# Here the policy learns to fool a weak judge. The judge has one layer and trained for half a
-# minute, and no KL holds the policy back. The reward rises above that of the original text. Look at
-# what the policy writes, and at `exact` and `distinct` in the table.
-#     python train_grpo.py config/grpo_config.py config/fooled.py
+# Reward hacking you can measure. This judge is the good one stopped after 150 training steps
+# instead of 4,000, and nothing else differs. It still tells real sums from the base model's fills
+# nearly as well. Watch the policy find out what it doesn't know: `accepts` runs away from `right`.
+#     python train_grpo.py config/fooled.py
 
 out_dir = "out-fooled"
-judge_checkpoint = "model/pretrained/judge_naive.pt"
-kl_beta = 0.0
+judge_checkpoint = "model/pretrained/sums_judge_weak.pt"

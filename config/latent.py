@@ -1,14 +1,15 @@
-# Choose, then spell. For each hidden word this generator first draws a latent, one of 64 values,
-# and then the letters. The judge learned from this generator's own draws. GRPO makes the letters of
-# a word agree, and the fills stay varied.
-#     python train_grpo.py config/grpo_config.py config/latent.py
+# Choose, then spell: sums of two digits, such as 4_+4_=88. This generator first draws a latent, one
+# of 64 values, and then all digits in parallel. So one pass can be right and still vary.
+#     python train_grpo.py config/latent.py
 
 out_dir = "out-latent"
-generator_checkpoint = "model/pretrained/generator_latent.pt"
-judge_checkpoint = "model/pretrained/judge_latent.pt"
-# With kl_beta = 1 the best policy is the distribution of the text (see config/grpo_config.py). A
-# policy with a latent can come close to that, because the letters of a word can agree even if the
-# word varies from draw to draw.
-kl_beta = 1.0
-max_iters = 60  # this policy keeps improving after 30 steps
-batch_size = 64
+dataset = "sums2"
+block_size = 8
+generator_checkpoint = "model/pretrained/sums_latent.pt"
+reward = "right"
+judge_checkpoint = ""
+max_iters = 300
+# The best policy multiplies the base model's probability of each right answer by exp(1 / β). With
+# β = 0.1 that's 22,000, so hardly any wrong answer is left, and the right ones keep their
+# proportions.
+kl_beta = 0.1

@@ -1,15 +1,20 @@
-"""Which fills are good? A rule decides, for the reward, the progress bar and the table alike.
+"""Which fills are good? A rule decides: for the reward, the bar and the table alike.
 
-A rule has a `name`, and a `title` for people. `one_answer` says whether the hidden text is the only
-answer we were looking for. A rule finds the gaps of a text, and judges what's in them:
+A rule has a `name`. `one_answer` says whether the hidden text is the only answer we were looking
+for. A rule finds the gaps of a text, and judges what's in them:
 
     gaps(original, mask)       lists (start, end) of each gap of a text, whose blanks are in `mask`
     is_good(fill, start, end)  tells whether fill[start:end] is good
 
 If a dataset of yours has a rule, write one here and let `pick_rule` return it.
+
+Shapes: B masked inputs, T characters, G completions of each.
 """
 
 import re
+
+import torch
+from torch import Tensor
 
 from data.dataset import Dataset
 from data.sums.rule import is_right
@@ -25,7 +30,6 @@ class WordRule:
     """
 
     name = "valid_words"
-    title = "valid words on held-out text"
     one_answer = True
 
     def __init__(self, text: str, cut: bool = True):
@@ -51,7 +55,6 @@ class SumRule:
     """A gap is a whole sum. A fill is good if the sum is right, and usually many are."""
 
     name = "right"
-    title = "right sums on held-out results"
     one_answer = False
 
     def gaps(self, original, mask):
@@ -66,3 +69,28 @@ def pick_rule(train: Dataset, cut: bool = True) -> WordRule | SumRule | None:
     if train.kind == "text":
         return WordRule(*decode(train.text), cut)
     return SumRule() if train.kind == "sums" else None
+
+
+def check_gaps(
+    rule: WordRule | SumRule | None,
+    completions: Tensor,  # (B,G,T)
+    tokens: Tensor,  # (B,T) the original text
+    mask: Tensor,  # (B,T) True at a blank
+) -> tuple[Tensor, Tensor]:  # (B,G,T) bool, (B,T) bool
+    """Mark the first blank of each gap, and of each completion the gaps that it fills well.
+
+    Without a rule there are no gaps.
+    """
+    B, G, T = completions.shape
+    gaps = torch.zeros(B, T, dtype=torch.bool)
+    good = torch.zeros(B, G, T, dtype=torch.bool)
+    if rule:
+        masks = mask.cpu().numpy()  # (B,T)
+        fills = decode(completions)
+        for i, original in enumerate(decode(tokens)):
+            for start, end in rule.gaps(original, masks[i]):
+                first = start + int(masks[i, start:end].argmax())
+                gaps[i, first] = True
+                for j, fill in enumerate(fills[i * G : (i + 1) * G]):
+                    good[i, j, first] = rule.is_good(fill, start, end)
+    return good.to(mask.device), gaps.to(mask.device)

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from data.per_word import mean_over_blanks
+from data.rules import check_gaps
 from grpo.advantage import INDISTINCT
-from grpo.batch import Batch, Rows
+from grpo.batch import Batch
 from grpo.distributed import gather, total_over_processes
 from grpo.loss import Terms
 from grpo.policy import Fills, Scores
-from grpo.reward import count_good
+from grpo.reward import accepts, fooled
 
 PER_BLANK = ("entropy", "mean_log_prob", "mean_kl", "approx_kl", "clip_ratio")
 
@@ -39,14 +41,15 @@ def check_finite(metrics, step):
 
 
 @dataclass(frozen=True)
-class Rollout(Rows):
-    """Keep the fills of a step, their scores and rewards, for the log and the replay."""
+class Rollout:
+    """Keep the fills of a step, their scores and rewards, for the log."""
 
     batch: Batch
     fills: Fills
     old: Scores  # of the fills, under the policy that drew them
-    reward: torch.Tensor  # (B,G,T)
-    advantages: torch.Tensor  # (B,G,T)
+    reward: Tensor  # (B,G,T)
+    parts: dict[str, Tensor]  # {name: (B,G,T)} what the reward is the weighted sum of
+    advantages: Tensor  # (B,G,T)
 
 
 class StepMetrics:
@@ -56,12 +59,15 @@ class StepMetrics:
     micro-batch and process those are. The losses of its micro-batches add up.
     """
 
-    def __init__(self, parts: dict[str, Tensor]):
-        """Compute the rollout's metrics from its rewards, {name: (B,G)}."""
-        parts = {name: gather(values) for name, values in parts.items()}
-        total = parts.pop("reward")  # (B,G)
+    def __init__(self, reward: Tensor, parts: dict[str, Tensor], mask: Tensor):
+        """Compute the rollout's metrics from its rewards (B,G,T), and the mask (B,T)."""
+        mask = gather(mask)
+        total = mean_over_blanks(gather(reward), mask)  # (B,G)
         span = total.amax(dim=1) - total.amin(dim=1)  # (B,)
-        self.rollout = {name: values.mean() for name, values in parts.items()}
+        self.rollout = {
+            f"reward_{name}": mean_over_blanks(gather(part), mask).mean()
+            for name, part in parts.items()
+        }
         self.rollout |= {
             "mean_reward": total.mean(),
             "std_reward": total.std(dim=1, correction=0).mean(),
@@ -124,11 +130,23 @@ METRICS = {
 }  # {name: function of a `Rollout`, to a number}
 
 
-def fill_metrics(rollout, rule):
-    """Return {metric: number} of the step's fills: the METRICS, and the share that is good.
+def fill_metrics(rollout: Rollout, rule) -> dict[str, float]:
+    """Compute the METRICS of a step, and what the rule and the judge say about its completions.
 
-    `rule` says which fills are good (data/rules.py), and its name is that of the share.
+    The share of gaps that are filled well has the rule's name (data/rules.py). `accepts` and
+    `fooled` need the judge to be a part of the reward.
     """
-    good, gaps = count_good(rule, rollout.fills.completions, rollout.batch)  # (B,G), (B,)
-    share = gather(good).sum() / (gather(gaps).sum() * good.shape[1]).clamp(min=1)
-    return {rule.name: share.item()} | {name: float(f(rollout)) for name, f in METRICS.items()}
+    batch, completions = rollout.batch, rollout.fills.completions
+    metrics = {}
+    good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)  # (B,G,T), (B,T)
+    good, gaps = gather(good), gather(gaps)
+    if rule:
+        metrics[rule.name] = good.sum() / (gaps.sum() * completions.shape[1]).clamp(min=1)
+    if "judge" in rollout.parts:
+        scores = gather(rollout.parts["judge"])  # (B,G,T)
+        metrics["accepts"] = accepts(scores, gather(batch.words)).mean()
+        share = fooled(scores, good, gaps)
+        if share is not None:
+            metrics["fooled"] = share
+    metrics |= {name: function(rollout) for name, function in METRICS.items()}
+    return {name: float(x) for name, x in metrics.items()}

@@ -6,7 +6,7 @@ The generator, a small transformer that ships, fills all blanks of a sum such as
 one step. No blank sees what the others get, so their digits seldom go together, and few fills are
 right. A rule can check a sum, but no gradient leads from the rule back through the draw of a digit.
 GRPO needs none. It fills each input G times, and makes the digits of right fills likelier and those
-of wrong fills rarer, until they agree. A test shows that it trains just as config/sums.py does.
+of wrong fills rarer, until they agree. A test shows that it trains just as config/rule.py does.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """

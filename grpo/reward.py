@@ -1,8 +1,9 @@
 """Reward fills by a judge, a rule, a function of your own, or a weighted sum of these.
 
     --reward=judge                                                              the default
-    --reward=judge:1.0,valid_words:0.5,my_rewards.py:no_double_space:0.1
-    --reward=judge:0.5,model/pretrained/judge_naive.pt:0.5                      two judges
+    --reward=right                                                              the rule of sums
+    --reward=judge:0.5,model/pretrained/sums_judge_weak.pt:0.5                  two judges
+    --reward=judge:1.0,my_rewards.py:even:0.1                                   and one of your own
 
 Your own reward is a function of completions (B,G,T), the masked inputs (B,T) and mask (B,T) bool,
 True at the blanks. `decode` turns any (...,T) tokens into a flat list of strings. If it has a
@@ -19,14 +20,19 @@ Shapes: B masked inputs, T characters, G completions of each, N rows of tokens, 
 repeats.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from data.per_word import mean_over_blanks, mean_over_words
-from data.vocabulary import decode
+from data.per_word import begins_word, mean_over_words
+from data.rules import check_gaps
+from grpo.batch import Batch
 
 ROWS = {"cpu": 32, "cuda": 256}  # rows that are judged at once; more would overflow a CPU's cache
 SUREST = 8  # nats; the score of a word is cut off at ±8
+FEW = 20  # of fewer wrong fills we don't say how many fool the judge
 
 
 @torch.no_grad()
@@ -57,70 +63,58 @@ def judge_reward(judge, completions, batch):
     return log_odds(judge, completions, batch.words)
 
 
-def count_good(rule, completions, batch):
-    """Count the gaps that each completion fills well, and all gaps of each input.
+def accepts(scores: Tensor, words: Tensor) -> Tensor:
+    """Compute the share of its hidden words that a judge accepts: (B,G,T), (B,T) -> (B,G).
 
-    rule (data/rules.py), completions (B,G,T) -> (B,G), (B,)
+    It accepts a word with a score above 0. That's where it takes the word for real rather than
+    filled in, which isn't the same as right.
     """
-    G = completions.shape[1]
-    fills = decode(completions)
-    masks = batch.mask.cpu().numpy()  # (B,T)
-    good, gaps = [], []
-    for i, original in enumerate(decode(batch.tokens)):
-        here = rule.gaps(original, masks[i])
-        gaps.append(len(here))
-        for fill in fills[i * G : (i + 1) * G]:
-            good.append(sum(rule.is_good(fill, *gap) for gap in here))
-    device = completions.device
-    return torch.tensor(good, device=device).view(-1, G), torch.tensor(gaps, device=device)
+    first = begins_word(words)[:, None]  # (B,1,T)
+    return ((scores > 0) & first).sum(dim=-1) / first.sum(dim=-1).clamp(min=1)
+
+
+def fooled(scores: Tensor, good: Tensor, gaps: Tensor) -> Tensor | None:
+    """Compute the share of the wrong fills that the judge accepts: -> (), or None for a few.
+
+    scores (B,G,T) are the judge's, good (B,G,T) and gaps (B,T) are from `check_gaps`.
+    """
+    wrong = gaps[:, None] & ~good  # (B,G,T)
+    return (scores[wrong] > 0).float().mean() if wrong.sum() >= FEW else None
 
 
 def rule_reward(rule, completions, batch):
     """Reward a completion with the share of its gaps that are filled well: -> (B,G)."""
-    good, gaps = count_good(rule, completions, batch)  # (B,G), (B,)
-    return good / gaps[:, None].clamp(min=1)
+    good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)  # (B,G,T), (B,T)
+    return good.sum(dim=-1) / gaps.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 class Rewards:
-    """Compute the reward, a weighted sum of the parts that the setting `reward` names."""
+    """The reward: a weighted sum of the parts that the setting `reward` names."""
 
-    def __init__(self, parts):
-        """Keep the parts of the reward, {name: (function, weight)}.
+    def __init__(self, parts: dict[str, tuple[Callable, float]]):
+        """Keep the parts, {name: (function, weight)}.
 
-        Each function maps completions (B,G,T) and their `Batch` to (B,G) or (B,G,T).
+        A function maps completions (B,G,T) and their `Batch` to (B,G), or to (B,G,T) with a number
+        for each character. The part called `judge` gives the scores of the run's judge.
         """
         self.parts = parts
 
-    def __call__(self, fills, batch):
-        """Return the reward of each blank (B,G,T), and the numbers for the log, {name: (B,G)}.
-
-        The reward is a weighted sum of parts. For the log we average each part over the blanks of a
-        completion. The entry `reward` is the weighted sum of these averages.
-        """
-        reward = 0
-        mean_reward = 0
-        means = {}
-        for name, (function, weight) in self.parts.items():
-            values = function(fills.completions, batch)  # (B,G) or (B,G,T)
-            reward = reward + weight * of_blanks(values, fills.completions, batch)
-            means[f"reward_{name}"] = of_completions(values, fills.completions, batch)
-            mean_reward = mean_reward + weight * means[f"reward_{name}"]
-        return reward, {"reward": mean_reward} | means
+    def __call__(self, completions: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the reward of each blank (B,G,T), and its parts {name: (B,G,T)} unweighted."""
+        parts = {
+            name: of_blanks(function(completions, batch), completions, batch.words)
+            for name, (function, _) in self.parts.items()
+        }
+        weights = [weight for _, weight in self.parts.values()]
+        return sum(weight * part for weight, part in zip(weights, parts.values())), parts
 
 
-def of_blanks(values, completions, batch):
-    """Give each blank its part of the reward: (B,G) or (B,G,T) -> (B,G,T).
+def of_blanks(values: Tensor, completions: Tensor, words: Tensor) -> Tensor:
+    """Give each blank its reward: (B,G) or (B,G,T) -> (B,G,T).
 
     One number for each completion goes to all of its blanks. Of one number for each letter, a word
     gets the mean over its letters.
     """
     if values.shape == completions.shape[:2]:
         return values[..., None].expand(completions.shape)
-    return mean_over_words(values, batch.words)  # (B,G,T)
-
-
-def of_completions(values, completions, batch):
-    """Average over the blanks of each completion: (B,G) or (B,G,T) -> (B,G)."""
-    if values.shape == completions.shape[:2]:
-        return values
-    return mean_over_blanks(values, batch.mask)
+    return mean_over_words(values, words)

@@ -22,7 +22,7 @@ from data.user_mistake import exit_on_mistake, refuse
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, read_arguments
 from grpo.run.load import check_length, load_splits
-from grpo.run.network import make_judge, make_policy, pick_device
+from grpo.run.network import make_judge, make_policy, pick_device, set_threads
 from model.losses import PRETRAINING, generator_loss, judge_loss
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
@@ -142,6 +142,7 @@ def pretrain(args):
     if args.judge_steps:
         val.check_masking(args.judge_masking)
     generator, judge = make_models(args, train.vocab_size)
+    set_threads(generator)
     models = [generator]  # these models take turns to fill the judge's inputs
     if args.policy:
         models.append(load_model(args.policy, Generator))

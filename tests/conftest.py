@@ -65,7 +65,6 @@ PLAIN = {
     "scale_rewards": "group",
     "num_iterations": 1,
     "warmup_iters": 0,
-    "dtype": "float32",
     "eval_interval": 50,
 }
 

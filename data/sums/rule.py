@@ -55,9 +55,8 @@ def perfect_blanks(masked_texts: list[str], n: int = 16) -> dict[str, dict[str, 
     sampled    draw all blanks: the probability of a right sum, and the expected number of different
                right answers among n draws
     argmax     give each blank its most likely digit, ties broken at random
-    best of n  take a right one of n draws, if there is one
     """
-    total = {"sampled": 0.0, "argmax": 0.0, "best": 0.0, "different": 0.0}
+    total = {"sampled": 0.0, "argmax": 0.0, "different": 0.0}
     for masked in masked_texts:
         answers = right_answers(masked)
         each = [1.0] * len(answers)  # the probability that this answer is drawn
@@ -72,11 +71,9 @@ def perfect_blanks(masked_texts: list[str], n: int = 16) -> dict[str, dict[str, 
                 surest[i] *= (digit in ties) / len(ties)
         total["sampled"] += sum(each)
         total["argmax"] += sum(surest)
-        total["best"] += 1 - (1 - sum(each)) ** n
         total["different"] += sum(1 - (1 - p) ** n for p in each)
     mean = {name: value / len(masked_texts) for name, value in total.items()}
     return {
         "sampled": {"right": mean["sampled"], "different_right": mean["different"]},
         "argmax": {"right": mean["argmax"]},
-        f"best of {n}": {"right": mean["best"]},
     }

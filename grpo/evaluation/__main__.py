@@ -21,7 +21,6 @@ from pathlib import Path
 
 from data.user_mistake import exit_on_mistake, refuse
 from grpo.evaluation.evaluate import (
-    EVALUATION_SEED,
     aligned,
     evaluate,
     format_rows,
@@ -29,7 +28,7 @@ from grpo.evaluation.evaluate import (
 )
 from grpo.run.checkpoint import LATEST, training_state
 from grpo.run.config import Parser, number, saved_settings
-from grpo.run.load import load_run
+from grpo.run.load import EVALUATION_SEED, load_run
 from grpo.run.log import save_table
 from grpo.run.runs import group_runs
 
@@ -125,7 +124,7 @@ def again(args):
     # The table compares with the generator that the run started from, and not with its reference.
     config = replace(own, reference_checkpoint="", **given)
     run = load_run(config, path, args.eval_seed)
-    result, fills = evaluate(run.models, run.rewards, run.held_out, config, everything=True)
+    result, fills = evaluate(run.models, run.rewards, run.held_out, everything=True)
     if args.eval_seed == EVALUATION_SEED and not other_reward:
         save_table(args.out_dir[0], result, fills)
     return format_table(result)

@@ -1,83 +1,94 @@
-"""Fill the blanks in other ways than one-step drawing, to compare a policy with them.
+"""Fill the blanks in other ways than one parallel draw, to compare a policy with them.
 
-Some fill one blank after the other, one chooses among many draws, and one cheats: it never looks at
-the context.
+Some take several passes, one chooses among many draws, and one cheats: it never looks at the
+context.
 
-Shapes: N inputs, M inputs that still have blanks, n fills of each, T characters, V vocabulary, L
-letters of one hidden word.
+Shapes: N inputs, T characters, n completions of each input.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from data.per_word import sum_over_words
 from data.vocabulary import encode
-from grpo.policy import log_softmax
+from grpo.batch import Batch
+from grpo.policy import Policy, Product, log_softmax
 
 
 @torch.no_grad()
-def fill_blank_by_blank(policy, batch, number_words, seed, surest=False, n=1):
-    """Fill one blank in each forward pass, until none is left, n times: -> (N,n,T).
+def fill_in_passes(
+    policy: Policy,
+    batch: Batch,
+    number_words: Callable,
+    order: str,
+    passes: int = 0,
+    n: int = 0,
+    seed: int = 1,
+) -> tuple[Tensor, float]:  # (N,n,T)
+    """Fill the blanks in several forward passes, each of which sees what the others filled in.
 
-    Each pass sees what the passes before it filled in. It chooses a blank at random and draws its
-    character. With `surest` it chooses the blank whose likeliest character is the most probable,
-    and fills in that character. number_words(tokens, mask) says which blanks are one word.
+    `order` is `confidence` (the blanks whose most likely character is the most probable go first),
+    `left to right` or `random`. Each pass fills an equal share of the blanks; with passes=0 it
+    fills only one. Draws n completions of each input, but for the last pass, which takes the most
+    likely characters. With n=0 all passes do. Returns the completions, and how many passes an
+    input took on average.
     """
     N, T = batch.masked.shape
-    batch = batch[torch.arange(N, device=batch.masked.device).repeat_interleave(n)]
-    filled = batch.masked.clone()  # (N·n,T)
-    left = batch.mask.clone()  # (N·n,T)
+    batch = batch[torch.arange(N, device=batch.mask.device).repeat_interleave(max(n, 1))]
+    blanks = batch.mask.sum(dim=1)  # (M,)
+    planned = blanks.clamp(max=passes) if passes else blanks  # (M,) how many passes each input gets
+    filled, left = batch.masked.clone(), batch.mask.clone()  # (M,T)
     rng = torch.Generator().manual_seed(seed)
-    while left.any():
-        rows = left.any(dim=1).nonzero().squeeze(1)  # (M,)
-        now = filled[rows]  # (M,T)
-        still = left[rows]  # (M,T)
-        words = number_words(batch.tokens[rows], still)  # (M,T)
-        uniforms, order = torch.rand(2, *now.shape, generator=rng).to(now.device)  # each (M,T)
-        at_hand = replace(
-            batch[rows], masked=now, mask=still, words=words, uniforms=uniforms[:, None]
-        )
-        q = policy(at_hand).marginal()
-        if surest:
-            choice = q.best_guess()  # (M,T)
-            preference = log_softmax(q.logits, q.config.temperature).amax(dim=-1)  # (M,T)
-        else:
-            choice = q.sample().completions[:, 0]  # (M,T)
-            preference = order
-        at = preference.masked_fill(~still, -torch.inf).argmax(dim=1, keepdim=True)  # (M,1)
-        filled[rows] = now.scatter(1, at, choice.gather(1, at))
-        left[rows] = still.scatter(1, at, False)
-    return filled.view(N, n, T)
+    for done in range(int(planned.max())):
+        uniforms, luck = torch.rand(2, *left.shape, generator=rng).to(left.device)  # (M,T)
+        words = number_words(batch.tokens, left)  # (M,T)
+        now = replace(batch, masked=filled, mask=left, words=words, uniforms=uniforms[:, None])
+        q = policy(now).marginal()
+        characters = q.best_guess()  # (M,T)
+        if n:
+            last = (planned - done == 1)[:, None]  # (M,1)
+            characters = torch.where(last, characters, q.sample().completions[:, 0])  # (M,T)
+        preference = {
+            "confidence": log_softmax(q.logits, q.config.temperature).amax(dim=-1),
+            "left to right": -torch.arange(T, device=left.device).float().expand(left.shape),
+            "random": luck,
+        }[order]  # (M,T)
+        rank = preference.masked_fill(~left, -torch.inf).argsort(dim=1, descending=True).argsort()
+        share = (left.sum(dim=1) / (planned - done).clamp(min=1)).ceil()  # (M,)
+        chosen = left & (rank < share[:, None])  # (M,T)
+        filled = torch.where(chosen, characters, filled)
+        left = left & ~chosen
+    return filled.view(N, -1, T), planned.float().mean().item()
 
 
-def best_by_word(q, fills, scores):
-    """Choose, for each word, the one of its n fills that is likeliest in real text: -> (N,1,T).
+def best_by_word(q: Product, completions: Tensor, scores: Tensor) -> Tensor:
+    """Choose for each word the fill that's the most likely in real text: (N,n,T) -> (N,1,T).
 
-    fills and scores are (N,n,T). The judge's score of a word is log(p/q), where p is the word's
-    probability in real text, and q its probability under the base model. We choose the word with
-    the largest log p, which is log q + score. The score alone would prefer words that the base
-    model finds rare.
+    The judge's score of a word is log(p/q): p is how likely it is in real text, and q how likely
+    under the base model. The largest p has the largest log q + score. The score alone would prefer
+    whatever the base model finds unlikely.
     """
-    log_q = sum_over_words(q.log_prob(fills), q.batch.words)  # (N,n,T)
+    log_q = sum_over_words(q.log_prob(completions), q.batch.words)  # (N,n,T)
     best = (log_q + scores).argmax(dim=1, keepdim=True)  # (N,1,T)
-    return fills.take_along_dim(best, dim=1)  # (N,1,T)
+    return completions.take_along_dim(best, dim=1)  # (N,1,T)
 
 
-def fill_with_common_words(batch, text):
-    """Fill each hidden word with the word of its length that `text` has most often: -> (N,1,T).
+def fill_with_common_words(batch: Batch, text: str) -> Tensor:  # (N,1,T)
+    """Fill each hidden word with the most frequent word of its length in `text`.
 
-    It never looks at the visible letters. Even so, if whole words are hidden, nearly all that it
-    writes are words, which is why the table calls it a cheat.
+    It never looks at the visible letters, and still nearly all that it writes are words.
     """
     common = {}  # {length: the most frequent word}
     for word, _ in Counter(text.split()).most_common():
         common.setdefault(len(word), word)
     masked, numbers = batch.masked.cpu(), batch.words.cpu()  # each (N,T)
-    fills = masked.clone()
-    for row in range(len(fills)):
+    filled = masked.clone()
+    for row in range(len(filled)):
         for number in range(1, int(numbers[row].max()) + 1):
-            at = (numbers[row] == number).nonzero().squeeze(1)  # (L,)
-            fills[row, at] = encode(common.get(len(at), "a" * len(at)))
-    return fills[:, None].to(batch.mask.device)
+            blanks = (numbers[row] == number).nonzero().squeeze(1)
+            filled[row, blanks] = encode(common.get(len(blanks), "a" * len(blanks)))
+    return filled[:, None].to(batch.mask.device)

@@ -35,9 +35,9 @@ class Config:
     # What is read and written.
     out_dir: str = "out"  # folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json
     # A folder under data/, or an absolute path, with train and val: .bin of a text, .txt of sums.
-    dataset: str = "text"
-    generator_checkpoint: str = "model/pretrained/generator.pt"  # the policy to start from
-    judge_checkpoint: str = "model/pretrained/judge.pt"  # the reward model; empty: none
+    dataset: str = "sums"
+    generator_checkpoint: str = "model/pretrained/sums.pt"  # the policy to start from
+    judge_checkpoint: str = "model/pretrained/sums_judge.pt"  # the reward model; empty: none
     # judge, valid_words, right (sums), JUDGE.pt, FILE.py:FUNCTION, or a weighted sum of these:
     # judge:1.0,my.py:f:0.5
     reward: str = "judge"
@@ -48,20 +48,20 @@ class Config:
     ema_alpha: float = 0.99  # ema: reference = ema_alpha reference + (1 - ema_alpha) policy
     reference_update_freq: int = 10  # periodic: steps between two copies
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
-    eval_interval: int = 10  # steps between checkpoints, each with a look at a few held-out fills
-    eval_inputs: int = 256  # the final table is measured on this many held-out inputs
+    eval_interval: int = 40  # steps between checkpoints, each with a look at a few held-out fills
+    eval_inputs: int = 1500  # the final table is measured on this many held-out inputs
     wandb_project: str = ""  # log to this project of Weights & Biases; empty: don't
     wandb_run_name: str = ""  # the name of the run there; empty: wandb makes one up
 
     # The inputs.
-    batch_size: int = 40  # masked inputs per micro-batch
+    batch_size: int = 128  # masked inputs per micro-batch
     gradient_accumulation_steps: int = 1  # micro-batches per step
-    block_size: int = 64  # characters per input, T
+    block_size: int = 11  # characters per input, T
     # Train on your own inputs, each at most block_size long: a JSON file that holds
     # {"prompts": ["th_ c_t", ...]}, with _ for a blank.
     prompts_file: str = ""
     # What to hide. Sums: columns, digits. Anything else: random, word, short, or short:0.8,word:0.2
-    masking: str = "short"
+    masking: str = "columns"
 
     # The draws.
     group_size: int = 16  # completions per input, G: each is compared with the others
@@ -76,7 +76,7 @@ class Config:
     repetition_penalty: float = 1.0
 
     # GRPO.
-    kl_beta: float = 0.65  # weight of KL(policy || reference)
+    kl_beta: float = 0.28  # weight of KL(policy || reference)
     kl_estimator: Literal[*KL_ESTIMATORS] = "exact"  # k1, k2, k3: estimates from draws
     entropy_coef: float = 0.0  # weight of the entropy bonus
     # Only the most uncertain blanks learn from rewards. This is their share of all blanks. With a
@@ -94,7 +94,7 @@ class Config:
     minibatch_size: int = 0  # inputs per update, shuffled; 0: all inputs of the step
 
     # The optimizer.
-    max_iters: int = 30  # steps
+    max_iters: int = 200  # steps
     learning_rate: float = 1e-3  # peak learning rate of AdamW
     warmup_iters: int = 5  # steps of linear warm-up; a shorter run only warms up
     lr_decay_iters: int = 0  # steps until the rate is 0; 0: max_iters
@@ -103,7 +103,7 @@ class Config:
     # The machine.
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda if there is a GPU
     reference_device: str = ""  # where the reference lives; empty: on `device`
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 if it is fast here
+    dtype: Literal["auto", "float32", "bfloat16"] = "float32"  # auto: bfloat16 if it is fast here
     compile: Literal["auto", "true", "false"] = "auto"  # torch.compile; auto: on a GPU, if it works
     gradient_checkpointing: bool = False  # less memory, more time, the same gradients
     kernel: Literal["auto", "cuda", "torch"] = "auto"  # auto: the fused cuda kernel if it can run

@@ -1,19 +1,34 @@
 """Read the files that settings name: the networks and the data."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from data.dataset import make_if_missing, read_prompts, read_splits
 from data.rules import pick_rule
 from data.user_mistake import refuse
 from data.vocabulary import decode
+from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first, wait_for_all
-from grpo.evaluation.evaluate import EVALUATION_SEED, HeldOut, hold_out
 from grpo.policy import Policy
 from grpo.reward import Rewards
 from grpo.run.checkpoint import load_model
-from grpo.run.network import make_judge, make_policy, pick_device
+from grpo.run.network import make_judge, make_policy, pick_device, set_threads
 from grpo.run.reward_setting import make_rewards
 from model.transformer import Generator, Judge
+
+EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
+SAMPLES = 16  # how many completions of each held-out input we draw
+
+
+@dataclass
+class HeldOut:
+    """Inputs that no run trains on, and the rule by which we measure completions."""
+
+    batch: Batch  # N inputs, with the random numbers for 16 completions of each
+    rule: object  # says which fills are good (data/rules.py), or None
+    text: str  # the whole training split
+    number_words: Callable  # numbers the hidden words: tokens, mask (N,T) -> (N,T)
 
 
 class Models(NamedTuple):
@@ -30,6 +45,7 @@ def load_models(config, device):
     reference differ in n_latent.
     """
     generator, base = (load_model(config.generator_checkpoint, Generator) for _ in range(2))
+    set_threads(generator)
     check_length(config.block_size, generator)
     judge = None
     if config.judge_checkpoint:
@@ -89,7 +105,11 @@ def load_data(config, device, eval_seed=EVALUATION_SEED):
     val.check_masking(config.masking)
     (text,) = decode(train.text)
     rule = pick_rule(train)
-    held_out = hold_out(config, val, rule, text, device, eval_seed)
+    # The inputs are the same for every seed, so that runs can be compared. The draws aren't, so
+    # that the spread of their figures includes the luck of the draw.
+    drawn = val.batch(config.eval_inputs, config.masking, (eval_seed, 0))  # each (N,T)
+    batch = make_batch(*drawn, SAMPLES, (eval_seed, config.seed)).map(lambda x: x.to(device))
+    held_out = HeldOut(batch, rule, text, val.number_words)
     if config.prompts_file:
         rule = pick_rule(train, cut=False)  # a prompt begins and ends with whole words
     return train, rule, held_out

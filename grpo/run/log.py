@@ -17,7 +17,6 @@ from tqdm import tqdm
 from data.user_mistake import Mistake, refuse
 from grpo.advantage import EPSILON
 from grpo.distributed import is_first, largest_of_processes, n_processes
-from grpo.evaluation.evaluate import format_table
 from grpo.run.checkpoint import LATEST, training_state, write
 
 try:
@@ -29,7 +28,13 @@ except ImportError:  # Windows has no fcntl, so we do not lock there
 BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 WANDB = {"silent": True, "init_timeout": 30}  # seconds
 # {name in the bar: metric}, of which the bar shows those that the run has
-SHOWN = {"reward": "mean_reward", "valid": "valid_words", "right": "right", "kl": "mean_kl"}
+SHOWN = {
+    "reward": "mean_reward",
+    "valid": "valid_words",
+    "right": "right",
+    "accepts": "accepts",
+    "kl": "mean_kl",
+}
 
 
 class Log:
@@ -133,18 +138,15 @@ class Log:
                 " rewards are not much larger; give the reward a larger weight"
             )
 
-    def table(self, result, completions):
+    def table(self, result, completions, text):
         """Save and print the table, and print commands to try next."""
         out = Path(self.config.out_dir)
         save_table(out, result, completions)
         self.tell_wandb("log", result)
         quoted = shlex.quote(self.config.out_dir)
-        self.say(format_table(result))
+        self.say(text)
         self.say(f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:")
-        text = completions[0]["input"]
-        if "valid_words" in result["after, sampled"]:
-            text = "this function returns a ____ of strings"
-        self.say(f'  python -m grpo.tools.fill "{text}" --run={quoted}')
+        self.say(f'  python -m grpo.tools.fill "{completions[0]["input"]}" --run={quoted}')
         self.say(f"  python -m grpo.tools.replay {quoted}    # watch it learn")
 
     def __exit__(self, kind, error, _):

@@ -19,6 +19,14 @@ from grpo import kernel
 from grpo.latent import Latent
 from grpo.policy import Policy, Product
 
+SMALL = 500_000  # parameters; with so few, threads wait for each other longer than they compute
+
+
+def set_threads(network: torch.nn.Module) -> None:
+    """Compute on one CPU thread if the network is small. That also fixes the order of sums."""
+    if sum(weights.numel() for weights in network.parameters()) < SMALL:
+        torch.set_num_threads(1)
+
 
 def make_policy(network: torch.nn.Module, config, device: torch.device) -> Policy:
     """Put a generator on its device, and wrap it as a `Policy`."""

@@ -1,6 +1,6 @@
 """Time the parts of a training step on this device.
 
-    python -m grpo.tools.bench config/sums.py --batch_size=128
+    python -m grpo.tools.bench config/grpo_config.py
 
 Takes config files and flags as train_grpo.py does. It prints the median milliseconds of each part,
 and its share of the whole step. What's left over is the updates: forward, backward and AdamW.
@@ -41,7 +41,7 @@ def make_parts(run, batch, config):
         "reference's forward pass": partial(reference, batch),
         "draw": q.sample,
         "score": partial(q.score, fills, q_ref),
-        "reward": partial(rewards, fills, batch),
+        "reward": partial(rewards, fills.completions, batch),
     }
 
 

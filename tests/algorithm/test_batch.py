@@ -1,9 +1,9 @@
 """Check how inputs are drawn and split into batches, and how their blanks form words.
 
-Shapes: B inputs, T characters, G completions of each, V vocabulary, M blanks of all inputs.
+Shapes: B inputs, T characters, G completions of each, M blanks of all inputs.
 """
 
-from dataclasses import is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 
 import pytest
 import torch
@@ -11,24 +11,29 @@ import torch
 from data import per_word
 from data.dataset import read_dataset
 from data.vocabulary import MASK_ID
-from grpo.batch import Batch, draw_batch, minibatches
-from grpo.metrics import Rollout
-from grpo.policy import Fills, Scores
+from grpo.batch import Batch, Rows, draw_batch, minibatches
+from grpo.policy import Scores
 from grpo.run.config import Config
 
-B, G, T, V = 7, 3, 5, 4
+B, G, T = 7, 3, 5
 
 
-def rollout(seed=(1, 0)):
-    """Make a rollout in which every number that belongs to input b equals b."""
+@dataclass(frozen=True)
+class Nested(Rows):
+    batch: Batch
+    old: Scores
+    reward: torch.Tensor
+
+
+def nested(seed=(1, 0)):
+    """Make rows in which every number that belongs to input b equals b."""
 
     def own(*shape):
         return torch.arange(B).view(B, *[1] * len(shape)).expand(B, *shape)
 
     batch = Batch(*[own(T)] * 4, own(G, T), own(G, T), own(T), seed)
-    fills = Fills(own(G, T), own(T, V))
     old = Scores(own(G, T), own(G, T), own(T), own(T))
-    return Rollout(batch, fills, old, own(G, T), own(G, T))
+    return Nested(batch, old, own(G, T))
 
 
 def tensors(record):
@@ -47,9 +52,9 @@ def tensors(record):
     ],
 )
 def test_rows_of_a_record_are_rows_of_everything_in_it(rows, want):
-    whole = rollout()
+    whole = nested()
     part = whole[rows]
-    assert len(tensors(part)) == 7 + 2 + 4 + 2
+    assert len(tensors(part)) == 7 + 4 + 1
     for x in tensors(part):
         assert x.flatten(1)[:, 0].tolist() == want
     assert all(map(torch.equal, tensors(part.batch), tensors(whole.batch[rows])))
@@ -57,7 +62,7 @@ def test_rows_of_a_record_are_rows_of_everything_in_it(rows, want):
 
 
 def test_every_epoch_takes_every_input_once_in_an_order_of_its_own():
-    batch = rollout().batch
+    batch = nested().batch
 
     def order(batch, epoch, size=3):
         return [rows.tolist() for rows in minibatches(batch, epoch, Config(minibatch_size=size))]
@@ -70,7 +75,7 @@ def test_every_epoch_takes_every_input_once_in_an_order_of_its_own():
     other = order(replace(batch, seed=(1, 1)), 0)
     different = [*orders, other, [list(range(B))]]
     assert len({str(sum(parts, [])) for parts in different}) == len(different)
-    assert order(rollout().batch, 2) == orders[2], "an epoch's order is a function of the seed"
+    assert order(nested().batch, 2) == orders[2], "an epoch's order is a function of the seed"
 
 
 def draw_share(data, config, monkeypatch, processes=1, rank=0, step=3):
@@ -92,7 +97,7 @@ def test_processes_share_the_inputs_of_a_step(world, monkeypatch):
 
 def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
     data = read_dataset(world / "text", "train", 16)
-    config = Config(batch_size=4, group_size=4, block_size=16, seed=5)
+    config = Config(batch_size=4, group_size=4, block_size=16, masking="word", seed=5)
     once = draw_share(data, config, monkeypatch)
     again = draw_share(data, config, monkeypatch)
     others = [

@@ -261,7 +261,7 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(loss_type):
             scores[0][:, word] = log_ratio(text, word)[:, None]
         return scores
 
-    reward, _ = Rewards({"judge": (score, 1.0)})(drawn, batch)
+    reward, _ = Rewards({"judge": (score, 1.0)})(completions, batch)
     options = {"loss_type": loss_type, "objective": "reinforce"}
     config = settings(kl_beta=1.0, **options, group_size=n)
     weights = loss_weights(mask, config)

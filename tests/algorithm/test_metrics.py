@@ -25,17 +25,20 @@ def random_step():
         return torch.randn(*shape, generator=g, dtype=torch.float64)
 
     mask = torch.rand(B, T, generator=g) < 0.6  # (B,T)
-    parts = {"reward": some(B, G), "reward_judge": some(B, G)}
-    parts["reward"][1] = 0.3 + 1e-8 * some(G)  # equal but for rounding
+    reward, part = some(B, G, T), some(B, G, T)
+    reward[1] = 0.3 + 1e-8 * some(G, T)  # equal but for rounding
     draws = mask[:, None]
     old, *now = (Scores(*2 * [draws * some(B, G, T)], *2 * [mask * some(B, T)]) for _ in range(3))
     terms = [[Terms(*some(3), torch.tensor(2 + i + 5 * k)) for i in (0, 1)] for k in (0, 1)]
-    return mask, parts, old, now, terms
+    return mask, reward, part, old, now, terms
 
 
-def slow_metrics(mask, parts, old, now, terms, norms):
+def slow_metrics(mask, reward, part, old, now, terms, norms):
     """Average over draws or blanks within each update, then over the updates."""
-    groups = parts["reward"].tolist()
+    groups, judged = (
+        [[x[b, j][mask[b]].mean().item() for j in range(G)] for b in range(B)]
+        for x in (reward, part)
+    )
     draws = [(b, j, t) for b, t in mask.nonzero().tolist() for j in range(G)]
     each = []
     for k, update in enumerate(UPDATES):
@@ -57,21 +60,21 @@ def slow_metrics(mask, parts, old, now, terms, norms):
         "mean_reward": statistics.mean(sum(groups, [])),
         "std_reward": statistics.mean(map(statistics.pstdev, groups)),
         "frac_reward_zero_std": 1 / B,
-        "reward_judge": parts["reward_judge"].mean().item(),
+        "reward_judge": statistics.mean(sum(judged, [])),
     }
 
 
 def test_metrics_add_up_over_micro_batches_and_average_over_updates():
-    mask, parts, old, now, terms = random_step()
+    mask, reward, part, old, now, terms = random_step()
     norms = [0.5, 2.0]
-    of_step = StepMetrics(parts)
+    of_step = StepMetrics(reward, {"judge": part}, mask)
     for k, update in enumerate(UPDATES):
         for rows, term in zip(update, terms[k]):
             of_step.add(now[k][rows], old[rows], term, mask[rows])
         of_step.end_update(torch.tensor(norms[k]))
     have = {name: value.item() for name, value in of_step.result().items()}
     assert [*have].index("reward_judge") < [*have].index("mean_reward")  # a cause before its effect
-    want = slow_metrics(mask, parts, old, now, terms, norms)
+    want = slow_metrics(mask, reward, part, old, now, terms, norms)
     assert have == pytest.approx(want, rel=1e-5)
 
 
@@ -90,7 +93,7 @@ def test_the_metrics_of_fills_come_from_the_rule_and_from_the_table_of_metrics(m
     fills = encode("so cat on so", "so xxx on so", "so xxx on so", "so xxx xx so").view(2, 2, -1)
     batch = make_batch(encode(*["so cat on so"] * 2), mask, BLANK, 2, (0,))
     advantages = torch.arange(48).view(2, 2, 12).float()  # (B,G,T)
-    rollout = Rollout(batch, Fills(fills, None), None, None, advantages)
+    rollout = Rollout(batch, Fills(fills), None, None, {}, advantages)
     monkeypatch.setitem(metrics.METRICS, "inputs", lambda rollout: len(rollout.batch.mask))
     have = fill_metrics(rollout, ShortWords())
     assert have["short_words"] == pytest.approx((1 + 0 + 1 + 0) / (2 + 4))

@@ -1,4 +1,4 @@
-"""Check that grpo/one_file.py trains just as config/sums.py does, and that it is short.
+"""Check that grpo/one_file.py trains just as config/rule.py does, and that it is short.
 
 The two share the network and no other code, so each is an oracle for the other.
 """
@@ -31,10 +31,10 @@ def dataset(tmp_path_factory):
 
 
 def real_run(dataset, out, settings):
-    """Train as config/sums.py says: -> the losses of the steps, and the weights."""
+    """Train as config/rule.py says: -> the losses of the steps, and the weights."""
     files = {"dataset": dataset, "out_dir": out}
     plain = {"device": "cpu", "dtype": "float32", "max_iters": STEPS, "eval_inputs": 1}
-    train_grpo.main(["config/sums.py", *command_line(files | plain | settings)])
+    train_grpo.main(["config/rule.py", *command_line(files | plain | settings)])
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     weights = torch.load(out / "checkpoint.pt", weights_only=True)["weights"]
     return [json.loads(line)["loss"] for line in lines], weights

@@ -1,5 +1,6 @@
+"""Check the table with plain loops. Shapes: N inputs, n completions of each, T characters."""
+
 import json
-import math
 import re
 from dataclasses import replace
 
@@ -8,21 +9,16 @@ import torch
 from conftest import BLANK, encode, make_batch
 
 from data.per_word import number_words
-from data.rules import WordRule
-from data.vocabulary import decode
-from grpo.evaluation.evaluate import (
-    COLUMNS,
-    HeldOut,
-    evaluate,
-    format_table,
-    measure,
-    peek,
-)
+from data.rules import SumRule, WordRule, check_gaps
+from data.sums.prepare import prepare as prepare_sums
+from data.sums.rule import is_right
+from data.vocabulary import VOCABULARY, decode
+from grpo.evaluation.evaluate import COLUMNS, evaluate, format_table, measure, peek
 from grpo.latent import Latent
 from grpo.policy import Product
-from grpo.reward import Rewards
+from grpo.reward import Rewards, accepts, fooled, judge_reward
 from grpo.run.config import Config
-from grpo.run.load import Models, load_data
+from grpo.run.load import HeldOut, Models, load_data
 
 
 def held_out_of(texts, masks, words):
@@ -43,7 +39,7 @@ def test_words_by_hand():
     figures = figures_of("a cat on a", "a ___ __ a", fills, {"cat", "mat", "on", "it", "a"})
     want = {
         "valid_words": 31 / 32,
-        "exact_words": 29 / 32,
+        "exact": 29 / 32,
         "distinct_words": (14 * 2 / 2 + 1 / 2 + 2 / 2) / 16,  # only the fill with xyz has one
         "different_valid_words": (2 + 2) / 2,
         "pass@16": 1,
@@ -54,15 +50,15 @@ def test_words_by_hand():
 def test_words_of_one_fill():
     """A word may be exact or valid without being the other. A cut word does not count."""
     figures = figures_of("xyz cat on", "xy_ ___ _n", ["xyq mat in"], {"mat", "in", "on"})
-    assert figures["valid_words"] == 1 and figures["exact_words"] == 0
+    assert figures["valid_words"] == 1 and figures["exact"] == 0
     figures = figures_of("a xyz a", "a ___ a", ["a xyz a"], {"cat"})
     assert figures["valid_words"] == figures["distinct_words"] == 0
-    assert figures["exact_words"] == 1
+    assert figures["exact"] == 1
 
 
 def test_without_a_hidden_word_shares_are_0():
     figures = figures_of("abcdef", "ab_def", ["abcdef"], {"abcdef"})
-    assert figures["valid_words"] == figures["exact_words"] == figures["distinct_words"] == 0
+    assert figures["valid_words"] == figures["exact"] == figures["distinct_words"] == 0
 
 
 def test_distinct_words_are_counted_over_all_inputs():
@@ -89,6 +85,105 @@ def test_a_share_of_many_fills_is_the_mean_of_the_shares_of_each_fill():
     assert figures["different_valid_words"] == (1 + 2 + 2 + 1) / 4  # each hidden word by itself
 
 
+SUMS = ["12+34=46", "12+34=46", "55+11=66", "40+14=54"]
+BLANKS = ["1_+3_=46", "__+__=46", "_5+_1=66", "__+1_=54"]
+
+
+def test_sums_by_hand():
+    """Of two completions each: 1 and 0, 2 (of two different ones), 1, and 0 are right."""
+    batch = make_batch(encode(*SUMS), encode(*BLANKS) == BLANK, BLANK, 2, (0,))
+    held_out = HeldOut(batch, SumRule(), "", None)
+    fills = ["13+33=46", "11+31=46", "12+34=46", "34+12=46"]
+    fills += ["45+21=66", "05+61=66", "41+14=54", "09+15=54"]
+    figures = measure(encode(*fills).view(4, 2, -1), held_out)
+    assert figures["right"] == 4 / 8
+    assert figures["different_right"] == (1 + 2 + 1 + 0) / 4
+    blanks = {"2 blanks": (1 + 0 + 1 + 0) / 4, "3 blanks": 0, "4 blanks": 2 / 2}
+    assert {name: figures[name] for name in figures if "blanks" in name} == blanks
+    lines = HeldOut(batch, None, "", None)
+    assert measure(batch.tokens[:, None], lines) == {"exact": 1}
+    assert measure(encode(*fills).view(4, 2, -1), lines) == {"exact": 1 / 8}
+
+
+def slow_figures(fills, masks, scores):
+    """Ask a sum's fills one by one: -> right, accepts, and fooled, as shares."""
+    right = [is_right(fill) for fill in fills]
+    accepted = []
+    for mask, score in zip(masks, scores):
+        blanks = [x for x, blank in zip(score, mask) if blank]
+        accepted.append(sum(blanks) / len(blanks) > 0)
+    wrong = [a for r, a in zip(right, accepted) if not r]
+    return sum(right) / len(right), sum(accepted) / len(right), sum(wrong) / len(wrong)
+
+
+def uncertain(rows):
+    """Judge each character by a number that only depends on it: (N,T) -> (N,T)."""
+    return torch.tensor([(7 * v) % 11 - 5.3 for v in range(len(VOCABULARY))])[rows]
+
+
+JUDGES = {
+    "uncertain": uncertain,
+    "constant": lambda rows: torch.full(rows.shape, 3.0),
+    "rejects": lambda rows: torch.full(rows.shape, -3.0),
+    "inverted": lambda rows: torch.tensor(
+        [[-4.0 if is_right(text) else 4.0] * len(text) for text in decode(rows)]
+    ),
+}
+
+
+def some_sums():
+    """Make 20 sums with 4 fills each, some of them right."""
+    g = torch.Generator().manual_seed(1)
+    texts = [f"{a}+{b}={a + b}" for a, b in (10 + torch.randint(40, (20, 2), generator=g)).tolist()]
+    tokens = encode(*texts)  # (20,T)
+    mask = torch.zeros_like(tokens, dtype=torch.bool)
+    mask[:, [0, 3]] = True
+    mask[::3, [1, 4]] = True
+    batch = replace(make_batch(tokens, mask, BLANK, 4, (0,)), words=mask.long())
+    digits = torch.randint(VOCABULARY.index("1"), VOCABULARY.index("9"), (20, 4, 8), generator=g)
+    completions = torch.where(mask[:, None], digits, tokens[:, None])
+    completions[:, 0] = tokens
+    return batch, completions
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_right_accepts_and_fooled_are_a_loop_over_fills(name):
+    batch, completions = some_sums()
+    scores = judge_reward(JUDGES[name], completions, batch)  # (20,4,T)
+    good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
+    have = (
+        good.sum() / (4 * gaps.sum()),
+        accepts(scores, batch.words).mean(),
+        fooled(scores, good, gaps),
+    )
+    logits = JUDGES[name](completions.flatten(0, 1)).tolist()
+    masks = batch.mask.repeat_interleave(4, dim=0).tolist()
+    assert [x.item() for x in have] == pytest.approx(
+        slow_figures(decode(completions), masks, logits)
+    )
+    if name == "inverted":  # it accepts all that is wrong, and nothing else
+        assert have[2] == 1 and have[0] + have[1] == 1
+    if name in ("constant", "rejects"):
+        assert have[1] == have[2] == (name == "constant")
+
+
+def test_few_wrong_fills_say_nothing_about_a_judge():
+    batch, completions = some_sums()
+    scores = torch.ones(completions.shape)
+    good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
+    assert fooled(scores, good, gaps) == 1
+    good[:, :, batch.mask[0].int().argmax()] = True
+    assert fooled(scores, good, gaps) is None
+
+
+def test_a_judge_of_text_accepts_word_by_word():
+    batch = make_batch(encode("a cat on a"), encode("a ___ __ a") == BLANK, BLANK, 2, (0,))
+    scores = torch.zeros(1, 2, 10)
+    scores[0, 0, 2:5], scores[0, 0, 6:8] = 0.5, -1  # of the first fill, one word of two
+    scores[0, :, 0] = 9  # visible text doesn't count
+    assert accepts(scores, batch.words).tolist() == [[0.5, 0]]
+
+
 @pytest.fixture
 def settings(world):
     return Config(
@@ -98,9 +193,14 @@ def settings(world):
         eval_inputs=6,
         temperature=0.8,
         device="cpu",
-        dtype="float32",
         kernel="torch",
     )
+
+
+@pytest.fixture
+def sums(settings, tmp_path):
+    prepare_sums(tmp_path / "sums", digits=2)
+    return replace(settings, dataset=str(tmp_path / "sums"), block_size=8, masking="columns")
 
 
 def judge(rows):
@@ -116,10 +216,10 @@ SAMPLING = Config(temperature=0.8)
 
 
 def logits_of(seed, tokens):
-    """Make logits that depend on the position and on what stands there: (N,16) -> (N,16,28)."""
-    logits = torch.randn(16, 29, 28, generator=torch.Generator().manual_seed(seed))
+    """Make logits that depend on the position and on what stands there: (N,T) -> (N,T,V)."""
+    logits = torch.randn(16, 40, 40, generator=torch.Generator().manual_seed(seed))
     logits[..., BLANK] = -1e9
-    return logits[torch.arange(16), tokens]
+    return logits[torch.arange(tokens.shape[1]), tokens]
 
 
 def product(seed):
@@ -145,105 +245,71 @@ def held_out_for(config):
 
 def evaluated(config, policy, before, parts=(), everything=False):
     """Compute the table of a few inputs: -> its rows, and the completions."""
-    rewards = Rewards(dict(parts))
     models = Models(policy, before, before, judge)
-    return evaluate(models, rewards, held_out_for(config), config, everything)
+    return evaluate(models, Rewards(dict(parts)), held_out_for(config), everything)
 
 
 def test_runs_of_all_seeds_have_the_same_inputs_and_draws_of_their_own(settings):
     one, same, other = (held_out_for(replace(settings, seed=seed)).batch for seed in (1, 1, 2))
     assert torch.equal(one.masked, other.masked) and torch.equal(one.tokens, other.tokens)
     assert torch.equal(one.uniforms, same.uniforms)
-    assert not (one.uniforms == other.uniforms).any(dim=-1).all(dim=1).any()
-
-
-ROWS = [  # of a policy without a latent, at the end of a run
-    "the text",
-    "before, sampled",
-    "before, argmax",
-    "cheat: common words",
-    "after, sampled",
-    "after, argmax",
-]
-AGAIN = ["before, best of 16", "one by one, drawn", "one by one, surest"]  # computed when asked for
+    assert not (one.uniforms == other.uniforms).all(dim=1).any()
 
 
 @pytest.mark.parametrize("make", [product, latent])
-def test_every_row(settings, make):
+@pytest.mark.parametrize("dataset", ["settings", "sums"])
+def test_every_row(dataset, make, request):
     """The policy has not changed, so the rows before and after are the same."""
-    result, completions = evaluated(settings, make(0), make(0), everything=True)
-    rows = ROWS + AGAIN
-    assert list(result) == rows
-    lines = format_table(result).splitlines()[1 : 1 + len(rows)]
-    assert [re.split(" {2,}", line)[0] for line in lines] == rows
-    for title in result:
-        if title.startswith("after"):
-            assert result[title] == result[title.replace("after", "before")]
-    assert result["the text"]["exact_words"] == 1
-    passes = result["one by one, surest"]["passes"]
-    blanks = held_out_for(settings).batch.mask.sum(dim=1).float()
-    assert passes == pytest.approx(blanks.mean().item())
+    config = request.getfixturevalue(dataset)
+    result, completions = evaluated(config, make(0), make(0), everything=True)
+    lines = format_table(result).splitlines()
+    assert [re.split(" {2,}", line)[0] for line in lines[1 : 1 + len(result)]] == [*result]
+    for title in ("sampled", "argmax"):
+        assert result[f"after, {title}"] == result[f"before, {title}"]
+    assert result["the truth"].get("right", result["the truth"].get("exact")) == 1
+    assert ("cheat: common words" in result) == (dataset == "settings")
+    assert ("exact marginals, sampled" in result) == (dataset == "sums")
     assert len(completions) == 6 * 16
     json.dumps(result, allow_nan=False)
-    short, first = evaluated(settings, make(0), make(0))
-    assert list(short) == ROWS and first == completions[::16]
-    for title, row in short.items():  # only the judge read less
-        assert row | {"judge": 0} == result[title] | {"judge": 0} or "judge" not in row
-
-
-def test_the_judges_column_is_the_mean_of_its_probabilities(settings):
-    result, lines = evaluated(settings, product(1), product(0), everything=True)
-    batch = held_out_for(settings).batch
-    fills = product(1)(batch).sample().completions  # (N,16,T)
-    means = []
-    for i, group in enumerate(fills):
-        for fill in group:
-            words = [batch.words[i] == n for n in batch.words[i][batch.mask[i]].tolist()]
-            chances = [1 / (1 + math.exp(-judge(fill[word]).mean())) for word in words]
-            means.append(sum(chances) / len(chances))
-    assert result["after, sampled"]["judge"] == pytest.approx(sum(means) / len(means), abs=1e-5)
-    assert [line["judge"] for line in lines] == pytest.approx(means, abs=1e-5)
+    short, first = evaluated(config, make(0), make(0))
+    assert 4 < len(short) < len(result)
+    assert first == (completions if dataset == "sums" else completions[::16])
 
 
 def test_own_rewards_have_columns(settings):
-    """The judge and the rewards are asked about the text, and about what both policies draw."""
-    parts = {"judge": (None, 1.0), "half": (half, 2.0)}
+    """The judge and the rewards are asked about the truth, and about what both policies draw."""
+    parts = {"judge": (lambda x, batch: judge(x), 1.0), "half": (half, 2.0)}
     result, completions = evaluated(settings, product(1), product(0), parts)
-    assert all(line["reward_half"] == 0.5 for line in completions)
+    assert all(line["half"] == 0.5 for line in completions)
     head, *lines = format_table(result).splitlines()
     assert head.endswith("half")
     asked = [line for line in lines if line.endswith("0.500")]
     assert [line.split("  ")[0] for line in asked] == [
-        "the text",
+        "the truth",
         "before, sampled",
         "after, sampled",
     ]
     assert "half" not in format_table(evaluated(settings, product(1), product(0))[0])
 
 
-def rows_of():
-    """Make the rows of a table of words. A table of sums has two other columns in their place."""
-    row = {name: 10.5 for name in COLUMNS if "right" not in name}
-    return {title: row | {"judge": 0.5} for title in ROWS + AGAIN}
+@pytest.mark.parametrize("good", ["right", "valid_words"])
+def test_a_fooled_judge_is_named(good):
+    line = "the judge accepts much more than is right: it's being fooled"
+    for accepted, named in ((0.54, False), (0.56, True)):
+        result = {"after, sampled": {good: 0.5, "accepts": accepted}}
+        assert (line in format_table(result).splitlines()) == named
 
 
-def test_a_fooled_judge_is_named():
-    line = "the judge prefers these fills to the original text: it is being fooled"
-    result = rows_of()
-    assert line not in format_table(result).splitlines()
-    result["after, sampled"]["judge"] = 0.51
-    assert line in format_table(result).splitlines()
-
-
-def test_a_peek_shows_the_text_and_before_and_later_only_now(settings):
+def test_a_peek_shows_the_truth_and_before_and_later_only_now(settings):
     held_out = held_out_for(settings)
 
     def lines(policy, step):
-        shown = peek(policy, held_out, step).splitlines()[1:]
+        models = Models(policy, None, None, judge)
+        shown = peek(models, held_out, step).splitlines()[1:]
         return [line.split(maxsplit=1) for line in shown]
 
     first, same, changed = lines(product(0), 0), lines(product(0), 3), lines(product(1), 3)
-    assert [title for title, _ in first[:2]] == ["text", "before"] and len(first) % 2 == 0
+    assert [title for title, _ in first[:2]] == ["truth", "before"] and len(first) % 2 == 0
     assert {title for title, _ in same + changed} == {"now"}
     before = [text for _, text in first[1::2]]
     assert [text for _, text in same] == before
@@ -265,13 +331,11 @@ def knowing(tokens, certainty):
 
 
 @pytest.mark.parametrize("masking", ["word", "random"])
-def test_a_peek_says_what_the_table_says(settings, masking):
-    config = replace(settings, eval_inputs=100, masking=masking)
-    held_out = held_out_for(config)
-    before, after = (knowing(held_out.batch.tokens, certainty) for certainty in (2.5, 4.0))
-    result, _ = evaluated(config, after, before)
-    shares = [result[f"{name}, sampled"]["valid_words"] for name in ("before", "after")]
-    assert 0 < shares[0] < shares[1] < 1
-    for policy, step, share in ((before, 0, shares[0]), (after, 2, shares[1])):
-        head = peek(policy, held_out, step).splitlines()[0]
-        assert head == f"step {step}: valid words on held-out text {share:.3f}"
+def test_a_peek_says_what_one_draw_of_each_input_has(settings, masking):
+    held_out = held_out_for(replace(settings, eval_inputs=100, masking=masking))
+    policy = knowing(held_out.batch.tokens, 3.0)
+    completions = policy(held_out.batch).sample().completions[:, :1]
+    share = measure(completions, held_out)["valid_words"]
+    assert 0 < share < 1
+    head, *_ = peek(Models(policy, None, None, None), held_out, 2).splitlines()
+    assert head == f"step 2: {COLUMNS['valid_words'][0]} {share:.3f}"

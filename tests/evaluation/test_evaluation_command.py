@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from grpo.evaluation.__main__ import APART, INPUTS, NOT_AVERAGED, main
-from grpo.evaluation.evaluate import EVALUATION_SEED
 from grpo.run.checkpoint import model_file, write
 from grpo.run.config import Config
+from grpo.run.load import EVALUATION_SEED
 from grpo.run.runs import OWN
 from model.transformer import Generator, TransformerConfig
 

@@ -3,6 +3,7 @@
 Shapes: N inputs, T characters, V vocabulary.
 """
 
+import math
 from functools import partial
 
 import pytest
@@ -12,11 +13,7 @@ from conftest import BLANK, encode, make_batch
 
 from data.per_word import number_words
 from data.vocabulary import VOCABULARY
-from grpo.evaluation.rivals import (
-    best_by_word,
-    fill_blank_by_blank,
-    fill_with_common_words,
-)
+from grpo.evaluation.rivals import best_by_word, fill_in_passes, fill_with_common_words
 from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.config import Config
@@ -30,13 +27,13 @@ def runs(tokens, mask):
     return number_words(mask)
 
 
-def fill(logits_of, masked, seed=1, surest=False, n=1):
-    """Fill blank by blank with a `Product`. `logits_of` maps tokens (N,T) to logits (N,T,V)."""
+def fill(logits_of, masked, order, passes=0, n=0):
+    """Fill with a `Product`. `logits_of` maps tokens (N,T) to logits (N,T,V)."""
 
     def policy(batch):
         return Product(logits_of(batch.masked), batch, Config())
 
-    return fill_blank_by_blank(policy, batch_of(masked), runs, seed, surest, n)
+    return fill_in_passes(policy, batch_of(masked), runs, order, passes, n)
 
 
 def copycat(calls):
@@ -53,37 +50,53 @@ def copycat(calls):
     return logits_of
 
 
-def test_blank_by_blank_gives_n_fills_to_each_input():
-    masked = encode("a____", "bb___")
-    fills = fill(copycat([]), masked, n=3)  # (2,3,T)
-    assert fills.tolist() == [encode("aaaaa").tolist() * 3, encode("bbbbb").tolist() * 3]
+def test_every_input_gets_n_completions():
+    completions, _ = fill(copycat([]), encode("a____", "bb___"), "random", n=3)  # (2,3,T)
+    assert completions.tolist() == [encode("aaaaa").tolist() * 3, encode("bbbbb").tolist() * 3]
 
 
-@pytest.mark.parametrize("surest", [False, True])
-def test_blank_by_blank_takes_a_pass_per_blank_and_sees_what_it_filled(surest):
+@pytest.mark.parametrize("order", ["confidence", "left to right", "random"])
+@pytest.mark.parametrize(
+    "passes, left, mean",
+    [
+        (0, [[4, 3], [3, 2], [2, 1], [1, 0]], 3.5),
+        (1, [[4, 3]], 1),
+        (2, [[4, 3], [2, 1]], 2),
+        (3, [[4, 3], [2, 2], [1, 1]], 3),
+        (9, [[4, 3], [3, 2], [2, 1], [1, 0]], 3.5),
+    ],
+)
+def test_passes_share_the_blanks_and_see_what_was_filled(order, passes, left, mean):
+    """Two inputs have four and three blanks. `left` counts what each pass still sees of them."""
     calls = []
-    fills = fill(copycat(calls), encode("a____", "bb___"), surest=surest)
-    assert fills[:, 0].tolist() == encode("aaaaa", "bbbbb").tolist()
-    assert [len(c) for c in calls] == [2, 2, 2, 1]  # a finished input is not run again
-    assert [(c[0] == BLANK).sum().item() for c in calls] == [4, 3, 2, 1]
+    completions, took = fill(copycat(calls), encode("a____", "bb___"), order, passes)
+    assert completions[:, 0].tolist() == encode("aaaaa", "bbbbb").tolist()
+    assert [(tokens == BLANK).sum(dim=1).tolist() for tokens in calls] == left
+    assert took == mean
 
 
-def test_surest_first_is_a_loop_over_blanks():
-    """The test's policy looks at a blank's two neighbours. The loop fills one blank at a time."""
+def neighbors(tokens):
+    """A model that looks at a position's two neighbors, and at what stands there."""
     weights = torch.randn(3, 28, 28, generator=torch.Generator().manual_seed(0))
+    near = torch.stack([tokens.roll(1, dims=1), tokens, tokens.roll(-1, dims=1)])  # (3,N,T)
+    logits = sum(w[t] for w, t in zip(weights, near))  # (N,T,28)
+    return logits.index_fill(-1, torch.tensor(BLANK), float("-inf"))
 
-    def logits_of(tokens):
-        near = torch.stack([tokens.roll(1, dims=1), tokens, tokens.roll(-1, dims=1)])  # (3,N,T)
-        logits = sum(w[t] for w, t in zip(weights, near))  # (N,T,28)
-        return logits.index_fill(-1, torch.tensor(BLANK), float("-inf"))
 
+@pytest.mark.parametrize("order", ["confidence", "left to right"])
+@pytest.mark.parametrize("passes", [0, 2, 3])
+def test_passes_are_a_loop_over_blanks(order, passes):
     masked = encode("a__b___c", "________", "d_e_f_g_")
-    fills = fill(logits_of, masked, surest=True)
-    for row, fast in zip(masked, fills[:, 0]):
-        while (row == BLANK).any():
-            p, best = logits_of(row[None])[0].softmax(dim=-1).max(dim=-1)  # (T,), (T,)
-            at = p.where(row == BLANK, 0).argmax()
-            row[at] = best[at]
+    completions, _ = fill(neighbors, masked, order, passes)
+    for row, fast in zip(masked, completions[:, 0]):
+        planned = passes or int((row == BLANK).sum())
+        for done in range(planned):
+            p, best = neighbors(row[None])[0].softmax(dim=-1).max(dim=-1)  # (T,), (T,)
+            blanks = (row == BLANK).nonzero().flatten().tolist()
+            if order == "confidence":
+                blanks.sort(key=lambda t: -p[t])
+            for t in blanks[: math.ceil(len(blanks) / (planned - done))]:
+                row[t] = best[t]
         assert row.tolist() == fast.tolist()
 
 
@@ -93,20 +106,24 @@ LETTERS = torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.4, 0.2]])  # P is the mean of i
 
 
 @pytest.mark.parametrize("policy_class, p", [(Product, [P]), (Latent, [PRIOR, LETTERS])])
-def test_a_blank_is_drawn_from_the_policy_and_from_what_truncation_keeps(policy_class, p):
-    """With a latent, it is drawn from the blank's marginal, the sum over z."""
+def test_all_but_the_last_pass_draw_from_the_policys_marginals(policy_class, p):
+    """The last pass takes the most likely character. Of two blanks, one is drawn."""
     *prior, letters = [x.log() for x in p]
-    tensors = [*prior, F.pad(letters, (1, 24), value=float("-inf"))]  # (V,), or (K,) and (K,V)
+    tensors = [*prior, F.pad(letters, (1, 24), value=-1e9)]  # (V,), or (K,) and (K,V)
 
     def policy(sampling, batch):
-        return policy_class(*(x.expand(600, 1, *x.shape) for x in tensors), batch, sampling)
+        shape = (*batch.mask.shape, 1)
+        expanded = (x.expand(*shape[:2], *x.shape) for x in tensors)
+        return policy_class(*expanded, batch, sampling)
 
-    batch = batch_of(torch.full((6, 1), BLANK))
-    fills = fill_blank_by_blank(partial(policy, Config()), batch, runs, 1, n=100)  # (6,100,1)
-    shares = fills.flatten().bincount(minlength=4) / 600
-    assert shares.tolist() == pytest.approx([0, 0.6, 0.3, 0.1], abs=0.06)
-    fills = fill_blank_by_blank(partial(policy, Config(top_k=2)), batch, runs, 1, n=100)
-    assert fills.unique().tolist() == [1, 2]
+    batch = batch_of(torch.full((6, 2), BLANK))
+    shares = {}
+    for name, config in (("all", Config()), ("two", Config(top_k=2))):
+        filled, _ = fill_in_passes(partial(policy, config), batch, runs, "left to right", n=100)
+        assert (filled[..., 1] == 1).all()
+        shares[name] = (filled[..., 0].flatten().bincount(minlength=4) / 600).tolist()
+    assert shares["all"] == pytest.approx([0, 0.6, 0.3, 0.1], abs=0.06)
+    assert shares["two"] == pytest.approx([0, 2 / 3, 1 / 3, 0], abs=0.06)
 
 
 def test_best_of_n_takes_each_word_from_the_fill_that_is_likeliest_in_the_text():

@@ -221,8 +221,8 @@ def test_the_default_text_is_made_when_all_other_files_were_found(flags, tmp_pat
 def test_what_ships_is_found_from_another_folder_and_a_run_is_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = "--max_iters=1 --batch_size=2 --group_size=2 --eval_inputs=2 --device=cpu"
-    train_grpo.main(f"config/sums.py {small}", quiet=True)
-    assert (tmp_path / "out-sums" / "checkpoint.pt").exists()
+    train_grpo.main(f"config/rule.py {small}", quiet=True)
+    assert (tmp_path / "out-rule" / "checkpoint.pt").exists()
     monkeypatch.setattr(files, "PROJECT", tmp_path)
     monkeypatch.chdir("/")
     assert find("out-sums") == Path("out-sums")  # and not the run in the project's folder

@@ -1,0 +1,19 @@
+# The same sums with the rule as the reward: 1 if the sum is right, else 0. No judge is involved.
+# That's a verifiable reward, the kind reasoning models are trained with.
+#     python train_grpo.py config/rule.py
+
+out_dir = "out-rule"
+reward = "right"
+judge_checkpoint = ""
+# A rule costs little, so the groups are large. In the same time, 64 inputs with 32 completions
+# learn more than 128 with 16.
+batch_size = 64
+group_size = 32
+max_iters = 120  # with 300 it gets a few points further
+# GRPO as published: the mean of the group is the baseline, and its deviation the scale.
+baseline = "mean"
+scale_rewards = "group"
+# Nobody can fool a rule, so the KL doesn't have to hold the policy back. But without it the policy
+# settles too early: on some inputs all completions are the same and wrong, and a group of equal
+# rewards teaches nothing.
+kl_beta = 0.05
