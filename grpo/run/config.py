@@ -114,15 +114,13 @@ class Config:
 
 LARGEST = 2**31 - 1
 TINY = 1e-9  # stands for "more than 0", and 1 - TINY for "less than 1"
-# The least and the largest value of a setting. Where a setting is not listed, a whole number is at
-# least 1, and any other number at least 0.
-RANGES = {
+# Whole numbers that may be 0. The last three are settings of model/pretrain.py.
+MAY_BE_0 = "top_k minibatch_size warmup_iters lr_decay_iters seed".split()
+MAY_BE_0 += "generator_steps judge_steps judge_layers".split()
+# The least and the largest value of a setting. Where a setting isn't listed, a whole number is at
+# least 1 unless it may be 0, and any other number is at least 0.
+RANGES = dict.fromkeys(MAY_BE_0, (0, LARGEST)) | {
     "group_size": (2, LARGEST),
-    "top_k": (0, LARGEST),
-    "minibatch_size": (0, LARGEST),
-    "warmup_iters": (0, LARGEST),
-    "lr_decay_iters": (0, LARGEST),
-    "seed": (0, LARGEST),
     "temperature": (1e-3, 100),
     "repetition_penalty": (1, 100),
     "min_p": (0, 1),
@@ -131,19 +129,12 @@ RANGES = {
     "ema_alpha": (0, 1 - TINY),
     "top_p": (TINY, 1),
     "top_entropy_quantile": (TINY, 1),
-    # settings of model/pretrain.py
-    "generator_steps": (0, LARGEST),
-    "judge_steps": (0, LARGEST),
-    "judge_layers": (0, LARGEST),
-    "n_embd": (32, LARGEST),
+    "n_embd": (32, LARGEST),  # of model/pretrain.py
 }
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviated flags. What it can't read is a Mistake."""
-
-    def __init__(self, **options):
-        super().__init__(allow_abbrev=False, **options)
+    """argparse, but what it can't read is a Mistake."""
 
     def error(self, message: str):
         raise Mistake(f"{message}; --help lists what is allowed")
@@ -201,15 +192,15 @@ def read_arguments(settings: type, arguments: Sequence[str], usage: str = "") ->
         sys.exit()
     values = {}
     for argument in arguments:
-        name, equals, text = argument.removeprefix("--").partition("=")
-        source, given = "", {name: text if equals else True}
-        if not argument.startswith("-"):
-            source, given = f"config file {argument}: ", read_config_file(settings, argument)
-        values |= convert(settings, given, source)
+        if argument.startswith("-"):
+            name, equals, text = argument.removeprefix("--").partition("=")
+            values |= convert(settings, {name: text if equals else True})
+        else:
+            values |= convert(settings, read_config_file(argument, settings), f"{argument}: ")
     return values
 
 
-def read_config_file(settings: type, path: str) -> dict[str, object]:
+def read_config_file(path: str, settings: type) -> dict[str, object]:
     """Return what a config file assigns, but not what it imports or defines for itself."""
     given = {}
     for name, value in run_file(path, "config file").items():
@@ -319,7 +310,9 @@ def resume(out_dir: str, given: dict) -> Config:
     if (old.lr_decay_iters or old.max_iters) == (new.lr_decay_iters or new.max_iters):
         ignored += ("max_iters", "lr_decay_iters")  # another way to write the same schedule
     changes = {name: change for name, change in changes.items() if name not in ignored}
-    new.changes = state.get("changes", []) + [[step, changes]] * bool(changes)
+    new.changes = state.get("changes", [])
+    if changes:
+        new.changes.append([step, changes])
     return new
 
 
