@@ -8,12 +8,14 @@ a generator is asked for.
 import io
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn import Module
 from tqdm import tqdm
 
 from data.files import find, write_whole
-from data.user_mistake import Mistake, refuse
+from data.user_mistake import Mistake
 from grpo.distributed import is_first, n_processes
 from model.transformer import TransformerConfig
 
@@ -21,10 +23,10 @@ LATEST = "checkpoint.pt"
 SETTLED = ("device", "dtype", "compile", "kernel")  # settings that may be `auto`
 
 
-def write(path, content):
-    """Write `content`, which is bytes or anything that torch.save takes, to the file `path`.
+def write(path: str | Path, content: bytes | dict) -> None:
+    """Write bytes, or a dict that torch.save takes, so that the file is never half written.
 
-    Only the first of several processes writes. Raises FloatingPointError for a tensor that is not
+    Only the first of several processes writes. Raises FloatingPointError for a tensor that isn't
     finite.
     """
     if not is_first():
@@ -37,8 +39,8 @@ def write(path, content):
     write_whole(Path(path), content)
 
 
-def check_tensors(content, name):
-    """Raise FloatingPointError if a tensor in nested dicts is not finite."""
+def check_tensors(content: Any, name: str) -> None:
+    """Raise FloatingPointError if a tensor in nested dicts isn't finite."""
     if isinstance(content, torch.Tensor) and not content.isfinite().all():
         raise FloatingPointError(f"not saved: {name} is not finite; lower learning_rate")
     if isinstance(content, dict):
@@ -46,24 +48,26 @@ def check_tensors(content, name):
             check_tensors(value, f"{name}: {key}")
 
 
-def read(path):
-    """Read a dict that `write` wrote, with its tensors on the CPU. No code of the file is run.
+def read(path: str | Path) -> dict[str, Any]:
+    """Read a dict that `write` wrote, with its tensors on the CPU. Runs no code of the file.
 
     Raises a Mistake if the file is missing, is damaged, or holds something else.
     """
     path = find(path)
-    refuse(not path.is_file(), f"checkpoint {path} is missing; make it, or name another")
-    file = io.BytesIO(path.read_bytes())  # fails if we may not read it, which is not damage
+    if not path.is_file():
+        raise Mistake(f"checkpoint {path} is missing; make it, or name another")
+    file = io.BytesIO(path.read_bytes())  # raises if we may not read it, which isn't damage
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
         whole = {"kind", "architecture", "weights"} <= {*content}
-    except Exception:  # reading a file that is no checkpoint may raise any error
+    except Exception:  # a file that's no checkpoint may raise anything
         whole = False
-    refuse(not whole, f"checkpoint {path} is damaged, or no checkpoint; name another")
+    if not whole:
+        raise Mistake(f"checkpoint {path} is damaged, or no checkpoint; name another")
     return content
 
 
-def model_file(model, dtype=torch.float32):
+def model_file(model: Module, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Make the dict that a model's file holds, with the weights as `dtype` on the CPU."""
     return {
         "kind": type(model).__name__.lower(),
@@ -72,8 +76,8 @@ def model_file(model, dtype=torch.float32):
     }
 
 
-def load_weights(model, weights, path):
-    """Copy `weights` into the model. A Mistake says what does not fit, with both shapes."""
+def load_weights(model: Module, weights: dict[str, torch.Tensor], path: str | Path) -> None:
+    """Copy weights into a model. If they don't fit, a Mistake says why, with both shapes."""
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -81,30 +85,28 @@ def load_weights(model, weights, path):
         raise Mistake(f"checkpoint {path} does not fit ({line}); name another") from None
 
 
-def load_model(path, kind):
+def load_model(path: str | Path, kind: type[Module]) -> Module:
     """Load a `Generator` or a `Judge`, as `kind` says, in float32 and evaluation mode."""
     content = read(path)
     wanted = kind.__name__.lower()
-    refuse(
-        content["kind"] != wanted,
-        f"checkpoint {path} holds a {content['kind']}, but a {wanted} is needed; name another file",
-    )
+    if content["kind"] != wanted:
+        raise Mistake(
+            f"checkpoint {path} holds a {content['kind']}, but a {wanted} is needed; name another"
+        )
     model = kind(TransformerConfig(**content["architecture"]))
     load_weights(model, content["weights"], path)
     return model.eval()
 
 
-def training_state(path):
-    """Read what a run needs to go on, from its checkpoint. Raises a Mistake for another file."""
+def training_state(path: str | Path) -> dict[str, Any]:
+    """Read what it takes to resume a run. Raises a Mistake if the file isn't a run's."""
     content = read(path)
-    refuse(
-        "training" not in content,
-        f"checkpoint {path} was not written by train_grpo.py; name the out_dir of a run",
-    )
+    if "training" not in content:
+        raise Mistake(f"checkpoint {path} wasn't written by train_grpo.py; name a run's out_dir")
     return content["training"]
 
 
-def save_checkpoint(config, policy, reference, optimizer, iteration):
+def save_checkpoint(config, policy, reference, optimizer, iteration: int) -> None:
     """Write out_dir/checkpoint.pt after `iteration` steps.
 
     The inputs and draws of a step depend only on the seed and the step's number, so nothing else
@@ -117,16 +119,17 @@ def save_checkpoint(config, policy, reference, optimizer, iteration):
         "reference": reference.network.state_dict(),
         "iteration": iteration,
         "config": asdict(config),
+        "changes": list(config.changes),
         "settled": {name: getattr(policy.config, name) for name in SETTLED},
         "processes": n_processes(),
     }
     write(Path(config.out_dir) / LATEST, content)
 
 
-def load_checkpoint(config, policy, reference, optimizer):
-    """Restore what `save_checkpoint` wrote: -> the number of steps that were made.
+def load_checkpoint(config, policy, reference, optimizer) -> int:
+    """Restore what `save_checkpoint` wrote, and return how many steps were taken.
 
-    It prints what `auto` means now, if that is not what it meant.
+    If `auto` means something else on this machine, it says so.
     """
     path = Path(config.out_dir) / LATEST
     state = training_state(path)
@@ -134,8 +137,8 @@ def load_checkpoint(config, policy, reference, optimizer):
     load_weights(reference.network, state["reference"], path)
     wrapped = optimizer.wrapped
     wrapped.load_state_dict(wrapped.state_dict() | {"state": state["optimizer"]["state"]})
-    for name, then in state["settled"].items():
-        now = getattr(policy.config, name)
-        if now != then and is_first():
-            tqdm.write(f"{name} is {now} now, and was {then}: the run does not go on bit for bit")
+    for name, old in state["settled"].items():
+        new = getattr(policy.config, name)
+        if new != old and is_first():
+            tqdm.write(f"{name} is {new} now, and was {old}: this won't resume bit for bit")
     return state["iteration"]

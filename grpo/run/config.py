@@ -2,9 +2,8 @@
 
     python train_grpo.py config/latent.py --group_size=8         # left to right, the last one wins
 
-`load_config` reads config files and flags. A config file is Python, and we execute it. Each name
-that it assigns has to be a setting, unless the name begins with _. Its assignments become flags,
-so that argparse converts and refuses both.
+A config file is Python, and we execute it. What it assigns has to be a setting, unless the name
+begins with _. Each assignment becomes a flag, so argparse converts and refuses both alike.
 """
 
 import argparse
@@ -12,19 +11,18 @@ import contextlib
 import difflib
 import inspect
 import os
-import re
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from data.masking import parse_masking
-from data.user_mistake import Mistake, refuse
+from data.user_mistake import Mistake
 from grpo.advantage import BASELINES, SCALES
 from grpo.distributed import is_first, n_processes
 from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
-from grpo.optimizer import learning_rate
 from grpo.run.checkpoint import LATEST, training_state
 from grpo.run.reward_setting import parse_reward
 from grpo.run.user_file import run_file
@@ -82,12 +80,13 @@ class Config:
     # Only the most uncertain blanks learn from rewards. This is their share of all blanks. With a
     # latent these are first letters, because the entropy there includes that of z.
     top_entropy_quantile: float = 1.0
-    loss_type: Literal[*LOSS_TYPES] = "grpo"  # how blanks are weighted
-    baseline: Literal[*BASELINES] = "leave_one_out"  # what a reward is compared with
+    loss_type: Literal[*LOSS_TYPES] = "grpo"  # weights of blanks: grpo, dapo, bnpo, dr_grpo, sum
+    # What a reward is compared with: mean (of its group), leave_one_out (of the others), none.
+    baseline: Literal[*BASELINES] = "leave_one_out"
     # Advantages are divided by a standard deviation of rewards. group: that of their own group.
     # batch: that of all blanks of the step. none: they are not divided.
     scale_rewards: Literal[*SCALES] = "none"
-    objective: Literal[*OBJECTIVES] = "clip"  # what is maximised for each letter
+    objective: Literal[*OBJECTIVES] = "clip"  # clip, gspo, cispo, reinforce
     clip_eps: float = 0.2  # the ratio is clipped below at 1 - clip_eps
     clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high
     num_iterations: int = 2  # uses of each rollout; 1 with objective=reinforce
@@ -109,18 +108,19 @@ class Config:
     kernel: Literal["auto", "cuda", "torch"] = "auto"  # auto: the fused cuda kernel if it can run
     seed: int = 1  # seed of the inputs and the draws
 
+    # This isn't a setting. When somebody resumes the run with other settings, we note it here:
+    changes = ()  # [[step, {name: [old value, new value]}], ...]
+
 
 LARGEST = 2**31 - 1
 TINY = 1e-9  # stands for "more than 0", and 1 - TINY for "less than 1"
-# The least and the largest value of a setting. Where a setting is not listed, a whole number is at
-# least 1, and any other number at least 0.
-RANGES = {
+# Whole numbers that may be 0. The last three are settings of model/pretrain.py.
+MAY_BE_0 = "top_k minibatch_size warmup_iters lr_decay_iters seed".split()
+MAY_BE_0 += "generator_steps judge_steps judge_layers".split()
+# The least and the largest value of a setting. Where a setting isn't listed, a whole number is at
+# least 1 unless it may be 0, and any other number is at least 0.
+RANGES = dict.fromkeys(MAY_BE_0, (0, LARGEST)) | {
     "group_size": (2, LARGEST),
-    "top_k": (0, LARGEST),
-    "minibatch_size": (0, LARGEST),
-    "warmup_iters": (0, LARGEST),
-    "lr_decay_iters": (0, LARGEST),
-    "seed": (0, LARGEST),
     "temperature": (1e-3, 100),
     "repetition_penalty": (1, 100),
     "min_p": (0, 1),
@@ -129,28 +129,21 @@ RANGES = {
     "ema_alpha": (0, 1 - TINY),
     "top_p": (TINY, 1),
     "top_entropy_quantile": (TINY, 1),
-    # settings of model/pretrain.py
-    "generator_steps": (0, LARGEST),
-    "judge_steps": (0, LARGEST),
-    "judge_layers": (0, LARGEST),
-    "n_embd": (32, LARGEST),
+    "n_embd": (32, LARGEST),  # of model/pretrain.py
 }
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviated flags, and what it cannot read is a Mistake."""
+    """argparse, but what it can't read is a Mistake."""
 
-    def __init__(self, **options):
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message):
+    def error(self, message: str):
         raise Mistake(f"{message}; --help lists what is allowed")
 
 
-def number(kind, low, high):
+def number(kind: type, low: float, high: float) -> Callable[[str], float]:
     """Make the function with which argparse reads an int or a float from `low` to `high`."""
 
-    def read_number(text):
+    def read_number(text: str) -> float:
         with contextlib.suppress(ValueError):
             if low <= kind(text) <= high:
                 return kind(text)
@@ -160,74 +153,69 @@ def number(kind, low, high):
     return read_number
 
 
-def boolean(text):
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
-    return text.lower() == "true"
+def convert(settings: type, given: dict[str, object], source: str = "") -> dict[str, object]:
+    """Convert {name: value} to the types of the settings. Numbers of numpy are welcome.
+
+    Raises a Mistake that begins with its `source`, for example the name of a config file.
+    """
+    types = {field.name: field.type for field in fields(settings)}
+    values = {}
+    for name, value in given.items():
+        if name not in types:
+            near = difflib.get_close_matches(name, types, n=1)
+            hint = f"did you mean --{near[0]}?" if near else "--help lists them all"
+            raise Mistake(f"{source}{name} is no setting; {hint}")
+        kind, text = types[name], str(value).lower()
+        choices = {"true": True, "false": False} if kind is bool else {x: x for x in get_args(kind)}
+        if kind in (int, float):
+            read = number(kind, *RANGES.get(name, (int(kind is int), LARGEST)))
+            try:
+                values[name] = read(text)
+            except argparse.ArgumentTypeError as error:
+                raise Mistake(f"{source}{name}: {error}") from None
+        elif kind is str and isinstance(value, str):
+            values[name] = os.path.expanduser(value)  # no shell expands the ~ of --out_dir=~/runs
+        elif text in choices:
+            values[name] = choices[text]
+        else:
+            raise Mistake(f"{source}{name}: {value!r} is not {' or '.join(choices) or 'a text'}")
+    return values
 
 
-def how_to_read(field):
-    """Turn a field of a dataclass of settings into options for argparse."""
-    if field.type is bool:
-        return {"type": boolean, "nargs": "?", "const": True}
-    if field.type is str:
-        return {"type": os.path.expanduser}  # the shell does not expand --out_dir=~/runs
-    if field.type in (int, float):
-        low, high = RANGES.get(field.name, (int(field.type is int), LARGEST))
-        return {"type": number(field.type, low, high)}
-    return {"type": str.lower, "choices": get_args(field.type)}  # a Literal
-
-
-def names_of(match):
-    """Write the names of a table, such as those of OBJECTIVES, in the place of `*OBJECTIVES`."""
-    return ", ".join(f'"{name}"' for name in globals()[match[1]])
-
-
-def read_arguments(settings, arguments, usage=""):
-    """Read config files and flags, left to right: -> {name: value} of the settings that they set.
+def read_arguments(settings: type, arguments: Sequence[str], usage: str = "") -> dict[str, object]:
+    """Read config files and flags, left to right, and return what they set.
 
     `settings` is a dataclass. With -h or --help this prints its source and ends the program.
     """
-    parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    for field in fields(settings):
-        parser.add_argument(f"--{field.name}", **how_to_read(field))
-    names = [field.name for field in fields(settings)]
-    flags = []
+    if {"-h", "--help"} & {*arguments}:
+        print(usage, *map(inspect.getsource, settings.__mro__[:-1]), sep="\n\n")
+        sys.exit()
+    values = {}
     for argument in arguments:
-        if argument in ("-h", "--help"):
-            source = "\n\n".join(map(inspect.getsource, settings.__mro__[:-1]))
-            print(usage, re.sub(r"\*([A-Z_]+)", names_of, source), sep="\n\n")
-            sys.exit()
-        flags += [argument] if argument.startswith("-") else read_config_file(argument, names)
-    return vars(parser.parse_args(flags))
+        if argument.startswith("-"):
+            name, equals, text = argument.removeprefix("--").partition("=")
+            values |= convert(settings, {name: text if equals else True})
+        else:
+            values |= convert(settings, read_config_file(argument, settings), f"{argument}: ")
+    return values
 
 
-def read_config_file(path, settings):
-    """Turn what a config file assigns into flags: -> ["--group_size=8", ...].
-
-    `settings` are the names that it may assign, and those that begin with _.
-    """
-    flags = []
+def read_config_file(path: str, settings: type) -> dict[str, object]:
+    """Return what a config file assigns, but not what it imports or defines for itself."""
+    given = {}
     for name, value in run_file(path, "config file").items():
-        if not name.startswith("_"):
-            near = difflib.get_close_matches(name, settings, n=1)
-            meant = f"; did you mean {near[0]}?" if near else "; --help lists all"
-            refuse(name not in settings, f"config file {path}: {name} is no setting{meant}")
-            refuse(
-                not isinstance(value, (bool, int, float, str)),
-                f"config file {path}: {name} is {value!r:.50}, but a setting is a number, text, or"
-                " true or false; begin a name of your own with _",
-            )
-            flags.append(f"--{name}={value}")
-    refuse(not flags, f"config file {path} assigns no setting; write for example group_size = 8")
-    return flags
+        defined = inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value)
+        if not name.startswith("_") and (not defined or hasattr(settings, name)):
+            given[name] = value
+    if not given:
+        raise Mistake(f"config file {path} assigns no setting; write for example group_size = 8")
+    return given
 
 
-def load_config(arguments=()):
-    """Read config files and flags: -> `Config`.
+def load_config(arguments: Sequence[str] = ()) -> Config:
+    """Read config files and flags. Raises a Mistake if anything is wrong with the settings.
 
-    A resumed run takes its settings from its checkpoint, except for those in `arguments`. For such
-    a run we print which settings changed. Raises a Mistake if anything is wrong with the settings.
+    A resumed run takes its settings from its checkpoint, and `arguments` change them.
     """
     usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
     given = read_arguments(Config, arguments, usage)
@@ -257,62 +245,74 @@ GONE = {
 }
 
 
-def flags_of(saved: dict, path) -> list[str]:
-    """Turn a checkpoint's settings into flags, without those that are gone and were off.
+def without_gone(saved: dict, path: Path) -> dict:
+    """Drop the settings of a checkpoint that are gone and were off.
 
-    Raises a Mistake if a setting is gone that the run used, or has changed its meaning.
+    Raises a Mistake if the run used a setting that is gone, or that has changed its meaning.
     """
-    gone = sorted(saved.keys() & GONE)
-    used = [f"{name}={saved[name]}" for name in gone if saved[name] != GONE[name]]
-    if gone and saved["reference_mode"] == "ema":  # as old as these is an ema_alpha turned round
+    dropped = sorted(saved.keys() & GONE)
+    used = [f"{name}={saved[name]}" for name in dropped if saved[name] != GONE[name]]
+    if dropped and saved["reference_mode"] == "ema":  # as old as these is an ema_alpha turned round
         used.append(f"ema_alpha={saved['ema_alpha']}")
     if used:
         raise Mistake(
             f"{path} was made by an older version, and used {', '.join(used)}, which is gone or"
             " means something else now; resume it with the version that made it"
         )
-    if gone and is_first():
-        print(f"{path} was made by an older version; dropped settings: {', '.join(gone)}")
-    return [f"--{name}={value}" for name, value in saved.items() if name not in gone]
+    if dropped and is_first():
+        print(f"{path} was made by an older version; dropped settings: {', '.join(dropped)}")
+    return {name: value for name, value in saved.items() if name not in dropped}
 
 
-def saved_settings(state, given, path):
-    """Take the settings from the training state in the checkpoint `path`: -> `Config`.
+def saved_settings(state: dict, given: dict, path: Path) -> Config:
+    """Take the settings from the training state in the checkpoint `path`.
 
     A checkpoint may not choose a file that we execute. So if the run's reward names a FILE.py,
     `given` has to name a reward, or this raises a Mistake.
     """
-    config = Config(**read_arguments(Config, flags_of(state["config"], path)))
-    refuse(
-        ".py:" in config.reward and "reward" not in given,
-        f"{path}: this run's reward executes a file, so the command has to name it; if you trust"
-        f" the file, add --reward={shlex.quote(config.reward)}",
-    )
+    saved = without_gone(state["config"], path)
+    config = Config(**convert(Config, saved, f"{path}: "))
+    if ".py:" in config.reward and "reward" not in given:
+        raise Mistake(
+            f"{path}: this run's reward executes a file, so the command has to name it; if you"
+            f" trust the file, add --reward={shlex.quote(config.reward)}"
+        )
     return config
 
 
-def resume(out, given):
-    """Load the settings of the run in `out`, and apply `given` {name: value}: -> `Config`."""
-    path = Path(out) / LATEST
+# These say where a run goes. They don't change what it computes.
+NAMES = ("out_dir", "init_from", "wandb_project", "wandb_run_name")
+
+
+def resume(out_dir: str, given: dict) -> Config:
+    """Load the settings of the run in `out_dir`, apply `given`, and print what that changes."""
+    path = Path(out_dir) / LATEST
     state = training_state(path)
-    # Go on in the folder that we read from.
-    old = replace(saved_settings(state, given, path), init_from="resume", out_dir=out)
+    step = state["iteration"]
+    # The checkpoint may be a copy, so what counts is the folder we read from.
+    old = replace(saved_settings(state, given, path), init_from="resume", out_dir=out_dir)
     new = replace(old, **given)
-    refuse(
-        state["iteration"] >= new.max_iters,
-        f"resume: {out} is at step {state['iteration']} already, and max_iters allows no more; set"
-        f" a larger max_iters, or print the table: python -m grpo.evaluation {shlex.quote(out)}",
-    )
-    before = asdict(old)
-    changes = [f"{k} {before[k]} -> {x}" for k, x in asdict(new).items() if x != before[k]]
-    if state["processes"] != n_processes():
-        changes.append(f"processes {state['processes']} -> {n_processes()}")
-    rate, other = (learning_rate(state["iteration"], config) for config in (old, new))
-    if rate != other:  # another max_iters makes another schedule
-        changes.append(f"the learning rate of the next step {rate:.2g} -> {other:.2g}")
+    if step >= new.max_iters:
+        raise Mistake(
+            f"resume: {out_dir} is at step {step} already, and max_iters allows no more; set a"
+            f" larger max_iters, or print the table: python -m grpo.evaluation"
+            f" {shlex.quote(out_dir)}"
+        )
+    changes = {name: [getattr(old, name), value] for name, value in asdict(new).items()}
+    changes["processes"] = [state["processes"], n_processes()]
+    changes = {name: [a, b] for name, (a, b) in changes.items() if a != b}
+    line = ", ".join(f"{name} {a} -> {b}" for name, (a, b) in changes.items()) or "its own settings"
+    if "generator_checkpoint" in changes:
+        line += "; so what the table calls *before* is another model now"
     if is_first():
-        said = ", ".join(changes) or "its own settings"
-        print(f"{out} goes on from step {state['iteration']} with {said}")
+        print(f"{out_dir} resumes at step {step} with {line}")
+    ignored = NAMES
+    if (old.lr_decay_iters or old.max_iters) == (new.lr_decay_iters or new.max_iters):
+        ignored += ("max_iters", "lr_decay_iters")  # another way to write the same schedule
+    changes = {name: change for name, change in changes.items() if name not in ignored}
+    new.changes = state.get("changes", [])
+    if changes:
+        new.changes.append([step, changes])
     return new
 
 
@@ -320,23 +320,25 @@ def resume(out, given):
 READ = ("generator_checkpoint", "reference_checkpoint", "judge_checkpoint", "prompts_file")
 
 
-def check(config):
+def check(config: Config) -> None:
     """Raise a Mistake if settings contradict each other."""
-    refuse(not config.out_dir, "out_dir is empty; write for example --out_dir=out")
-    refuse(
-        config.minibatch_size and n_processes() > 1,
-        "minibatch_size above 0 allows only one process; set minibatch_size=0, or omit torchrun",
-    )
-    refuse(
-        config.objective == "reinforce" and (config.minibatch_size or config.num_iterations > 1),
-        "with objective=reinforce a rollout can be used for only one update; set num_iterations=1"
-        " and minibatch_size=0",
-    )
+    if not config.out_dir:
+        raise Mistake("out_dir is empty; write for example --out_dir=out")
+    if config.minibatch_size and n_processes() > 1:
+        raise Mistake(
+            "minibatch_size above 0 allows only one process; set minibatch_size=0, or omit torchrun"
+        )
+    reused = config.minibatch_size or config.num_iterations > 1
+    if config.objective == "reinforce" and reused:
+        raise Mistake(
+            "with objective=reinforce a rollout can be used for only one update; set"
+            " num_iterations=1 and minibatch_size=0"
+        )
     parse_masking(config.masking)
     named = [(name, getattr(config, name)) for name in READ]
     named += [("reward", name.rpartition(":")[0] or name) for name in parse_reward(config.reward)]
     for name, path in named:
-        refuse(
-            Path(config.out_dir).resolve() in Path(path).resolve().parents,
-            f"{name}: {path} lies in out_dir, which a new run moves aside; name another out_dir",
-        )
+        if Path(config.out_dir).resolve() in Path(path).resolve().parents:
+            raise Mistake(
+                f"{name}: {path} lies in out_dir, which a new run moves aside; name another out_dir"
+            )

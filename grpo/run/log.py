@@ -1,33 +1,32 @@
-"""Keep a run's folder: its files, the progress bar, wandb, and a line if the run ends early."""
+"""Keep a run's folder: its files, the progress bar, wandb, and how to resume if it ends early."""
 
 import contextlib
-import errno
 import json
 import os
 import shlex
 import signal
 import sys
-import threading
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 from tqdm import tqdm
 
-from data.user_mistake import Mistake, refuse
-from grpo.advantage import EPSILON
+from data.user_mistake import Mistake
 from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.run.checkpoint import LATEST, training_state, write
+from grpo.run.config import NAMES, Config
 
 try:
     import fcntl
-except ImportError:  # Windows has no fcntl, so we do not lock there
+except ImportError:  # Windows has no fcntl, so nothing gets locked there
     fcntl = None
 
-# The progress bar fits into 80 columns, with everything that it shows.
+# everything it shows fits into 80 columns
 BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 WANDB = {"silent": True, "init_timeout": 30}  # seconds
-# {name in the bar: metric}, of which the bar shows those that the run has
+# {name in the bar: metric}; the bar shows those that the run has
 SHOWN = {
     "reward": "mean_reward",
     "valid": "valid_words",
@@ -43,176 +42,150 @@ class Log:
     Only the first process writes and prints. Use it as `with Log(config, start) as log`.
     """
 
-    def __init__(self, config, start, quiet=False):
+    def __init__(self, config: Config, start: int, quiet: bool = False):
         """Open the folder after `start` steps. Raises a Mistake if another run is using it."""
         self.config = config
         self.first = is_first()
         self.talks = self.first and not quiet
-        folder = Path(config.out_dir).resolve()  # of a symbolic link, the folder that it points to
-        self.file = claim(folder, start) if self.first else open(os.devnull, "a")
-        content = json.dumps(asdict(config), indent=1)
-        try:
-            write(Path(config.out_dir) / "config.json", content.encode())
-            self.wandb = start_wandb(config) if config.wandb_project and self.first else None
-        except BaseException:  # Ctrl-C, too: the next run of a notebook may want this folder
-            self.file.close()
-            raise
         self.received = 0  # the signal that arrived
-        self.handlers = {}
+        self.dead_steps = 0  # in a row
+        self.file = self.wandb = None
+        if self.first:
+            self.file = claim(Path(config.out_dir), start)
+            content = json.dumps(asdict(config) | {"changes": config.changes}, indent=1)
+            write(Path(config.out_dir) / "config.json", content.encode())
+            if config.wandb_project:
+                self.wandb = self.ask_wandb(start_wandb, config)
         self.bar = tqdm(
             desc="GRPO",
             total=config.max_iters,
             initial=start,
-            disable=None if self.talks else True,  # None: no bar in a file, which keeps each state
+            disable=None if self.talks else True,  # None: only a terminal gets a bar
             bar_format=BAR,
         )
 
     def __enter__(self):
-        """Let Ctrl-C and SIGTERM only tell `stop_requested` from here on.
-
-        If the terminal is closed, which sends SIGHUP, the training goes on.
-        """
-        if threading.current_thread() is threading.main_thread():  # no other may set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.signal(number, self.receive)
-            if hasattr(signal, "SIGHUP"):  # Windows has none
-                self.handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        """From here on, Ctrl-C and SIGTERM only tell `stop_requested`."""
+        stops = (signal.SIGINT, signal.SIGTERM)
+        self.handlers = {number: signal.signal(number, self.receive) for number in stops}
         return self
 
-    def receive(self, number, _):
-        """Remember the signal. A second one ends the program, as it would without us.
+    def receive(self, number: int, _):
+        """Remember the signal. A second one ends the program at once.
 
-        Under torchrun, which may send a signal twice, a second one changes nothing.
+        Not under torchrun though, which may send the same signal twice.
         """
         self.received = number
         if n_processes() == 1:
             for each in self.handlers:
                 signal.signal(each, signal.SIG_DFL)
-            with contextlib.suppress(OSError):  # the terminal may have gone away
-                os.write(2, b"\nfinishing this step; once more stops at once\n")
+            os.write(2, b"\nfinishing this step; once more stops at once\n")
 
-    def stop_requested(self):
+    def stop_requested(self) -> int:
         """Return the signal that arrived, or 0. All processes get the same answer."""
         return largest_of_processes(self.received)
 
     def end_training(self):
         """Close the bar, and let Ctrl-C and SIGTERM end the program as usual again."""
-        with contextlib.suppress(OSError):
-            self.bar.close()
+        self.bar.close()
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
-    def say(self, text):
+    def say(self, text: str):
         if self.talks:
-            say(text)
+            tqdm.write(text)
 
-    def tell_wandb(self, method, *arguments, **options):
-        """Call a method of the run on wandb. In trouble, print one warning and tell it no more."""
-        if self.wandb is None:
-            return
+    def ask_wandb(self, function, *arguments, **options):
+        """Call a function of wandb. In trouble, print one warning and leave wandb alone."""
         try:
-            getattr(self.wandb, method)(*arguments, **options)
-        except Exception as error:  # its process may have died, or the network
+            return function(*arguments, **options)
+        except Exception as error:  # the network, the login, or wandb's own process
             self.wandb = None
-            say(f"wandb is given up, the run goes on without: {first_line(error)}")
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
+            tqdm.write(f"wandb failed, continuing without it: {line}")
 
-    def write(self, step, metrics):
-        """Write a step's line of metrics.jsonl, and show its numbers in the bar and in wandb."""
+    def write(self, step: int, metrics: dict[str, float]):
+        """Write a line of metrics.jsonl, and show its numbers in the bar and in wandb."""
+        if not self.first:
+            return
         self.file.write(json.dumps({"iteration": step, **metrics}) + "\n")
         self.file.flush()
         shown = {name: f"{metrics[key]:.3f}" for name, key in SHOWN.items() if key in metrics}
-        with contextlib.suppress(OSError):  # the terminal may have gone away
-            self.bar.set_postfix(shown, refresh=False)
-            self.bar.update()
-        self.tell_wandb("log", metrics, step=step)
-        if step == 0 and self.first:
-            self.warn(metrics)
+        self.bar.set_postfix(shown, refresh=False)
+        self.bar.update()
+        if self.wandb:
+            self.ask_wandb(self.wandb.log, metrics, step=step)
+        self.dead_steps = self.dead_steps + 1 if metrics["frac_reward_zero_std"] == 1 else 0
+        if self.dead_steps == 10 or (self.dead_steps and step == 0):
+            line = "all fills of an input earned the same, so there's nothing to learn"
+            tqdm.write(f"warning: step {step}: {line}")
 
-    def warn(self, metrics):
-        """Say it if the rewards of the first step can teach little or nothing."""
-        if metrics["frac_reward_zero_std"] == 1:
-            say("warning: all fills of an input earned the same, so there is nothing to learn")
-        elif self.config.scale_rewards == "group" and metrics["std_reward"] < 10 * EPSILON:
-            say(
-                f"warning: scale_rewards=group adds {EPSILON} to deviations, and those of these"
-                " rewards are not much larger; give the reward a larger weight"
-            )
-
-    def table(self, result, completions, text):
-        """Save and print the table, and print commands to try next."""
-        out = Path(self.config.out_dir)
-        save_table(out, result, completions)
-        self.tell_wandb("log", result)
-        quoted = shlex.quote(self.config.out_dir)
-        self.say(text)
-        self.say(f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:")
-        self.say(f'  python -m grpo.tools.fill "{completions[0]["input"]}" --run={quoted}')
-        self.say(f"  python -m grpo.tools.replay {quoted}    # watch it learn")
+    def table(self, result: dict, completions: list[dict], text: str):
+        """Save and print the table, and suggest what to run next."""
+        save_table(self.config.out_dir, result, completions)
+        if self.wandb:
+            self.ask_wandb(self.wandb.log, result)
+        out, masked = shlex.quote(self.config.out_dir), shlex.quote(completions[0]["input"])
+        self.say(
+            f"{text}\n"
+            f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:\n"
+            f"  python -m grpo.tools.fill {masked} --run={out}\n"
+            f"  python -m grpo.tools.replay {out}    # watch it learn"
+        )
 
     def __exit__(self, kind, error, _):
-        """Close everything. If the run ends early, say what is saved and how to go on."""
+        """Close everything. If the run ends early, say how to resume."""
         self.end_training()
-        self.file.close()
-        self.tell_wandb("finish", exit_code=int(kind is not None))
-        if kind and self.first:
-            say(f"the run ends early: {how_to_go_on(self.config)}", sys.stderr)
+        if not self.first:
+            return
+        with contextlib.suppress(OSError):  # on a full disk, closing fails again
+            self.file.close()
+        if self.wandb:
+            self.ask_wandb(self.wandb.finish, exit_code=int(kind is not None))
+        if kind:
+            line = f"the run ends early: {how_to_resume(self.config)}"
+            if isinstance(error, OSError):  # most likely the disk is full
+                raise Mistake(f"{error}; {line}") from None
+            tqdm.write(line, sys.stderr)
 
 
-def say(text, file=None):
-    """Print a text. If the terminal has gone away, the run goes on without it."""
-    with contextlib.suppress(OSError):
-        tqdm.write(text, file)
-
-
-def how_to_go_on(config):
-    """Say how many steps of a run are saved, and with which command it goes on."""
-    path = Path(config.out_dir) / LATEST
-    if not path.exists():
+def how_to_resume(config: Config) -> str:
+    """Say how many steps of a run are saved, and which command continues."""
+    out = config.out_dir
+    if not (Path(out) / LATEST).exists():
         return f"0 of {config.max_iters} steps are saved"
-    state = training_state(path)
-    saved = state["iteration"]
-    flags = {"out_dir": config.out_dir}
+    state = training_state(Path(out) / LATEST)
+    command = ["train_grpo.py", "--init_from=resume", f"--out_dir={out}"]
+    if state["iteration"] == config.max_iters:  # only the table is missing
+        command = ["-m", "grpo.evaluation", out, "--again"]
     for name, value in asdict(config).items():
-        # A resumed run may have changed a setting after its last checkpoint. And we run a user's
-        # FILE.py only if the command line names it.
-        changed = value != state["config"][name] and name != "init_from"
+        # what the checkpoint doesn't know yet; and a FILE.py runs only if the command names it
+        changed = name not in NAMES and value != state["config"][name]
         if changed or (name == "reward" and ".py:" in value):
-            flags[name] = value
-    line = f"{saved} of {config.max_iters} steps are saved"
-    if saved < config.max_iters:
-        again = [f"--{name}={value}" for name, value in flags.items()]
-        return f"{line}; to go on: python train_grpo.py --init_from=resume {shlex.join(again)}"
-    again = [config.out_dir, "--again"]
-    if "reward" in flags:
-        again.append(f"--reward={config.reward}")
-    return f"{line}; for the table: python -m grpo.evaluation {shlex.join(again)}"
+            command.append(f"--{name}={value}")
+    saved = f"{state['iteration']} of {config.max_iters} steps are saved"
+    return f"{saved}; to resume: python {shlex.join(command)}"
 
 
-def start_wandb(config):
-    """Begin to log to Weights & Biases: -> its run. In trouble, print one warning: -> None."""
-    try:
-        import wandb
+def start_wandb(config: Config):
+    """Begin to log to Weights & Biases, and return its run."""
+    import wandb
 
-        run = wandb.init(
-            project=config.wandb_project,
-            name=config.wandb_run_name or None,
-            dir=config.out_dir,
-            config=asdict(config),
-            settings=WANDB,
-            resume="auto",  # if a run in this folder was killed, wandb continues its log
-        )
-        say(f"wandb: {run.url or run.dir}")
-        return run
-    except Exception as error:  # the network, the login or wandb's own process may fail
-        say(f"wandb is given up, the run goes on without: {first_line(error)}")
+    run = wandb.init(
+        project=config.wandb_project,
+        name=config.wandb_run_name or None,
+        dir=config.out_dir,
+        config=asdict(config),
+        settings=WANDB,
+        resume="auto",  # if a run in this folder was killed, wandb continues its log
+    )
+    if not run.disabled:
+        tqdm.write(f"wandb: {run.url or run.dir}")
+    return run
 
 
-def first_line(error):
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def read_lines(path):
-    """Read a .jsonl file: -> a list of dicts. Leaves out the last line if a kill cut it short.
+def read_lines(path: str | Path) -> list[dict]:
+    """Read a .jsonl file, but for a last line that a kill cut short.
 
     What is NaN or infinite becomes None, because the JSON of a web page knows neither.
     """
@@ -221,70 +194,38 @@ def read_lines(path):
     return [json.loads(line, parse_constant=lambda _: None) for line in whole]
 
 
-def cut_back(path, start):
-    """Remove the lines of step `start` and of later steps from the .jsonl file `path`."""
+def cut_back(path: Path, start: int) -> None:
+    """Remove the lines of step `start` and of later steps from a .jsonl file."""
     kept = sum(line["iteration"] < start for line in read_lines(path))
     os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
 
 
-def lock(file):
-    """Lock a file: -> False if its file system has no locks.
+def claim(folder: Path, start: int) -> TextIO:
+    """Open metrics.jsonl in a run's folder for appending, and lock it to keep other runs out.
 
-    Raises an OSError if another process has locked it.
-    """
-    if fcntl:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
-                raise
-            return False
-    return True
-
-
-def claim(folder, start):
-    """Open metrics.jsonl in a run's folder for appending, and keep other runs out: -> the file.
-
-    The file is locked while it is open. A new run, with a `start` of 0, renames a folder that holds
-    an earlier run, and makes a new one. A resumed run keeps the lines of its first
-    `start` steps. Raises a Mistake if another run is using the folder, if the folder holds anything
-    else than a run, or if we cannot write there.
+    A new run moves a folder that holds an old run aside. A resumed run keeps the lines of its first
+    `start` steps. Raises a Mistake if another run is using the folder, or if it holds no run.
     """
     path = folder / "metrics.jsonl"
     holds_run = path.exists() or (folder / LATEST).exists()
-    refuse(
-        folder.is_dir() and any(folder.iterdir()) and not holds_run,
-        f"out_dir={folder} is not empty, and holds no run; name another folder",
-    )
+    if folder.is_dir() and any(folder.iterdir()) and not holds_run:
+        raise Mistake(f"out_dir={folder} isn't empty, and holds no run; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = open(path, "a", encoding="utf-8")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a", encoding="utf-8")
-        locked = lock(file)
-        if os.fstat(file.fileno()).st_ino != path.stat().st_ino:  # just moved aside by another run
-            raise OSError(errno.EAGAIN, "another run has begun there")
-        if not start and (path.stat().st_size or (folder / LATEST).exists()):
-            if not fcntl:
-                file.close()  # Windows does not rename the folder of an open file
-            aside = folder.rename(f"{folder}-until-{datetime.now():%Y%m%d-%H%M%S-%f}")
-            say(f"{folder} held a run, which is in {aside} now")
-            if (aside / LATEST).exists():
-                again = shlex.join(["--init_from=resume", f"--out_dir={aside}"])
-                say(f"  (to go on with it: {again})")
-            new = claim(folder, start)
-            file.close()  # only now, so that the old folder is locked until the new one is ours
-            return new
-    except OSError as error:
-        raise Mistake(
-            f"out_dir={folder} is in use by another run, or cannot be written ({error.strerror});"
-            " wait until that run ends, or name another out_dir"
-        ) from None
-    if not locked:
-        say(f"{path} cannot be locked here; start no second run in this folder")
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Mistake(f"out_dir={folder} is in use by another run; name another out_dir") from None
+    if not start and (path.stat().st_size or (folder / LATEST).exists()):
+        aside = folder.rename(f"{folder}-until-{datetime.now():%Y%m%d-%H%M%S-%f}")
+        tqdm.write(f"{folder} held a run, which is in {aside} now")
+        return claim(folder, start)
     cut_back(path, start)
     return file
 
 
-def save_table(out_dir, result, completions):
+def save_table(out_dir: str | Path, result: dict, completions: list[dict]) -> None:
     """Write evaluation.json and completions.jsonl."""
     lines = "".join(json.dumps(line) + "\n" for line in completions)
     write(Path(out_dir) / "completions.jsonl", lines.encode())

@@ -4,23 +4,27 @@ import inspect
 import runpy
 import sys
 import types
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from data.files import find
-from data.user_mistake import Mistake, refuse
+from data.user_mistake import Mistake
 from data.vocabulary import decode
+from grpo.batch import Batch
 
 
-def run_file(path, what):
-    """Execute a user's Python file: -> {name: value}. If it fails, this raises a Mistake."""
+def run_file(path: str | Path, what: str) -> dict[str, object]:
+    """Execute a user's Python file, and return its names. If it fails, this raises a Mistake."""
     path = find(path)
-    refuse(
-        path.suffix != ".py" or not path.is_file(),
-        f"{what} {path} does not exist, or is no .py file; name another file, or write a setting as"
-        " --key=value",
-    )
-    sys.path.append(str(path.parent))  # so that the user's file can import files beside it
+    if path.suffix != ".py" or not path.is_file():
+        raise Mistake(
+            f"{what} {path} does not exist, or is no .py file; name another file, or write a"
+            " setting as --key=value"
+        )
+    sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
     try:
         return runpy.run_path(str(path), run_name=path.stem)
     except (Exception, SystemExit) as error:  # any error in that file is the user's mistake
@@ -28,7 +32,7 @@ def run_file(path, what):
         raise Mistake(f"{what} {path} does not run ({name}: {error}); fix it") from error
 
 
-def load_function(path, name):
+def load_function(path: str | Path, name: str) -> Callable:
     """Load a user's own function. Raises a Mistake if the file fails or has no such function.
 
     The file becomes a module, so that a pool of processes can find the function. It never replaces
@@ -37,39 +41,55 @@ def load_function(path, name):
     names = run_file(path, "reward file")
     module = types.ModuleType(names["__name__"])
     vars(module).update(names)
-    there = sys.modules.setdefault(module.__name__, module)
-    if getattr(there, "__file__", None) == module.__file__:
+    known = sys.modules.setdefault(module.__name__, module)
+    if getattr(known, "__file__", None) == module.__file__:
         sys.modules[module.__name__] = module
     function = names.get(name)
-    refuse(
-        not callable(function),
-        f"reward file {path} has no function {name}; write"
-        f" def {name}(completions, masked, mask, decode) there",
-    )
+    if not callable(function):
+        raise Mistake(
+            f"reward file {path} has no function {name}; write"
+            f" def {name}(completions, masked, mask, decode) there"
+        )
     return function
 
 
-def own_reward(name, function, completions, batch):
-    """Call a user's function: -> (B,G) or (B,G,T). If it fails, this raises a Mistake."""
-    # The user's function gets copies, because it may write into them.
-    own = [completions.clone(), batch.masked.clone(), batch.mask.clone(), decode]
+def own_reward(name: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
+    """Call a user's function, which returns (B,G) or (B,G,T). If it fails, raise a Mistake.
+
+    It gets completions, masked, mask and decode. If it has a parameter words or step, it gets that,
+    too, and with **kwargs it gets everything by name.
+    """
+    # copies, because the user's function may write into them
+    given = {
+        "completions": completions.clone(),
+        "masked": batch.masked.clone(),
+        "mask": batch.mask.clone(),
+        "decode": decode,
+        "words": batch.words.clone(),
+        "step": batch.seed[-1],  # drawn from (seed, step)
+    }
     try:
-        if "words" in inspect.signature(function).parameters:
-            values = function(*own, words=batch.words.clone())
+        parameters = inspect.signature(function).parameters
+        if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+            values = function(**given)
         else:
-            values = function(*own)
-        refuse(values is None, f"reward {name} returned None; end it with a return of its rewards")
+            four = list(given.values())[:4]  # by position, whatever they're called
+            extra = {key: given[key] for key in ("words", "step") if key in parameters}
+            values = function(*four, **extra)
+        if values is None:
+            raise Mistake(f"reward {name} returned None; end it with a return of its rewards")
         values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
     except Mistake:
         raise
     except (Exception, SystemExit) as error:  # whatever the user's code may raise
         raise Mistake(f"reward {name} failed: {type(error).__name__}: {error}") from error
-    whole, each = completions.shape[:2], completions.shape
-    refuse(
-        values.shape not in (whole, each),
-        f"reward {name} returned the shape {tuple(values.shape)}; it must be (B, G) ="
-        f" {tuple(whole)} or (B, G, T) = {tuple(each)}",
-    )
+    B, G, T = completions.shape
+    if values.shape not in ((B, G), (B, G, T)):
+        raise Mistake(
+            f"reward {name} returned the shape {tuple(values.shape)} for completions of the shape"
+            f" (B, G, T) = {(B, G, T)}; return (B, G) = {(B, G)}, or (B, G, T)"
+        )
     bad = int((~values.isfinite()).sum())
-    refuse(bad, f"reward {name} returned {bad} numbers that are NaN or infinite; give finite ones")
+    if bad:
+        raise Mistake(f"reward {name} returned {bad} numbers that are NaN or infinite")
     return values

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo.evaluation.__main__ import APART, INPUTS, NOT_AVERAGED, main
+from grpo.evaluation.__main__ import main
 from grpo.run.checkpoint import model_file, write
 from grpo.run.config import Config
 from grpo.run.load import EVALUATION_SEED
-from grpo.run.runs import OWN
+from grpo.run.runs import IGNORED
 from model.transformer import Generator, TransformerConfig
 
 
@@ -84,89 +84,76 @@ def with_table(finished):
 
 
 def printed(capsys, *arguments):
-    """Run the command: -> the tables that it prints, each a list of lines, which are lists."""
+    """Run the command, and return the lines that it prints, split into cells."""
     main(list(map(str, arguments)))
-    blocks = capsys.readouterr().out.removesuffix("\n").split("\n\n")
-    return [[re.split("  +", line) for line in block.splitlines()] for block in blocks]
+    return [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_each_group_of_runs_has_a_row_below_the_settings_that_differ(with_table, capsys):
+MEAN = ["mean ± half the range over the seeds"]
+
+
+def test_each_group_of_runs_has_a_row_with_the_settings_that_differ(with_table, capsys):
     """The figures of a group are means over its seeds, ± half of the range."""
-    a = [with_table(f"a{seed}", seed / 10, x, seed=seed) for seed, x in enumerate((0.1, 0.2, 0.6))]
-    b = with_table("b", 0.3, 0.9, kl_beta=0.5, temperature=0.7)
-    settings, rows = printed(capsys, a[2], b, a[0], a[1])
-    assert settings == [
-        ["group", "temperature", "kl_beta", "runs"],
-        ["1", "0.8", "0.1", " ".join(a)],
-        ["2", "0.7", "0.5", b],
-    ]
-    assert [row[:2] for row in rows[:-1]] == [
+    a = [with_table(f"a{seed}", after=x, seed=seed) for seed, x in enumerate((0.1, 0.2, 0.6))]
+    b = with_table("b", after=0.9, kl_beta=0.5, temperature=0.7)
+    assert printed(capsys, a[2], b, a[0], a[1]) == [
         ["filled by", "valid"],
-        ["1: before, sampled (runs: 3)", "0.100 ± 0.100"],
-        ["2: before, sampled (runs: 1)", "0.300"],
-        ["1: after, sampled (runs: 3)", "0.300 ± 0.250"],
-        ["2: after, sampled (runs: 1)", "0.900"],
+        ["temperature=0.8, kl_beta=0.1 (runs: 3)", "0.300 ± 0.250"],
+        ["temperature=0.7, kl_beta=0.5 (runs: 1)", "0.900"],
+        MEAN,
     ]
-
-
-def test_groups_with_the_same_start_share_its_row(with_table, capsys):
-    outs = [
-        with_table(f"{beta}{seed}", kl_beta=beta, seed=seed) for beta in (0, 1) for seed in (1, 2)
-    ]
-    _, rows = printed(capsys, *outs)
-    titles = ["1, 2: before, sampled", "1: after, sampled", "2: after, sampled"]
-    assert [row[0] for row in rows[1:-1]] == [f"{title} (runs: 2)" for title in titles]
 
 
 def test_one_group_of_runs_has_the_whole_table(with_table, capsys):
-    text = {"the text": 1}
-    outs = [with_table(str(i), after=x, more=text, seed=i) for i, x in enumerate((0.25, 0.75))]
-    (rows,) = printed(capsys, *outs)
-    assert rows[1:] == [
+    outs = [
+        with_table(str(i), after=x, more={"the text": 1}, seed=i)
+        for i, x in enumerate((0.25, 0.75))
+    ]
+    assert printed(capsys, *outs)[1:] == [
         ["before, sampled", "0.100"],
         ["after, sampled", "0.500 ± 0.250"],
         ["the text", "1.000"],
-        ["means of 2 runs, ± half of the distance between the least and the largest"],
+        MEAN,
     ]
+
+
+def edit_config(out, **changes):
+    path = Path(out) / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | changes), encoding="utf-8")
 
 
 def test_nothing_is_averaged_over_different_settings(with_table, capsys):
-    """Groups with other held-out inputs do not even share a table."""
-    outs = [with_table("a"), with_table("b", seed=2)]
-    path = Path(outs[1]) / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    for name in config:
-        path.write_text(json.dumps(config | {name: 7}), encoding="utf-8")
-        settings, *tables = printed(capsys, *outs)
-        if name in OWN:
-            assert not tables
-            continue
-        assert settings[0] == ["group", name, "runs"]
-        assert len(tables) == (2 if name in INPUTS else 1)
-        assert settings[3:] == ([[APART]] if name in INPUTS else [])
+    for name in asdict(Config()):
+        outs = [with_table("a"), with_table("b", seed=2)]
+        edit_config(outs[1], **{name: 7})
+        rows = printed(capsys, *outs)
+        if name in IGNORED:
+            assert rows[1][0] == "before, sampled"
+        else:
+            assert [row[0] for row in rows[1:-1]] != ["before, sampled", "after, sampled"]
+            assert rows[2][0] == f"{name}=7 (runs: 1)"
 
 
-def test_nothing_is_averaged_over_different_tables(with_table, capsys):
-    """A table with one more row stands beside the others, and one with other columns apart."""
-    outs = [with_table(name, seed=i) for i, name in enumerate("ab")]
-    outs.append(with_table("c", more={"the target": 0.9}, seed=3))
-    settings, rows = printed(capsys, *outs)
-    assert settings[-1] == [NOT_AVERAGED]
-    assert [row[1] for row in settings[1:-1]] == [" ".join(outs[:2]), outs[2]]
-    assert [row[0] for row in rows[-3:-1]] == [
-        f"{i}: after, sampled (runs: {3 - i})" for i in (1, 2)
-    ]
-    path = Path(outs[1]) / "evaluation.json"
-    path.write_text(
-        path.read_text(encoding="utf-8").replace("valid_words", "exact_words"), encoding="utf-8"
-    )
-    settings, *tables = printed(capsys, *outs)
-    assert settings[-2:] == [[APART], [NOT_AVERAGED]] and len(tables) == 2
+def test_a_resumed_run_is_grouped_by_what_it_changed_and_when(with_table, capsys):
+    """Seed 2 was resumed as it was. Two others changed to the same value, but at other steps."""
+    outs = [with_table(f"{seed}", seed=seed) for seed in (1, 2, 3, 4, 5)]
+    for out in outs:
+        edit_config(out, changes=[])
+    edit_config(outs[1], init_from="resume", out_dir="elsewhere")
+    same = printed(capsys, *outs[:3])
+    assert [row[0] for row in same] == ["filled by", "before, sampled", "after, sampled", *MEAN]
+    for step, out in ((1, outs[3]), (2, outs[4])):
+        edit_config(out, kl_beta=0.3, changes=[[step, {"kl_beta": [0.1, 0.3]}]])
+    rows = printed(capsys, *outs)
+    assert [row[0].rpartition(" (")[2] for row in rows[1:-1]] == [f"runs: {n})" for n in (3, 1, 1)]
 
 
-def test_a_run_does_not_count_twice(with_table, capsys):
-    a, b = with_table("a"), with_table("b")
-    assert "name only one" in refused(capsys, a, b) and "name only one" in refused(capsys, a, a)
+def test_a_run_counts_once_and_needs_a_folder(with_table, capsys):
+    a, b = with_table("a", after=0.2), with_table("b", after=0.2, seed=2)
+    copy = with_table("c", after=0.2)
+    other = with_table("d", kl_beta=0.3)
+    assert printed(capsys, a, b, copy, a, other)[1][0] == "kl_beta=0.1 (runs: 2)"
     assert "config.json is missing" in refused(capsys, a, "nowhere")
 
 

@@ -58,7 +58,6 @@ MISTAKES = {
         --judge_checkpoint={x}/{long}.pt
         --prompts_file={x}
         {x}/grup_size.py
-        {x}/math.py
         {x}/group_size.py
         {x}/colon.py
         {x}/colon.yaml
@@ -130,7 +129,6 @@ judge = broken
 FILES = {  # in the folder `bad`
     "r.py": REWARDS,
     "grup_size.py": "grup_size = 8",
-    "math.py": "import math\ngroup_size = 8",
     "group_size.py": "group_size = True",
     "colon.py": "group_size: 8",
     "colon.yaml": "group_size: 8",
@@ -240,6 +238,13 @@ def test_other_errors_are_not_turned_into_an_exit():
             raise error
 
 
+def test_a_flag_that_is_nearly_a_setting_gets_a_suggestion():
+    with pytest.raises(Mistake, match=r"^group_siz is no setting; did you mean --group_size\?"):
+        load_config(["--group_siz=4"])
+    with pytest.raises(Mistake, match="^group_size: '1' is not a whole number from 2 to"):
+        load_config(["--group_size=1"])
+
+
 def test_apples_gpus_are_not_supported():
     with pytest.raises(Mistake, match="device mps is not supported; use --device=cpu"):
         pick_device("mps")
@@ -295,8 +300,12 @@ def test_output_may_lose_its_reader(unread):
     [
         ("a.yaml", "group_size: 8", "a.yaml does not exist, or is no .py file"),
         ("a.py", "group_size: 8", "a.py assigns no setting; write for example group_size = 8"),
-        ("a.py", "gruop_size = 8", "a.py: gruop_size is no setting; did you mean group_size?"),
-        ("a.py", "x = 8", "a.py: x is no setting; --help lists all"),
+        ("a.py", "gruop_size = 8", "a.py: gruop_size is no setting; did you mean --group_size?"),
+        ("a.py", "x = 8", "a.py: x is no setting; --help lists them all"),
+        ("a.py", "group_size = 'x'", "a.py: group_size: 'x' is not a whole number from 2 to"),
+        ("a.py", "group_size = [8]", "a.py: group_size: '[8]' is not a whole number from 2 to"),
+        ("a.py", "dtype = float", "a.py: dtype: <class 'float'> is not auto or float32 or"),
+        ("a.py", "dataset = 8", "a.py: dataset: 8 is not a text"),
     ],
 )
 def test_a_config_file_assigns_settings(tmp_path, name, content, line):

@@ -57,6 +57,10 @@ def test_every_command_is_understood(command, monkeypatch):
     words = [x for x in words if not x.startswith("--nproc") and x not in no_argument]
     file = words.pop(0)
     module = words.pop(0) if file == "-m" else file.removesuffix(".py").replace("/", ".")
+    settings = {"model.pretrain": pretrain.Settings, "grpo.tools.toy": toy.ToyConfig}
+    if module in settings:
+        read_arguments(settings[module], words)
+        return
     if module == "train_grpo":
         check(Config(**read_arguments(Config, words)))
         return

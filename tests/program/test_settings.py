@@ -1,8 +1,13 @@
 """Check settings from files and flags. test_mistakes.py checks those that a user gets wrong."""
 
+import re
+from dataclasses import fields
+from typing import get_args
+
 import pytest
 
 import train_grpo
+from data.masking import MASKINGS
 from grpo.run.config import Config, load_config
 
 
@@ -24,6 +29,32 @@ def test_a_bool_alone_means_true_and_a_path_may_begin_at_home(monkeypatch):
 
 def test_the_defaults_are_the_default_experiment():
     assert load_config([]) == Config() == load_config(["config/grpo_config.py"])
+
+
+def test_a_config_file_may_import_define_and_compute_with_numpy(tmp_path):
+    (tmp_path / "a.py").write_text(
+        "import math\nimport numpy as np\nfrom pathlib import Path\n"
+        "def half(x):\n    return x / 2\nclass Mine:\n    pass\n"
+        "kl_beta = np.float32(0.1)\ngroup_size = np.int64(3)\nlearning_rate = half(0.5)\n"
+        "gradient_checkpointing = np.bool_(True)\ncompile = np.bool_(False)\n"
+        "masking = np.str_('word')\ntop_k = int(math.sqrt(9))\n",
+        encoding="utf-8",
+    )
+    config = load_config([str(tmp_path / "a.py")])
+    assert (config.kl_beta, config.group_size, config.learning_rate) == (0.1, 3, 0.25)
+    assert config.gradient_checkpointing is True and config.compile == "false"
+    assert (config.masking, config.top_k) == ("word", 3)
+
+
+def test_help_names_every_value_that_a_setting_may_have(capsys):
+    """It stands in the lines of the setting, of which the comments above it are a part."""
+    with pytest.raises(SystemExit):
+        train_grpo.main(["-h"])
+    shown = capsys.readouterr().out
+    for field in fields(Config):
+        (lines,) = re.findall(rf"(?:^    # .*\n)*^    {field.name}: .*", shown, re.MULTILINE)
+        choices = MASKINGS if field.name == "masking" else get_args(field.type)
+        assert not {*choices} - {*re.findall(r"\w+", lines)}, field.name
 
 
 def test_help_shows_each_setting_as_it_stands_in_the_class(capsys):

@@ -77,7 +77,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(server, flags, t
     assert code == 128 + signal.SIGINT
     assert 2 < done < 300
     assert errors.count("finishing this step; once more stops at once") == 1
-    go_on = f"to go on: python train_grpo.py --init_from=resume --out_dir={tmp_path}/out"
+    go_on = f"to resume: python train_grpo.py --init_from=resume --out_dir={tmp_path}/out"
     last = errors.splitlines()[-1]
     assert last == f"the run ends early: {done} of 300 steps are saved; {go_on}"
     more = {"max_iters": done + 2, "lr_decay_iters": 300}
