@@ -10,15 +10,17 @@ maps tokens (B,T) to log-odds (B,T). `args` are the settings of `model/pretrain.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from data.per_word import mean_over_blanks, mean_over_words
-from data.sums.rule import most_even_answer
-from data.vocabulary import decode, encode
-from grpo.batch import INPUTS, make_batch
+from data.user_mistake import Mistake
+from data.vocabulary import BLANK, MASK_ID, VOCABULARY, encode
+from grpo.batch import INPUTS, Batch, make_batch
 
 PRETRAINING = 2**31 + 1  # begins the seeds here, so that no run draws the same random numbers
 
@@ -40,13 +42,37 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
     return make_batch(tokens, mask, dataset.number_words(tokens, mask), 1, (*seed, 2))
 
 
-def generator_loss(policy, dataset, args, seed):
-    """Compute the mean of −log q of a hidden character, in nats: -> a scalar."""
-    batch = masked_batch(dataset, args, args.masking, seed, reveal=not args.one_answer)
-    tokens = batch.tokens  # (B,T)
-    if args.one_answer:
-        tokens = torch.stack([encode(most_even_answer(text)) for text in decode(batch.masked)])
-    log_q = policy(batch).log_prob(tokens[:, None])  # (B,1,T)
+def read_answers(path: str, block_size: int) -> tuple[Tensor, Tensor]:  # each (lines,T)
+    """Read masked inputs and the answers to learn: `4_+4_=88`, a tab and `41+47=88` in each line.
+
+    Raises a Mistake that names the first line that isn't like that.
+    """
+    lines = [line.split("\t") for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    for i, line in enumerate(lines, 1):
+        text = "".join(line)
+        if len(text) != 2 * block_size or len(line) != 2 or set(text) - set(VOCABULARY):
+            raise Mistake(
+                f"answers={path}: line {i} isn't a masked input, a tab and its answer, of"
+                f" block_size={block_size} characters each; change it"
+            )
+        if any(a not in (BLANK, b) for a, b in zip(*line)):
+            raise Mistake(f"answers={path}: line {i} changes what isn't a {BLANK}; change it")
+    masked, answers = (torch.stack([encode(text) for text in texts]) for texts in zip(*lines))
+    return masked, answers
+
+
+def answers_batch(answers: tuple[Tensor, Tensor], dataset, args, seed: tuple) -> Batch:
+    """Draw from what `read_answers` returned."""
+    masked, tokens = answers
+    rng = np.random.default_rng(seed)
+    rows = torch.from_numpy(rng.integers(len(masked), size=args.batch_size))  # (B,)
+    tokens, mask = tokens[rows], masked[rows] == MASK_ID  # (B,T)
+    return make_batch(tokens, mask, dataset.number_words(tokens, mask), 1, (*seed, 2))
+
+
+def generator_loss(policy, batch: Batch) -> Tensor:  # ()
+    """Compute the mean of −log q of a hidden character, in nats."""
+    log_q = policy(batch).log_prob(batch.tokens[:, None])  # (B,1,T)
     return -log_q.sum() / batch.mask.sum().clamp(min=1)
 
 

@@ -23,7 +23,14 @@ from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, read_arguments
 from grpo.run.load import check_length, load_splits
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
-from model.losses import PRETRAINING, generator_loss, judge_loss
+from model.losses import (
+    PRETRAINING,
+    answers_batch,
+    generator_loss,
+    judge_loss,
+    masked_batch,
+    read_answers,
+)
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
 
@@ -35,7 +42,9 @@ class Settings:
     # A generator.pt to begin from. Its size replaces n_layer and n_embd. Empty: random weights.
     start: str = ""
     masking: str = "word:0.6,random:0.4"  # what is hidden from the generator
-    one_answer: bool = False  # sums: learn only the most even one of the right answers
+    # Learn given answers, whatever the masking: a file with a masked input, a tab and its answer in
+    # each line. Empty: the hidden text is the answer.
+    answers: str = ""
     judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
     block_size: int = 64  # characters per input
     n_layer: int = 6  # layers of the generator
@@ -141,6 +150,7 @@ def pretrain(args):
         val.check_masking(args.masking)
     if args.judge_steps:
         val.check_masking(args.judge_masking)
+    answers = read_answers(args.answers, args.block_size) if args.answers else None
     generator, judge = make_models(args, train.vocab_size)
     set_threads(generator)
     models = [generator]  # these models take turns to fill the judge's inputs
@@ -154,7 +164,10 @@ def pretrain(args):
     score = make_judge(judge, config, device)
 
     def loss_of_generator(step):
-        return generator_loss(policy, train, args, (PRETRAINING, args.seed, 0, step))
+        seed = (PRETRAINING, args.seed, 0, step)
+        if answers:
+            return generator_loss(policy, answers_batch(answers, train, args, seed))
+        return generator_loss(policy, masked_batch(train, args, args.masking, seed, reveal=True))
 
     def loss_of_judge(step):
         # A new judge first sees draws at a high temperature, which are easy to tell from text.

@@ -6,6 +6,7 @@ Shapes: B inputs, T characters, N hidden words.
 import torch
 
 from data.per_word import begins_word, mean_over_words
+from data.rules import check_gaps, pick_rule
 from grpo.batch import make_batch
 from grpo.reward import judge_logits
 from model.losses import draw_fills
@@ -47,6 +48,8 @@ def report(policy, judge, dataset, masking, size=3072):
     There is the mean −log q of a hidden character, in nats. For a judge there is its AUC (0.5 is
     chance), the slope that `calibration` fits to its scores, and the mean of exp(score) over the
     policy's draws. If the scores are log p/q, this mean is Σ q · p/q = 1, and the slope is 1, too.
+    Where a rule knows which fills are right, there's the share of these and of the others that the
+    judge accepts.
     """
     tokens, mask, words = dataset.batch(size, masking, (REPORT, 0))  # each (B,T)
     batch = make_batch(tokens, mask, words, 1, (REPORT, 0))
@@ -60,3 +63,7 @@ def report(policy, judge, dataset, masking, size=3072):
             f"judge: auc {auc(real, drawn):.3f}  slope {calibration(real, drawn):.2f}"
             f"  mean p/q {drawn.exp().mean():.2f}"
         )
+        good, gaps = check_gaps(pick_rule(dataset), both[:, 1:], tokens, mask)  # (B,1,T), (B,T)
+        for name, which in {"right": good, "wrong": gaps[:, None] & ~good}.items():
+            if which.any():
+                print(f"it accepts {(scores[:, 1:][which] > 0).float().mean():.3f} of the {name}")

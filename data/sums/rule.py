@@ -3,7 +3,6 @@
 A sum is `41+47=88`: two numbers with the same number of digits, and their sum, which has no more.
 """
 
-import functools
 import re
 from collections import Counter
 
@@ -33,17 +32,6 @@ def right_answers(masked: str) -> list[str]:
     pattern = re.compile(re.escape(masked).replace(BLANK, "[0-9]"))
     answers = (f"{first}+{result - first}={result}" for first in range(1, result))
     return [text for text in answers if pattern.fullmatch(text) and is_right(text)]
-
-
-@functools.cache
-def most_even_answer(masked: str) -> str:
-    """Return the right fill whose summands differ least: `4_+4_=88` -> `44+44=88`."""
-
-    def difference(answer: str) -> int:
-        first, second = answer.split("=")[0].split("+")
-        return abs(int(first) - int(second))
-
-    return min(right_answers(masked), key=difference)
 
 
 def perfect_blanks(masked_texts: list[str], n: int = 16) -> dict[str, dict[str, float]]:
