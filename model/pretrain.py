@@ -48,7 +48,6 @@ class Settings:
     judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
     block_size: int = 64  # characters per input
     n_layer: int = 6  # layers of the generator
-    judge_layers: int = 0  # layers of the judge; 0: as many as the generator has
     start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
     # The checkpoint of a run. If it is given, the judge learns from this policy's draws as well as
     # from the generator's.
@@ -118,7 +117,7 @@ def make_models(args, vocab_size):
         generator = with_latent(generator, args.n_latent)
     if args.start_judge:
         return generator, load_model(args.start_judge, Judge)
-    return generator, Judge(replace(shape, n_layer=args.judge_layers or shape.n_layer, n_latent=1))
+    return generator, Judge(replace(shape, n_latent=1))
 
 
 def with_latent(product, n_latent):
@@ -185,8 +184,7 @@ def pretrain(args):
     peak = 1e-3
     if not args.start_judge:
         peak = 4e-3
-        # A judge with fewer layers takes only the first layers of the generator.
-        judge.trunk.load_state_dict(generator.trunk.state_dict(), strict=False)
+        judge.trunk.load_state_dict(generator.trunk.state_dict())
     fit("judge", judge, loss_of_judge, args.judge_steps, peak)
     write(out / "judge.pt", model_file(judge, torch.float16))
     report(policy, score, val, args.judge_masking)

@@ -29,18 +29,6 @@ SOURCES = {  # folders to read; all of torch would take too long for what it add
     "torch": "nn optim distributions utils autograd linalg fft special func cuda amp masked",
 }
 LEARNED = "b1fad3dd8d50"  # how the SHA-256 of the shipped models' train.bin starts
-# what Unicode doesn't take apart into a letter and an accent
-PLAIN = {
-    "ß": "ss",
-    "æ": "ae",
-    "œ": "oe",
-    "ø": "o",
-    "ł": "l",
-    "đ": "d",
-    "ð": "d",
-    "þ": "th",
-    "ı": "i",
-}
 PLAIN_WORD = re.compile(r"[\"'(*`]*[A-Za-z][a-z'-]*[\"').,:;*`?!]*")
 
 
@@ -80,10 +68,10 @@ def is_prose(paragraph: str) -> bool:
 
 
 def plain(text: str) -> str:
-    """Turn a text into small letters without accents, where a letter has such a form."""
+    """Turn a text into small letters without accents."""
     text = unicodedata.normalize("NFKD", text)
     text = "".join(c for c in text if not unicodedata.combining(c))
-    return text.lower().translate(str.maketrans(PLAIN))
+    return text.casefold()  # which makes ss of ß
 
 
 def normalize(text: str, more: str = "") -> str:

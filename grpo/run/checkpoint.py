@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.nn import Module
-from tqdm import tqdm
 
 from data.files import find, write_whole
 from data.user_mistake import Mistake
@@ -20,7 +19,6 @@ from grpo.distributed import is_first, n_processes
 from model.transformer import TransformerConfig
 
 LATEST = "checkpoint.pt"
-SETTLED = ("device", "dtype", "compile", "kernel")  # settings that may be `auto`
 
 
 def write(path: str | Path, content: bytes | dict) -> None:
@@ -110,8 +108,7 @@ def save_checkpoint(config, policy, reference, optimizer, iteration: int) -> Non
     """Write out_dir/checkpoint.pt after `iteration` steps.
 
     The inputs and draws of a step depend only on the seed and the step's number, so nothing else
-    has to be saved for them. `config` holds the settings as the user gave them, and
-    `policy.config` says what `auto` meant.
+    has to be saved for them.
     """
     content = model_file(policy.network)
     content["training"] = {
@@ -120,25 +117,17 @@ def save_checkpoint(config, policy, reference, optimizer, iteration: int) -> Non
         "iteration": iteration,
         "config": asdict(config),
         "changes": list(config.changes),
-        "settled": {name: getattr(policy.config, name) for name in SETTLED},
         "processes": n_processes(),
     }
     write(Path(config.out_dir) / LATEST, content)
 
 
 def load_checkpoint(config, policy, reference, optimizer) -> int:
-    """Restore what `save_checkpoint` wrote, and return how many steps were taken.
-
-    If `auto` means something else on this machine, it says so.
-    """
+    """Restore what `save_checkpoint` wrote, and return how many steps were taken."""
     path = Path(config.out_dir) / LATEST
     state = training_state(path)
     load_weights(policy.network, read(path)["weights"], path)
     load_weights(reference.network, state["reference"], path)
     wrapped = optimizer.wrapped
     wrapped.load_state_dict(wrapped.state_dict() | {"state": state["optimizer"]["state"]})
-    for name, old in state["settled"].items():
-        new = getattr(policy.config, name)
-        if new != old and is_first():
-            tqdm.write(f"{name} is {new} now, and was {old}: this won't resume bit for bit")
     return state["iteration"]

@@ -114,9 +114,9 @@ class Config:
 
 LARGEST = 2**31 - 1
 TINY = 1e-9  # stands for "more than 0", and 1 - TINY for "less than 1"
-# Whole numbers that may be 0. The last three are settings of model/pretrain.py.
+# Whole numbers that may be 0. The last two are settings of model/pretrain.py.
 MAY_BE_0 = "top_k minibatch_size warmup_iters lr_decay_iters seed".split()
-MAY_BE_0 += "generator_steps judge_steps judge_layers".split()
+MAY_BE_0 += "generator_steps judge_steps".split()
 # The least and the largest value of a setting. Where a setting isn't listed, a whole number is at
 # least 1 unless it may be 0, and any other number is at least 0.
 RANGES = dict.fromkeys(MAY_BE_0, (0, LARGEST)) | {
@@ -316,10 +316,6 @@ def resume(out_dir: str, given: dict) -> Config:
     return new
 
 
-# Files that a run reads. A new run would move them aside if they were in its own folder.
-READ = ("generator_checkpoint", "reference_checkpoint", "judge_checkpoint", "prompts_file")
-
-
 def check(config: Config) -> None:
     """Raise a Mistake if settings contradict each other."""
     if not config.out_dir:
@@ -335,10 +331,4 @@ def check(config: Config) -> None:
             " num_iterations=1 and minibatch_size=0"
         )
     parse_masking(config.masking)
-    named = [(name, getattr(config, name)) for name in READ]
-    named += [("reward", name.rpartition(":")[0] or name) for name in parse_reward(config.reward)]
-    for name, path in named:
-        if Path(config.out_dir).resolve() in Path(path).resolve().parents:
-            raise Mistake(
-                f"{name}: {path} lies in out_dir, which a new run moves aside; name another out_dir"
-            )
+    parse_reward(config.reward)

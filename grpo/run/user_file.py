@@ -3,7 +3,6 @@
 import inspect
 import runpy
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,18 +32,8 @@ def run_file(path: str | Path, what: str) -> dict[str, object]:
 
 
 def load_function(path: str | Path, name: str) -> Callable:
-    """Load a user's own function. Raises a Mistake if the file fails or has no such function.
-
-    The file becomes a module, so that a pool of processes can find the function. It never replaces
-    a module of another file.
-    """
-    names = run_file(path, "reward file")
-    module = types.ModuleType(names["__name__"])
-    vars(module).update(names)
-    known = sys.modules.setdefault(module.__name__, module)
-    if getattr(known, "__file__", None) == module.__file__:
-        sys.modules[module.__name__] = module
-    function = names.get(name)
+    """Load a user's own function. Raises a Mistake if the file fails or has no such function."""
+    function = run_file(path, "reward file").get(name)
     if not callable(function):
         raise Mistake(
             f"reward file {path} has no function {name}; write"

@@ -1,8 +1,5 @@
 """Check rewards. Shapes: B masked inputs, T characters, G completions of each."""
 
-import math
-import pickle
-import sys
 from functools import partial
 
 import pytest
@@ -18,7 +15,7 @@ from grpo.reward import (
     rule_reward,
 )
 from grpo.run.reward_setting import parse_reward
-from grpo.run.user_file import load_function, own_reward
+from grpo.run.user_file import own_reward
 
 PAD = -1
 
@@ -181,14 +178,3 @@ def test_an_own_reward_with_a_parameter_words_gets_the_number_of_each_blanks_wor
 )
 def test_a_reward_is_names_and_weights(text, weights):
     assert parse_reward(text) == weights
-
-
-def test_a_pool_of_processes_can_call_a_function_of_the_users_file(tmp_path):
-    """The file may be read again after a change. A module that is there already stays."""
-    path = tmp_path / "mine.py"
-    for number in (1, 2):
-        path.write_text(f"def f():\n    return {number}", encoding="utf-8")
-        assert pickle.loads(pickle.dumps(load_function(path, "f")))() == number
-    (tmp_path / "math.py").write_text("def f():\n    pass", encoding="utf-8")
-    load_function(tmp_path / "math.py", "f")
-    assert sys.modules["math"] is math

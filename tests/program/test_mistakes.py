@@ -250,20 +250,6 @@ def test_apples_gpus_are_not_supported():
         pick_device("mps")
 
 
-@pytest.mark.parametrize(
-    "setting, value",
-    [
-        ("prompts_file", "{}/p.json"),
-        ("reward", "judge,{}/my.py:f"),
-        ("reward", "judge,{}/JUDGE.pt:0.5"),
-    ],
-)
-def test_a_run_reads_nothing_from_its_own_folder(flags, setting, value):
-    changes = {setting: value.format(flags["out_dir"])}
-    with pytest.raises(Mistake, match="lies in out_dir, which a new run moves aside"):
-        load_config(command_line(flags, **changes))
-
-
 def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
     for path in (tmp_path, "x" * 300):
         with pytest.raises(SystemExit, match="2"), exit_on_mistake("program"):

@@ -8,7 +8,7 @@ from conftest import run, same
 
 import train_grpo
 from data.user_mistake import Mistake
-from grpo.run.checkpoint import read, write
+from grpo.run.checkpoint import read
 from grpo.run.config import without_gone
 
 REWARD = """
@@ -88,19 +88,6 @@ def test_a_moved_reference_stays_and_the_table_compares_with_the_base(flags, fol
     assert again["before, sampled"] == table["before, sampled"]
     kept = read(folder / "out" / "checkpoint.pt")["training"]["reference"]
     assert same(kept, first["training"]["reference"]) and same(kept, first["weights"])
-
-
-def test_auto_is_kept_and_a_resumed_run_says_if_it_means_something_else(flags, folder, capsys):
-    content, _ = run(flags, dtype="auto", device="auto", max_iters=2)
-    training = content["training"]
-    assert training["config"]["dtype"] == training["config"]["device"] == "auto"
-    resume(f"--out_dir={folder}/out", "--max_iters=3")
-    assert "and was" not in capsys.readouterr().out
-    now = training["settled"]["dtype"]
-    training["settled"]["dtype"] = "float16"
-    write(folder / "out" / "checkpoint.pt", content)
-    resume(f"--out_dir={folder}/out", "--max_iters=4")
-    assert f"dtype is {now} now, and was float16" in capsys.readouterr().out
 
 
 def test_a_run_that_is_done_or_runs_a_file_says_what_to_do(flags, folder):
