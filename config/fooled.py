@@ -1,5 +1,5 @@
-# Reward hacking you can measure. This judge is the good one stopped after 150 training steps
-# instead of 4,000, and nothing else differs. It still tells real sums from the base model's fills
+# Reward hacking you can measure. This judge was trained like the good one, but for 150 steps
+# instead of 8,000, and nothing else differs. It still tells real sums from the base model's fills
 # nearly as well. Watch the policy find out what it doesn't know: `accepts` runs away from `right`.
 #     python train_grpo.py config/fooled.py
 
