@@ -8,7 +8,6 @@ learns to tell the generator's draws from text. `model/losses.py` has both losse
 """
 
 import math
-import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -204,24 +203,9 @@ def parse(arguments):
     return args
 
 
-def say_what_is_saved(out):
-    """Say which models a stopped pretraining has written, and how to go on."""
-    saved = [name for name in ("generator.pt", "judge.pt") if (out / name).exists()]
-    print(f"stopped; {out} holds {' and '.join(saved) or 'no model'}", file=sys.stderr)
-    if saved == ["generator.pt"]:
-        start = shlex.quote(str(out / saved[0]))
-        flags = f"--start={start} --generator_steps=0 --out_dir=ANOTHER"
-        print(f"for the judge alone, add {flags} to your command", file=sys.stderr)
-
-
 def main(arguments):
     with exit_on_mistake("pretrain"):
-        args = parse(arguments)
-        try:
-            pretrain(args)
-        except KeyboardInterrupt:
-            say_what_is_saved(Path(args.out_dir))
-            raise
+        pretrain(parse(arguments))
 
 
 if __name__ == "__main__":

@@ -233,24 +233,3 @@ def test_pretraining_writes_no_model_that_is_not_finite(world, tmp_path, monkeyp
     with pytest.raises(FloatingPointError, match="generator.pt: weights: head.weight is not fin"):
         pretrained(world, tmp_path / "a")
     assert not list((tmp_path / "a").iterdir())
-
-
-@pytest.mark.parametrize("stop_at", ["generator", "judge"])
-def test_a_stopped_pretraining_says_what_is_saved(stop_at, world, tmp_path, monkeypatch, capsys):
-    def stop(name, *_):
-        if name == stop_at:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(pretrain, "fit", stop)
-    out = tmp_path / "a"
-    with pytest.raises(SystemExit, match="130"):
-        pretrained(world, out)
-    said = {
-        "generator": [f"stopped; {out} holds no model"],
-        "judge": [
-            f"stopped; {out} holds generator.pt",
-            f"for the judge alone, add --start={out}/generator.pt --generator_steps=0"
-            " --out_dir=ANOTHER to your command",
-        ],
-    }
-    assert capsys.readouterr().err.splitlines() == said[stop_at]
