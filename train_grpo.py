@@ -2,9 +2,9 @@
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
-`grpo_step` is Algorithm 1 of DeepSeekMath (2402.03300), with a few departures, which
-grpo/variants.md lists and gives reasons for. The same in one short file is
-grpo/one_file.py. `main` is the whole run around it. From Python:
+`grpo_step` is Algorithm 1 of DeepSeekMath (2402.03300), with a few departures that config/README.md
+lists and explains. `main` is the whole run around it. The same thing in one short file is
+grpo/one_file.py. From Python:
 
     from train_grpo import main
     table = main("config/quick.py --kl_beta=0", quiet=True)
@@ -39,56 +39,52 @@ from grpo.tools import replay
 def grpo_step(policy, reference, rewards, optimizer, batch, config):
     """Take one step of GRPO on B masked inputs. Returns its `Rollout` and its metrics.
 
-    By default a letter y with the reward r has the advantage A and the loss
+    By default a character y with the reward r has the advantage A and the loss
 
-        A    = r - (the mean reward of the same word in the other G - 1 completions)
-        loss = -min(ρ·A, clip(ρ, 0.8, 1.2)·A) + 0.65 · KL(q‖q_ref),    ρ = q(y) / q_old(y)
+        A    = r - (the mean reward of the other G - 1 completions of this input)
+        loss = -min(ρ·A, clip(ρ, 0.8, 1.2)·A) + 0.28 · KL(q‖q_ref),    ρ = q(y) / q_old(y)
 
-    which is averaged over the blanks of each completion, and then over completions.
+    averaged over the blanks of each completion, then over completions.
 
-    policy(batch)    runs the network (`Policy`, grpo/run/network.py), and returns q, a
-                     distribution over the fills of the inputs. By default all blanks are
-                     independent, and it is a `Product` (grpo/policy.py).
-    reference(batch) returns q_ref, the same kind of distribution, by default of the base model
-    rewards          a `Rewards` (grpo/reward.py): what each blank of the fills earns, by default
-                     from the judge
+    policy(batch)    runs the network and returns q, a distribution over completions of the inputs.
+                     By default all blanks are independent, and it's a `Product` (grpo/policy.py)
+    reference(batch) returns q_ref, the same kind of distribution; by default the base model's
+    rewards          a `Rewards` (grpo/reward.py): what each blank of a completion earns; by default
+                     what the judge thinks of the whole sum
     optimizer        an `Optimizer` (grpo/optimizer.py)
-    batch            a `Batch` (grpo/batch.py): inputs with blanks, and the random numbers that
-                     will fill them. batch.mask (B,T) is True at a blank. batch.words (B,T) is 1 in
-                     the first hidden word of an input, 2 in the second, ..., and 0 where no blank
-                     is. In a text a hidden word is a run of blanks, and a sum is one word.
+    batch            a `Batch` (grpo/batch.py): the inputs, and the random numbers that fill them.
+                     batch.mask (B,T) is True at a blank. batch.words (B,T) numbers the hidden words
+                     from 1, and is 0 elsewhere. A sum is one word
     config           the settings (grpo/run/config.py)
 
-    Below, `fills` are the completions (B,G,T), with a mask of the characters that may be drawn.
-    `old` and `now` are the fills' `Scores` when they were drawn, and in the current update: their
-    logp and ref_logp (B,G,T) are the log-probabilities of each letter under the policy and the
-    reference, and kl and entropy (B,T) are exact, for each blank.
+    Below, `fills` holds the completions (B,G,T). `old` and `now` are their `Scores` when they were
+    drawn and in the current update: logp and ref_logp (B,G,T) are the log-probabilities of each
+    character under the policy and the reference, kl and entropy (B,T) are exact, for each blank.
     """
-    # 1. Sample. All blanks are filled at once, so no fill changes the input of the network. One
-    #    forward pass per input therefore serves all of its G completions.
+    # 1. Sample. No blank sees how another one is filled, so the network's input doesn't depend on
+    #    the draw: one forward pass per input serves all of its G completions.
     with torch.no_grad():
         q_old = policy(batch)
         q_ref = reference(batch)
         fills = q_old.sample()
         old = q_old.score(fills, q_ref)
 
-    # 2. Judge. A rule says whether a sum holds. Texts are read by a frozen classifier. It estimates
-    #    log(p / q_ref) of every hidden word, where p is its probability in real text, and q_ref
-    #    its probability under the base model. Each letter of the word gets this reward.
+    # 2. Judge. A frozen classifier reads each completion. Its score estimates log(p / q_ref), with
+    #    p the probability in real sums, and q_ref that under the base model.
     reward, parts = rewards(fills.completions, batch)  # (B,G,T), {name: (B,G,T)}
 
     # 3. Compare.
     advantages = compute_advantages(reward, old.entropy, batch.mask, config)  # (B,G,T)
 
-    # 4. Update. The weights turn the sum of the losses of all blanks into their average. By default
-    #    a blank weighs 1 / (B · G · blanks of its input).
+    # 4. Update. The weights turn a sum over all blanks into the average we want. By default a blank
+    #    weighs 1 / (B · G · blanks of its input).
     metrics = StepMetrics(reward, parts, batch.mask)
     for epoch in range(config.num_iterations):
         for update in minibatches(batch, epoch, config):  # (b,) the numbers of its inputs
             weights = loss_weights(batch.mask[update], config)  # (b,T)
             loss_of_update = 0.0
             # Micro-batches of batch_size inputs, gradient_accumulation_steps of them, so that the
-            # activations fit into memory. Their gradients add up, as their losses do.
+            # activations fit into memory. Their gradients add up, just like their losses.
             size = config.batch_size
             for rows, weight in zip(update.split(size), weights.split(size)):
                 now = policy(batch[rows]).score(fills[rows], q_ref[rows])
@@ -97,8 +93,8 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                 loss.backward()
                 loss_of_update += loss.detach()
                 metrics.add(now, old[rows], terms, mask)
-            # Clip the gradient, take a step of AdamW and clear the gradient. If loss or gradient
-            # aren't finite, no weight changes: `main` sees the norm or the loss, and ends the run.
+            # Clip the gradient, take a step of AdamW, clear the gradient. If the loss or gradient
+            # isn't finite, no weight changes, and `main` ends the run when it sees the metrics.
             grad_norm = optimizer.step(loss_of_update)
             metrics.end_update(grad_norm)
     return Rollout(batch, fills, old, reward, parts, advantages), metrics.result()
@@ -107,25 +103,25 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
 def main(arguments=(), quiet=False):
     """Make one run: read its settings, train, and measure the result. Returns the table, a dict.
 
-    `arguments` are config files and flags, as on the command line: a list, or one text that is
-    split at spaces. With `quiet` it shows neither its progress nor the table. Of several processes,
+    `arguments` are config files and flags, as on the command line: a list, or one text that we
+    split at spaces. With `quiet` there's neither a bar nor a printed table. Of several processes,
     only the first one returns the table.
 
-    A user's mistake raises a `Mistake`, and does so before the run's folder is touched if we can
-    know it by then. During training the first Ctrl-C or SIGTERM lets the step finish, saves it and
-    ends the program. A second one ends it at once.
+    A user's mistake raises a `Mistake`, if at all possible before the run's folder is touched.
+    During training the first Ctrl-C or SIGTERM finishes the step, saves it and ends the program. A
+    second one ends it at once.
     """
     # Config files and flags. With --init_from=resume they change the settings of the checkpoint.
     config = load_config(arguments.split() if isinstance(arguments, str) else arguments)
     device = pick_device(config.device)
     join_processes(device)  # under torchrun each process has a GPU of its own
 
-    # `policy` learns. The KL is measured from `reference`, by default a copy of the base model, as
-    # it was before GRPO. The table compares with `base`. The judge maps texts to logits. If the run
-    # is resumed, these are what it began with, and the checkpoint changes policy and reference.
+    # `policy` learns. `reference`, by default a frozen copy of the base model, is what the KL
+    # compares it with. The table compares it with `base`. `judge` maps completions to scores. When
+    # a run is resumed, `load_checkpoint` below puts policy and reference where they were.
     models = load_models(config, device)
     policy, reference = models.policy, models.reference
-    train, rule, held_out = load_data(config, device)  # the rule says which fills are good
+    train, rule, held_out = load_data(config, device)  # the rule is the referee
     rewards = load_rewards(config, models.judge, rule, device)
     try_out(models, rewards, held_out)  # what would fail in the table fails now
     optimizer = Optimizer(make_adamw(policy.network, config), config.grad_clip)
@@ -136,20 +132,17 @@ def main(arguments=(), quiet=False):
     # This opens the folder. From here on Ctrl-C only asks us to stop.
     with Log(config, start, quiet) as log:
         if is_first():  # of several processes
-            replay.begin(
-                models.base, held_out, config, start
-            )  # for a page that shows how the run learned
+            replay.begin(models.base, held_out, config, start)  # what grpo.tools.replay shows
             log.say(peek(models, held_out, start))
         for step in range(start, config.max_iters):
             began = time.perf_counter()
             optimizer.set_learning_rate(learning_rate(step, config))
-            # The inputs and random numbers of a step are a function of (seed, step) alone. Each
-            # process draws them all and keeps its share.
+            # The inputs and random numbers of a step depend on (seed, step) and nothing else. Each
+            # process draws all of them and keeps its share.
             batch = draw_batch(train, config, step, device)
-            seed_all(config.seed, step)  # nothing here needs it, but a reward of your own may
+            seed_all(config.seed, step)  # nothing here needs it, but your own reward may
             rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
-            # By default the reference stays as it is. With reference_mode=ema or periodic it
-            # follows the policy.
+            # With reference_mode=ema or periodic the reference follows the policy.
             update_reference(reference.network, policy.network, step + 1, config)
             metrics = check_finite(metrics, step)  # tensors to numbers; a NaN ends the run here
             metrics |= fill_metrics(rollout, rule)
@@ -163,16 +156,16 @@ def main(arguments=(), quiet=False):
             if stop or last or (step + 1) % config.eval_interval == 0:
                 save_checkpoint(config, policy, reference, optimizer, step + 1)
             if stop:
-                sys.exit(128 + stop)  # `log` says how to go on
+                sys.exit(128 + stop)  # `log` says how to resume
             if is_first() and (last or (step + 1) % config.eval_interval == 0):
                 log.say(peek(models, held_out, step + 1))
-        log.end_training()  # all is saved, so from here on Ctrl-C ends the program at once
-        stop = log.stop_requested()  # a signal that came during the last save or look
+        log.end_training()  # everything is saved: from here on Ctrl-C ends the program at once
+        stop = log.stop_requested()  # did a signal come during the last save?
         if stop:
             sys.exit(128 + stop)
         if not is_first():
             return None
-        # How many hidden words of held-out texts are right now, or at least words? And before?
+        # How much is right on held-out inputs, before and after? And what does the judge think?
         result, lines = evaluate(models, rewards, held_out, quiet=quiet)
         log.table(result, lines, format_table(result))
     return result
