@@ -18,6 +18,7 @@ from grpo.run.reward_setting import make_rewards
 from model.transformer import Generator, Judge
 
 EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
+END = 2**31 - 1  # the step that a reward of the user's gets in the table, after any curriculum
 SAMPLES = 16  # how many completions of each held-out input we draw
 
 
@@ -108,7 +109,7 @@ def load_data(config, device, eval_seed=EVALUATION_SEED):
     # The inputs are the same for every seed, so that runs can be compared. The draws aren't, so
     # that the spread of their figures includes the luck of the draw.
     drawn = val.batch(config.eval_inputs, config.masking, (eval_seed, 0))  # each (N,T)
-    batch = make_batch(*drawn, SAMPLES, (eval_seed, config.seed)).map(lambda x: x.to(device))
+    batch = make_batch(*drawn, SAMPLES, (eval_seed + config.seed, END)).map(lambda x: x.to(device))
     held_out = HeldOut(batch, rule, text, val.number_words)
     if config.prompts_file:
         rule = pick_rule(train, cut=False)  # a prompt begins and ends with whole words
