@@ -18,6 +18,7 @@ import torch
 from data.user_mistake import Mistake
 from grpo import policy
 from grpo.policy import Fills, Product, Scores
+from grpo.truncation import truncates
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 32  # per block; small blocks spread a small batch over more of the GPU
@@ -30,12 +31,11 @@ def choose(config, device, network) -> str:
     """
     if config.kernel == "torch":
         return "torch"
-    truncated = config.top_k or config.top_p < 1 or config.min_p or config.xtc_probability
     if device.type != "cuda":
         reason = f"it needs a CUDA device, and this run is on {device.type}"
     elif network.n_latent > 1:
         reason = f"it can't handle a latent, and the generator has n_latent={network.n_latent}"
-    elif truncated or config.repetition_penalty != 1:
+    elif truncates(config) or config.repetition_penalty != 1:
         reason = "it knows no top_k, top_p, min_p, xtc_probability or repetition_penalty"
     else:
         try:

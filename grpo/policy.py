@@ -23,13 +23,12 @@ takes any number of completions calls that number n.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from grpo.batch import Batch, Rows
-from grpo.truncation import allowed_characters, penalize_repetition, restrict, truncates
 
 
 @dataclass(frozen=True)
@@ -60,28 +59,13 @@ class Product(Rows):
 
     def sample(self) -> Fills:
         """Fill every blank G times in parallel, with the batch's own random numbers."""
-        batch, logits, allowed = self.batch, self.logits, None
-        if truncates(self.config):
-            allowed = allowed_characters(logits, batch.coins[..., None], self.config)  # (B,T,V)
-            logits = restrict(logits, allowed)
-        tau = self.config.temperature
-        y = sample_completions(logits, batch.masked, batch.mask, batch.uniforms, tau)
-        return Fills(y, allowed)
+        given = self.batch.masked, self.batch.mask, self.batch.uniforms
+        return Fills(sample_completions(self.logits, *given, self.config.temperature))
 
     def score(self, fills: Fills, reference: "Product") -> Scores:
-        """Score fills under this policy and a reference. Gradients reach this policy's logits.
-
-        What is scored is what was drawn from: with a truncation, logp and ref_logp are those of the
-        allowed characters. KL and entropy stay those of the whole vocabulary, because restricted
-        ones read 0 while a policy collapses.
-        """
-        y, mask, tau = fills.completions, self.batch.mask, self.config.temperature
-        scores = Scores(*compute_logprobs(self.logits, reference.logits, y, mask, tau))
-        if fills.allowed is None:
-            return scores
-        logits, ref_logits = (restrict(q.logits, fills.allowed) for q in (self, reference))
-        logp, ref_logp, *_ = compute_logprobs(logits, ref_logits, y, mask, tau)
-        return replace(scores, logp=logp, ref_logp=ref_logp)
+        """Score fills under this policy and a reference. Gradients reach this policy's logits."""
+        given = reference.logits, fills.completions, self.batch.mask
+        return Scores(*compute_logprobs(self.logits, *given, self.config.temperature))
 
     def log_prob(self, completions: Tensor) -> Tensor:
         """Compute log q of each character, without truncation: (B,n,T) -> (B,n,T).
@@ -123,9 +107,6 @@ class Policy:
             for masked, words in zip(batch.masked.split(size), batch.words.split(size))
         ]
         tensors = [torch.cat(part).to(batch.masked.device) for part in zip(*parts)]
-        penalty = self.config.repetition_penalty
-        if penalty != 1:
-            tensors[-1] = penalize_repetition(tensors[-1], batch, self.network.blank, penalty)
         return self.kind(*tensors, batch, self.config)
 
 

@@ -2,7 +2,8 @@
 
 A truncation finds the characters that each blank may be drawn from. Drawing and scoring then both
 see logits in which all others are as impossible as the blank itself, so what is sampled is what is
-differentiated. The set is found once, at the rollout, and its updates reuse it.
+differentiated. The set is found once, at the rollout, and its updates reuse it. `Truncated` is the
+`Product` that does so; grpo/latent.py does the same for each of its z.
 
 Each truncation is an `if` in `allowed_characters`. To add one of your own, write a line there, one
 in `truncates`, and its setting in Config (grpo/run/config.py).
@@ -10,8 +11,13 @@ in `truncates`, and its setting in Config (grpo/run/config.py).
 Shapes: B masked inputs, T characters, K values of a latent, V vocabulary.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+
+from grpo.policy import Fills, Product, Scores
 
 LEFT_OUT = -1e9  # a logit; like -inf, but it makes no NaN
 TOP_CHOICE = 0.1  # XTC leaves out characters that are at least this likely
@@ -20,6 +26,27 @@ TOP_CHOICE = 0.1  # XTC leaves out characters that are at least this likely
 def truncates(config) -> bool:
     """Tell whether any truncation is on."""
     return bool(config.top_k or config.top_p < 1 or config.min_p or config.xtc_probability)
+
+
+class Truncated(Product):
+    """A `Product` that draws from the allowed characters alone."""
+
+    def sample(self) -> Fills:
+        allowed = allowed_characters(self.logits, self.batch.coins[..., None], self.config)
+        restricted = Product(restrict(self.logits, allowed), self.batch, self.config)
+        return replace(restricted.sample(), allowed=allowed)
+
+    def score(self, fills: Fills, reference: Product) -> Scores:
+        """Take logp and ref_logp from the allowed characters, and the rest from all characters.
+
+        A KL and an entropy of the allowed ones would read 0 while the policy collapses.
+        """
+        q, q_ref = (
+            Product(restrict(each.logits, fills.allowed), self.batch, self.config)
+            for each in (self, reference)
+        )
+        drawn = q.score(fills, q_ref)
+        return replace(super().score(fills, reference), logp=drawn.logp, ref_logp=drawn.ref_logp)
 
 
 def restrict(logits: Tensor, allowed: Tensor) -> Tensor:
@@ -64,6 +91,17 @@ def top_choices(q: Tensor) -> Tensor:
     top = q >= TOP_CHOICE * q.sum(dim=-1, keepdim=True)  # (...,V)
     least = torch.where(top, q, 2.0).amin(dim=-1, keepdim=True)  # (...,1)
     return top & (q > least)
+
+
+def with_penalty(kind: Callable, blank: int) -> Callable:
+    """Make a kind of distribution that penalizes repetition before anything else."""
+
+    def penalized(*given):
+        *tensors, logits, batch, config = given
+        logits = penalize_repetition(logits, batch, blank, config.repetition_penalty)
+        return kind(*tensors, logits, batch, config)
+
+    return penalized
 
 
 def penalize_repetition(logits: Tensor, batch, blank: int, penalty: float) -> Tensor:

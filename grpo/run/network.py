@@ -18,6 +18,7 @@ from data.user_mistake import refuse
 from grpo import kernel
 from grpo.latent import Latent
 from grpo.policy import Policy, Product
+from grpo.truncation import Truncated, truncates, with_penalty
 
 SMALL = 500_000  # parameters; with so few, threads wait for each other longer than they compute
 
@@ -31,9 +32,13 @@ def set_threads(network: torch.nn.Module) -> None:
 def make_policy(network: torch.nn.Module, config, device: torch.device) -> Policy:
     """Put a generator on its device, and wrap it as a `Policy`."""
     settled = settle(config, device, network)
-    kind = Latent if network.n_latent > 1 else Product
+    kind = Truncated if truncates(config) else Product
+    if network.n_latent > 1:
+        kind = Latent
     if settled.kernel == "cuda":
         kind = kernel.FusedProduct
+    if config.repetition_penalty != 1:
+        kind = with_penalty(kind, network.blank)
     return Policy(network, on_device(network, device, settled), kind, settled)
 
 

@@ -18,6 +18,7 @@ from grpo.loss import grpo_loss, loss_weights
 from grpo.policy import Fills, Product
 from grpo.reward import Rewards
 from grpo.run.config import Config
+from grpo.truncation import Truncated
 
 V, T, G, K, TAU = 3, 2, 2, 2, 0.8
 MASK = torch.ones(1, T, dtype=torch.bool)
@@ -45,11 +46,12 @@ def settings(**changes):
     return Config(**(own | {"group_size": G, "kl_beta": 0.0} | changes))
 
 
-def distribution(policy, leaves, batch, **options):
+def distribution(policy, leaves, batch, truncated=True, **options):
     """Make a policy whose logits are `leaves`, the same for every input of `batch`."""
     B = len(batch.mask)
     logits = [x.expand(B, T, *x.shape[2:]) for x in leaves]
-    return policy(*logits, batch, Config(temperature=TAU, **options))
+    kind = Truncated if policy is Product and truncated else policy
+    return kind(*logits, batch, Config(temperature=TAU, **options))
 
 
 def pairs(leaves, kept):
@@ -149,7 +151,7 @@ def test_expected_gradient_with_each_sampler_option(policy, options):
     """For each set of kept characters, the expected gradient is that of E[r] over fills from it."""
     n = 40
     batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), 0, G, (1,))
-    fills = distribution(policy, NOW[policy], batch, **options).sample()
+    fills = distribution(policy, NOW[policy], batch, bool(options), **options).sample()
     if not options:
         assert fills.allowed is None
         return

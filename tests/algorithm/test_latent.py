@@ -20,6 +20,7 @@ from grpo.latent import Latent
 from grpo.loss import grpo_loss
 from grpo.policy import Fills, Product
 from grpo.run.config import Config
+from grpo.truncation import Truncated
 from model.pretrain import with_latent
 from model.transformer import IMPOSSIBLE, Generator, TransformerConfig
 
@@ -119,7 +120,7 @@ def test_with_one_value_it_is_the_product(estimator):
 
     def as_product(prior, letters):
         latent = make(prior, letters, 9, top_p=0.9)
-        return Product(letters[:, :, 0], latent.batch, latent.config)
+        return Truncated(letters[:, :, 0], latent.batch, latent.config)
 
     def as_latent(prior, letters):
         return make(prior, letters, 9, top_p=0.9)

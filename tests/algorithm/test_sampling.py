@@ -12,7 +12,13 @@ from conftest import BLANK, encode, make_batch
 from grpo.policy import Product, sample_completions
 from grpo.run.config import Config
 from grpo.run.network import make_policy
-from grpo.truncation import LEFT_OUT, allowed_characters, penalize_repetition, restrict
+from grpo.truncation import (
+    LEFT_OUT,
+    Truncated,
+    allowed_characters,
+    penalize_repetition,
+    restrict,
+)
 from model.transformer import Generator, TransformerConfig
 
 
@@ -101,7 +107,8 @@ def test_draws_follow_the_differentiated_distribution(options, temperature):
     logits = torch.randn(V, generator=torch.Generator().manual_seed(3)) * 1.5
     logits[-1] = LEFT_OUT
     batch, logits = one_blank(N, logits)
-    q = Product(logits, batch, Config(temperature=temperature, **options))
+    kind = Truncated if options else Product
+    q = kind(logits, batch, Config(temperature=temperature, **options))
     fills = q.sample()
     logp = q.score(fills, q).logp[..., 0].double()  # (N,2)
     drawn = fills.completions[..., 0]  # (N,2)
@@ -118,7 +125,7 @@ def test_kl_and_entropy_are_of_the_whole_vocabulary():
     ref_logits = torch.tensor([[[0.0, 2.0, 1.0, LEFT_OUT]]])
     batch = make_batch(torch.tensor([[V - 1]]), torch.ones(1, 1).bool(), V - 1, 2, (0,))
     config = Config(temperature=1, top_k=1)
-    q, q_ref = (Product(x, batch, config) for x in (logits, ref_logits))
+    q, q_ref = (Truncated(x, batch, config) for x in (logits, ref_logits))
     scores = q.score(q.sample(), q_ref)
     assert scores.logp.abs().max() == 0  # one character is allowed, and it has all of q
     log_q, log_q_ref = logits.log_softmax(-1), ref_logits.log_softmax(-1)
@@ -173,7 +180,7 @@ def test_xtc_draws_follow_the_exact_mixture():
     dropped = dropped / dropped.sum()  # (V,)
     joint = (1 - probability) * q.outer(q) + probability * dropped.outer(dropped)  # (V,V)
     batch, logits = one_blank(N, logits)
-    fills = Product(logits, batch, Config(**shared, xtc_probability=probability)).sample()
+    fills = Truncated(logits, batch, Config(**shared, xtc_probability=probability)).sample()
     drawn = fills.completions[..., 0]  # (N,2)
     assert fills.allowed[:, 0].gather(-1, drawn).all()
     pairs = drawn[:, 0] * V + drawn[:, 1]  # (N,)
