@@ -20,7 +20,7 @@ import time
 
 import torch
 
-from data.user_mistake import exit_on_mistake, refuse
+from data.user_mistake import Mistake, exit_on_mistake
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, minibatches, seed_all
 from grpo.distributed import is_first, join_processes
@@ -173,6 +173,6 @@ def main(arguments=(), quiet=False):
 
 if __name__ == "__main__":
     with exit_on_mistake("train_grpo.py"):  # prints a mistake in one line, exits with code 2
-        usage = "for example: python train_grpo.py config/grpo_config.py --group_size=16"
-        refuse(len(sys.argv) == 1, f"name a config file or a flag, {usage}")
+        if len(sys.argv) == 1:
+            raise Mistake("name a config: python train_grpo.py config/grpo_config.py")
         main(sys.argv[1:])

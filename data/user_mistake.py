@@ -15,12 +15,6 @@ class Mistake(Exception):
     """
 
 
-def refuse(wrong: object, line: str) -> None:
-    """Raise a Mistake with this line if `wrong` is true."""
-    if wrong:
-        raise Mistake(line)
-
-
 def flush() -> None:
     """Print what's left of the output. If nobody reads it anymore, throw it away."""
     try:

@@ -1,12 +1,11 @@
-"""Let several processes work on one step: `torchrun --nproc_per_node=N train_grpo.py ...`.
+"""Let several processes share a step: `torchrun --nproc_per_node=N train_grpo.py ...`.
 
-If each of N processes takes A micro-batches, the step is the same as with one process that takes
-N·A micro-batches. Every process draws the whole step's inputs and random numbers from the seed and
-keeps its share. The loss gives each blank a weight, which is normalised over all processes. So we
-add up the gradients of the processes and do not average them. Some values need the whole step, such
-as the metrics and the standard deviation that scale_rewards=batch divides by. For these we gather
-or add up the tensors of all processes. Only the first process logs and saves. Without torchrun
-there is a single process, and these functions change nothing.
+N processes with A micro-batches each take the same step as one process with N·A micro-batches.
+Every process draws all inputs and random numbers of the step from the seed, and keeps its share.
+The weights of the loss are normalized over all processes, so we add their gradients up instead of
+averaging them. What needs the whole step, such as the metrics, is gathered or added up, too. Only
+the first process logs and saves. Without torchrun there's one process, and nothing here does
+anything.
 """
 
 import atexit
@@ -14,24 +13,25 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
-def n_processes():
-    """Return how many processes torchrun started, or 1 without torchrun."""
+def n_processes() -> int:
+    """Return how many processes torchrun started, or 1 without it."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
-def rank():
-    """Return the number of this process, counted from 0."""
+def rank() -> int:
+    """Return this process's number, from 0."""
     return int(os.environ.get("RANK", 0))
 
 
-def is_first():
+def is_first() -> bool:
     return rank() == 0
 
 
-def join_processes(device):
-    """Make `device` this process's current GPU, and connect with the processes of torchrun."""
+def join_processes(device: torch.device) -> None:
+    """Make `device` this process's current GPU, and connect to the other processes."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if n_processes() > 1 and not dist.is_initialized():
@@ -39,13 +39,13 @@ def join_processes(device):
         atexit.register(dist.destroy_process_group)
 
 
-def wait_for_all():
-    """Return once every process has come here."""
+def wait_for_all() -> None:
+    """Return once every process has got here."""
     if n_processes() > 1:
         dist.barrier()
 
 
-def largest_of_processes(number):
+def largest_of_processes(number: int) -> int:
     """Return the largest number that any process passes. All of them have to call this."""
     numbers = [number] * n_processes()
     if len(numbers) > 1:
@@ -53,13 +53,13 @@ def largest_of_processes(number):
     return max(numbers)
 
 
-def share(x):
-    """Take this process's rows of a tensor that has a row for every input of the step."""
+def share(x: Tensor) -> Tensor:
+    """Take this process's rows of a tensor with a row for every input of the step."""
     return x.chunk(n_processes())[rank()]
 
 
-def gather(x):
-    """Undo `share`: join the rows of all processes, in the order of the processes."""
+def gather(x: Tensor) -> Tensor:
+    """Undo `share`: join the rows of all processes, in their order."""
     if n_processes() == 1:
         return x
     parts = [torch.empty_like(x) for _ in range(n_processes())]
@@ -67,8 +67,8 @@ def gather(x):
     return torch.cat(parts)
 
 
-def total_over_processes(x):
-    """Return the sum of x over all processes, and leave x as it is."""
+def total_over_processes(x: Tensor) -> Tensor:
+    """Return the sum of x over all processes, and leave x alone."""
     if n_processes() == 1:
         return x
     total = x.clone()

@@ -36,7 +36,7 @@ from torch import Tensor
 from data.per_word import begins_word, lay_out_words, spread
 from grpo.batch import Batch, Rows
 from grpo.policy import Fills, Product, Scores, log_softmax
-from grpo.truncation import allowed_characters, restrict, truncates
+from grpo.truncation import Truncated, allowed_characters, restrict, truncates
 
 
 def draw(log_q: Tensor, uniforms: Tensor) -> Tensor:
@@ -152,4 +152,5 @@ class Latent(Rows):
         joint = self.log_pi()[self.word][..., None] + self.log_q()  # (M,K,V)
         log_m = joint.logsumexp(dim=1)  # (M,V)
         logits = spread(self.config.temperature * log_m, self.mask)  # (B,T,V)
-        return Product(logits, self.batch, self.config)
+        kind = Truncated if truncates(self.config) else Product
+        return kind(logits, self.batch, self.config)

@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from data.masking import parse_masking
-from data.user_mistake import exit_on_mistake, refuse
+from data.user_mistake import Mistake, exit_on_mistake
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, read_arguments
 from grpo.run.load import check_length, load_splits
@@ -189,17 +189,16 @@ def pretrain(args):
     report(policy, score, val, args.judge_masking)
 
 
-def parse(arguments):
-    """Read config files and flags: -> `Settings`. Raises a Mistake if a setting is not allowed."""
+def parse(arguments: list[str]) -> Settings:
+    """Read config files and flags. Raises a Mistake if a setting isn't allowed."""
     usage = "python -m model.pretrain [config.py ...] [--key=value ...] [--help]"
     args = Settings(**read_arguments(Settings, arguments, usage))
     parse_masking(args.masking)
     parse_masking(args.judge_masking)
-    refuse(not args.out_dir, "out_dir is empty; write for example --out_dir=out-pretrain")
-    refuse(args.n_embd % 32, f"n_embd={args.n_embd} is not allowed; it takes a multiple of 32")
-    refuse(
-        Path(args.out_dir).exists(), f"{args.out_dir} exists; remove it, or name another --out_dir"
-    )
+    if args.n_embd % 32:
+        raise Mistake(f"n_embd={args.n_embd} is not allowed; it takes a multiple of 32")
+    if not args.out_dir or Path(args.out_dir).exists():
+        raise Mistake(f"out_dir={args.out_dir} exists; remove it, or name another --out_dir")
     return args
 
 

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from data.dataset import make_if_missing, read_prompts, read_splits
+import torch
+
+from data.dataset import Dataset, make_if_missing, read_prompts, read_splits
 from data.rules import pick_rule
-from data.user_mistake import refuse
+from data.user_mistake import Mistake
 from data.vocabulary import decode
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first, wait_for_all
@@ -39,51 +41,53 @@ class Models(NamedTuple):
     judge: object  # maps texts to log-odds, or None
 
 
-def load_models(config, device):
-    """Load the generator, the reference, and the judge, and put them on their devices: -> `Models`.
+def load_models(config, device: torch.device) -> Models:
+    """Load the generator, the reference and the judge, and put them on their devices.
 
-    Raises a Mistake if one was made for texts shorter than block_size, or if the generator and the
-    reference differ in n_latent.
+    Raises a Mistake if one was made for shorter texts, or if the generator and the reference have
+    another n_latent.
     """
     generator, base = (load_model(config.generator_checkpoint, Generator) for _ in range(2))
     set_threads(generator)
-    check_length(config.block_size, generator)
-    judge = None
-    if config.judge_checkpoint:
-        network = load_model(config.judge_checkpoint, Judge)
-        check_length(config.block_size, network)
-        judge = make_judge(network, config, device)
     reference = load_model(config.reference_checkpoint or config.generator_checkpoint, Generator)
-    check_length(config.block_size, reference)
-    refuse(
-        reference.n_latent != generator.n_latent,
-        f"the generator has n_latent={generator.n_latent}, but the reference has"
-        f" n_latent={reference.n_latent}; name a generator_checkpoint and a reference_checkpoint"
-        " with the same n_latent",
-    )
-    there = pick_device(config.reference_device or config.device)
+    check_length(config.block_size, generator, reference)
+    if reference.n_latent != generator.n_latent:
+        raise Mistake(
+            f"the generator has n_latent={generator.n_latent}, but the reference has"
+            f" n_latent={reference.n_latent}; name another reference_checkpoint"
+        )
+    reference_device = pick_device(config.reference_device or config.device)
     return Models(
         policy=make_policy(generator, config, device),
-        reference=make_policy(reference, config, there),
+        reference=make_policy(reference, config, reference_device),
         base=make_policy(base, config, device),
-        judge=judge,
+        judge=load_judge(config.judge_checkpoint, config, device),
     )
 
 
-def check_length(block_size, *networks):
+def load_judge(path: str, config, device: torch.device) -> Callable | None:
+    """Load a judge: tokens (N,T) -> log-odds (N,T). An empty path is no judge."""
+    if not path:
+        return None
+    network = load_model(path, Judge)
+    check_length(config.block_size, network)
+    return make_judge(network, config, device)
+
+
+def check_length(block_size: int, *networks: torch.nn.Module) -> None:
     """Raise a Mistake for a network that was made for texts shorter than block_size."""
     for network in networks:
         longest = network.trunk.config.block_size
-        refuse(
-            block_size > longest,
-            f"block_size={block_size} is more than the {longest} characters that the"
-            f" {type(network).__name__.lower()} was made for; lower block_size, or name another"
-            " file",
-        )
+        if block_size > longest:
+            raise Mistake(
+                f"block_size={block_size} is more than the {longest} characters that the"
+                f" {type(network).__name__.lower()} was made for; lower block_size, or name another"
+                " file"
+            )
 
 
-def load_splits(config):
-    """Load both splits of the dataset: -> train, val. A prompts_file replaces the inputs of train.
+def load_splits(config) -> tuple[Dataset, Dataset]:
+    """Load train and val of the dataset. A prompts_file replaces the inputs of train.
 
     If a dataset that ships is missing, the first process makes it.
     """
@@ -97,11 +101,8 @@ def load_splits(config):
     return train, val
 
 
-def load_data(config, device, eval_seed=EVALUATION_SEED):
-    """Load the inputs to train on, and hold out others to measure on: -> dataset, rule, `HeldOut`.
-
-    The rule says which fills of the inputs to train on are good.
-    """
+def load_data(config, device: torch.device, eval_seed: int = EVALUATION_SEED):
+    """Load the inputs to train on, the rule that checks their completions, and a `HeldOut`."""
     train, val = load_splits(config)
     val.check_masking(config.masking)
     (text,) = decode(train.text)
@@ -116,13 +117,9 @@ def load_data(config, device, eval_seed=EVALUATION_SEED):
     return train, rule, held_out
 
 
-def load_rewards(config, judge, rule, device):
-    """Make the `Rewards` of the setting `reward`."""
-
-    def load_judge(file):
-        return make_judge(load_model(file, Judge), config, device)
-
-    return make_rewards(config.reward, judge, rule, load_judge)
+def load_rewards(config, judge: Callable | None, rule, device: torch.device) -> Rewards:
+    """Make what the setting `reward` says."""
+    return make_rewards(config.reward, judge, rule, lambda file: load_judge(file, config, device))
 
 
 class LoadedRun(NamedTuple):
@@ -132,8 +129,8 @@ class LoadedRun(NamedTuple):
     held_out: HeldOut
 
 
-def load_run(config, generator_file, eval_seed=EVALUATION_SEED):
-    """Load a run that is not to be trained, with the weights of `generator_file`."""
+def load_run(config, generator_file, eval_seed: int = EVALUATION_SEED) -> LoadedRun:
+    """Load a run that's only to be looked at, with the weights of `generator_file`."""
     device = pick_device(config.device)
     models = load_models(config, device)
     models = models._replace(

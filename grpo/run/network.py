@@ -1,7 +1,6 @@
 """Put a network on its device, and call it as a policy or as a judge.
 
-Here every `auto` of the settings is resolved: device, dtype, compile and kernel. A policy maps
-masked inputs to a distribution over their fills. A judge maps texts to log-odds.
+This is where every `auto` of the settings becomes something: device, dtype, compile, kernel.
 
 Shapes: B masked inputs, T characters, N rows of tokens.
 """
@@ -10,17 +9,19 @@ import contextlib
 import functools
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from data.user_mistake import refuse
+from data.user_mistake import Mistake
 from grpo import kernel
 from grpo.latent import Latent
 from grpo.policy import Policy, Product
 from grpo.truncation import Truncated, truncates, with_penalty
 
-SMALL = 500_000  # parameters; with so few, threads wait for each other longer than they compute
+SMALL = 500_000  # parameters; with fewer, threads wait for each other more than they compute
 
 
 def set_threads(network: torch.nn.Module) -> None:
@@ -42,21 +43,21 @@ def make_policy(network: torch.nn.Module, config, device: torch.device) -> Polic
     return Policy(network, on_device(network, device, settled), kind, settled)
 
 
-def make_judge(network, config, device):
-    """Wrap a judge's network as a function: tokens (N,T) -> log-odds (N,T) on the same device."""
+def make_judge(network: torch.nn.Module, config, device: torch.device) -> Callable:
+    """Wrap a judge's network as a function: tokens (N,T) -> log-odds (N,T), on the same device."""
     call = on_device(network, device, settle(config, device))
 
-    def judge(tokens):
+    def judge(tokens: Tensor) -> Tensor:
         return call(tokens).to(tokens.device)
 
     return judge
 
 
-def on_device(network, device, config):
-    """Move a network to `device`, and return a function that calls it.
+def on_device(network: torch.nn.Module, device: torch.device, config) -> Callable:
+    """Move a network to `device`, and return a function that calls it there.
 
-    The function takes the network's inputs on any device, and its result lies on `device`. It
-    autocasts and is compiled as the settings say, which have no `auto` any more.
+    The function takes the network's inputs on any device. It autocasts and is compiled as `config`
+    says, which has no `auto` anymore.
     """
     network.to(device)
     if config.compile == "true":
@@ -72,8 +73,8 @@ def on_device(network, device, config):
     return call
 
 
-def settle(config, device, network=None):
-    """Resolve each `auto` for a network on a device: -> `Config`. Only a generator has a kernel."""
+def settle(config, device: torch.device, network: torch.nn.Module | None = None):
+    """Return the settings with each `auto` resolved. Only a generator has a use for the kernel."""
     settled = replace(
         config,
         device=device.type,
@@ -85,28 +86,23 @@ def settle(config, device, network=None):
     return settled
 
 
-def pick_device(name):
-    """Turn `auto`, or a device's name, into a torch.device.
+def pick_device(name: str) -> torch.device:
+    """Turn `auto` or a device's name into a device. Raises a Mistake for one that isn't here.
 
-    Under torchrun, `auto` and `cuda` mean this process's own GPU. Raises a Mistake for a device
-    that is not on this machine.
+    Under torchrun, `auto` and `cuda` mean this process's own GPU.
     """
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     if name == "cuda" or (name == "auto" and gpus):
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     elif name == "auto":
         name = "cpu"
-    refuse(name == "mps", "device mps is not supported; use --device=cpu")
-    there = ["cpu", *gpus]
-    refuse(name not in there, f"device {name} is not on this machine; it has {', '.join(there)}")
+    if name not in ("cpu", *gpus):
+        raise Mistake(f"device={name} isn't on this machine; use {' or '.join(['cpu', *gpus])}")
     return torch.device(name)
 
 
-def pick_dtype(name, device):
-    """Turn `auto` into bfloat16 if the device has instructions for it, else into float32.
-
-    On a CPU with such instructions, bfloat16 about halves the time of a step.
-    """
+def pick_dtype(name: str, device: torch.device) -> str:
+    """Turn `auto` into bfloat16 if the device has instructions for it, else into float32."""
     if name != "auto":
         return name
     if device.type == "cuda":
@@ -118,9 +114,9 @@ def pick_dtype(name, device):
 
 @contextlib.contextmanager
 def uncompiled():
-    """Run compiled networks as they are, because some shapes occur too seldom to compile for them.
+    """Run compiled networks as they are: some shapes are too rare to be worth compiling for.
 
-    If nothing is compiled, this does not import the compiler, which would take some seconds.
+    If nothing is compiled, this doesn't even import the compiler, which takes seconds.
     """
     stance = contextlib.nullcontext()
     if "torch._dynamo" in sys.modules:
@@ -130,26 +126,26 @@ def uncompiled():
 
 
 @functools.cache
-def can_compile(device_type):
-    """Try out whether torch.compile works there. For a CPU it needs a C++ compiler with headers."""
+def can_compile(device_type: str) -> bool:
+    """Try whether torch.compile works. On a CPU it needs a C++ compiler with headers."""
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(64, device=device_type))
-    except Exception:  # the error's type depends on what is missing or broken
+    except Exception:  # the error's type depends on what's missing or broken
         return False
     return True
 
 
-def pick_compile(name, device):
-    """Turn `auto` into "true" on CUDA if torch.compile works there, and otherwise into "false".
+def pick_compile(name: str, device: torch.device) -> str:
+    """Turn `auto` into "true" on CUDA if torch.compile works there, else into "false".
 
-    On a CPU, compiling takes a minute, which is too long for a short run. Raises a Mistake if the
-    user asks for "true" and torch.compile does not work.
+    On a CPU compiling takes a minute, too long for a short run. Raises a Mistake if the user asks
+    for "true" and torch.compile doesn't work.
     """
     wanted = name == "true" or (name == "auto" and device.type == "cuda")
     works = wanted and can_compile(device.type)
-    refuse(
-        name == "true" and not works,
-        f"compile=true does not work on {device.type}, which needs a compiler (C++ with headers, or"
-        " triton for cuda); set compile=false",
-    )
+    if name == "true" and not works:
+        raise Mistake(
+            f"compile=true doesn't work on {device.type}: it needs a compiler (C++ with headers, or"
+            " triton for cuda); set compile=false"
+        )
     return "true" if works else "false"

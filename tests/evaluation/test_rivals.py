@@ -17,6 +17,7 @@ from grpo.evaluation.rivals import best_by_word, fill_in_passes, fill_with_commo
 from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.config import Config
+from grpo.truncation import Truncated
 
 
 def batch_of(masked):
@@ -114,7 +115,8 @@ def test_all_but_the_last_pass_draw_from_the_policys_marginals(policy_class, p):
     def policy(sampling, batch):
         shape = (*batch.mask.shape, 1)
         expanded = (x.expand(*shape[:2], *x.shape) for x in tensors)
-        return policy_class(*expanded, batch, sampling)
+        kind = Truncated if sampling.top_k and policy_class is Product else policy_class
+        return kind(*expanded, batch, sampling)
 
     batch = batch_of(torch.full((6, 2), BLANK))
     shares = {}
