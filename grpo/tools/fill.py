@@ -31,7 +31,7 @@ from data.dataset import encode_prompt, typed_words
 from data.files import find
 from data.per_word import mean_over_blanks
 from data.sums.rule import is_right
-from data.user_mistake import exit_on_mistake, refuse
+from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import BLANK, MASK_ID, TEXT_CHARACTERS, decode, encode, highlight
 from grpo.batch import make_batch
 from grpo.reward import log_odds
@@ -108,7 +108,8 @@ def main(arguments=None):
         args = parse(arguments)
         file = find(args.run)
         shipped = Config.generator_checkpoint
-        refuse(not file.exists(), f"there is no {args.run}; make a run, or add --run={shipped}")
+        if not file.exists():
+            raise Mistake(f"there is no {args.run}; make a run, or add --run={shipped}")
         file = file / LATEST if file.is_dir() else file
         after = load_model(file, Generator)
         models = {}

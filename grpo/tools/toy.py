@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from data.user_mistake import exit_on_mistake, refuse
+from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import MASK_ID, VOCABULARY, decode, encode
 from grpo.batch import make_batch
 from grpo.optimizer import Optimizer, update_reference
@@ -110,8 +110,8 @@ def settings_of(arguments):
     """Read config files and flags, which stand after DEFAULTS: -> `ToyConfig`."""
     usage = __doc__.splitlines()[2].strip()
     config = ToyConfig(**read_arguments(ToyConfig, [*DEFAULTS, *arguments], usage))
-    many = config.n_latent > len(WORDS)
-    refuse(many, f"n_latent={config.n_latent} is more than the {len(WORDS)} words; lower it")
+    if config.n_latent > len(WORDS):
+        raise Mistake(f"n_latent={config.n_latent} is more than {len(WORDS)}; lower it")
     check(config)
     return config
 
