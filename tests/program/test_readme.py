@@ -15,14 +15,11 @@ from conftest import BLANK, encode, make_batch
 from data.per_word import number_words
 from data.vocabulary import decode
 from grpo.advantage import compute_advantages
-from grpo.evaluation.evaluate import COLUMNS
 from grpo.run.config import Config, check, read_arguments
 from grpo.tools import toy
 from model import pretrain
 
-FOLDERS = ("", "grpo/", "config/", "model/", "data/", "tests/")
-PAGES = [f"{folder}README.md" for folder in FOLDERS]
-PAGES += ["grpo/variants.md", "grpo/puzzles.md", "grpo/latent.md", "grpo/tweaking.md"]
+PAGES = [str(path) for path in [*Path().glob("*.md"), *Path().glob("[a-z]*/*.md")]]
 READMES = {page: Path(page).read_text(encoding="utf-8") for page in PAGES}
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PROSE = {name: FENCE.sub("", text) for name, text in READMES.items()}  # without blocks of code
@@ -144,30 +141,6 @@ def tables(texts):
                 for row in block.split("\n")[:-1]
             )
             yield name, head, [dict(zip(head, row)) for row in rows]
-
-
-def stored_figures():
-    """Read the rows of config/figures.txt: -> [{title of a column: figure}]."""
-    rows = []
-    for table in Path("config/figures.txt").read_text(encoding="utf-8").split("\n\n")[1:]:
-        _, head, *lines = table.splitlines()
-        starts = {title[0]: title.start() for title in re.finditer(r"\S+( \S+)*", head)}
-        ends = [*starts.values(), None][1:]
-        for line in lines:
-            cells = zip(starts.items(), ends)
-            rows.append({title: line[start:end].strip() for (title, start), end in cells})
-    return rows
-
-
-def test_figures_of_several_seeds_are_those_that_were_stored():
-    """A row with a ± shows the figures of one row in config/figures.txt."""
-    stored = stored_figures()
-    titles = {"1 update", "2 updates", "4 updates", "dead", *(x for x, _ in COLUMNS.values())}
-    for name, head, rows in tables(READMES):
-        for row in rows:
-            shown = {title: row[title] for title in head if title in titles}
-            if "±" in "".join(shown.values()):
-                assert any(shown.items() <= known.items() for known in stored), (name, row)
 
 
 def test_the_lessons_numbers_are_the_toys():
