@@ -3,10 +3,12 @@
     python -m grpo.one_file    # in the project's folder
 
 The generator, a small transformer that ships, fills all blanks of a sum such as `4_7+4_1=888` in
-one step. No blank sees what the others get, so their digits seldom go together, and few fills are
-right. A rule can check a sum, but no gradient leads from the rule back through the draw of a digit.
-GRPO needs none. It fills each input G times, and makes the digits of right fills likelier and those
-of wrong fills rarer, until they agree. A test shows that it trains just as config/rule.py does.
+one step. No blank sees what the others get, so their digits rarely fit together, and few sums come
+out right. A rule can check a sum, but no gradient leads from the rule back through the draw of a
+digit. GRPO doesn't need one. It fills each input G times, and makes the digits of right fills more
+likely and those of wrong fills less likely, until the blanks agree. With a learned judge, `reward`
+would ask a second network for its score, and nothing else would change. A test checks that this
+file trains exactly like config/rule.py.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
@@ -35,11 +37,11 @@ def load(path="model/pretrained/sums.pt"):
 
 
 def make_sums():
-    """Make the sums of data/sums: -> those to train on, and those of held-out results, as texts."""
+    """Make the sums of data/sums, as texts: those to train on, and those of held-out results."""
     rng = np.random.default_rng(0)
     results = np.arange(200, 1000)
     shuffled = np.stack([rng.permutation(results[results % 10 == d]) for d in range(10)])  # (10,80)
-    # Columns 8 to 79 are to train on, 4 to 7 are held out, and 0 to 3 served to choose settings.
+    # Columns 8 to 79 are for training, 4 to 7 are held out, and 0 to 3 were for choosing settings.
     parts = []
     for some, size, seed in ((shuffled[:, 8:], 200_000, 1), (shuffled[:, 4:8], 4_000, 2)):
         rng = np.random.default_rng(seed)
@@ -50,11 +52,11 @@ def make_sums():
 
 
 def draw_batch(sums, size, seed):
-    """Draw sums, and hide columns of both summands: -> masked (B,T), random numbers (B,G,T)."""
+    """Draw sums, hide columns of both summands: -> masked (B,T), random numbers (B,G,T)."""
     rng = np.random.default_rng((*seed, 0))
     chosen = rng.integers(len(sums), size=size)  # (B,)
     masked = torch.tensor([[VOCABULARY.index(c) for c in sums[i]] for i in chosen])  # (B,T)
-    rng.random(size)  # train_grpo.py draws these, too, to choose a way of hiding for each input
+    rng.random(size)  # train_grpo.py draws these to pick a masking for each input
     for row in masked:
         columns = rng.permutation(3)[: rng.integers(1, 4)]  # of the hundreds, tens and ones
         row[[*columns, *(columns + 4)]] = BLANK
@@ -77,7 +79,7 @@ def sample(log_probs, masked, uniforms):
 
 
 def is_right(text):
-    """Tell whether a sum such as 417+471=888 holds. A summand begins with 1 to 9."""
+    """Tell whether a sum such as 417+471=888 holds. No summand starts with a 0."""
     first, second, result = text[:3], text[4:7], text[8:]
     allowed = (first + second).isdigit() and "0" not in (first[0], second[0])
     return allowed and int(first) + int(second) == int(result)
@@ -88,15 +90,15 @@ def decode(tokens):
 
 
 def reward(completions):
-    """Reward a fill with 1 if its sum is right, and with 0 if not: (B,G,T) -> (B,G)."""
+    """Reward a fill with 1 if its sum is right, else 0: (B,G,T) -> (B,G)."""
     right = [float(is_right(text)) for text in decode(completions)]
     return torch.tensor(right).view(completions.shape[:2])
 
 
 def advantages(rewards):
-    """Compare each fill with its group: (B,G) -> (B,G). Where all are equal, they get 0."""
-    centred = rewards - rewards.mean(dim=1, keepdim=True)
-    return centred / (rewards.std(dim=1, keepdim=True, correction=0) + 1e-4)
+    """Compare each fill with its group: (B,G) -> (B,G). If all rewards are equal, they get 0."""
+    centered = rewards - rewards.mean(dim=1, keepdim=True)
+    return centered / (rewards.std(dim=1, keepdim=True, correction=0) + 1e-4)
 
 
 def grpo_loss(now, old, ref, completions, A, mask):
@@ -104,11 +106,11 @@ def grpo_loss(now, old, ref, completions, A, mask):
 
     `now`, `old` and `ref` (B,T,V) are log q of the generator now, of the one that drew the fills,
     and of the one that ships. A is a fill's advantage (B,G), and mask (B,T) is True at blanks.
-    ρ = q/q_old says how much likelier a character has become since it was drawn. In the first
-    update it is 1, and the gradient of ρA is A ∇log q. Its mean over draws points where the
-    expected reward of an input grows, because ∇q = q ∇log q. Once ρ is above 1.2 with A > 0, or
-    below 0.8 with A < 0, the minimum is constant, and pushes no further. The KL keeps the fills of
-    an input from becoming all equal and wrong, because then there would be nothing to compare.
+    ρ = q/q_old says how much more likely a character has become since it was drawn. In the first
+    update it's 1, and the gradient of ρA is A ∇log q. Averaged over draws that's the gradient of the
+    expected reward, because ∇q = q ∇log q. Once ρ is above 1.2 with A > 0, or below 0.8 with A < 0,
+    the minimum is constant and stops pushing. The KL keeps the fills of an input from all becoming
+    the same wrong sum, because then there'd be nothing left to compare.
     """
     A = A[:, :, None]  # (B,G,1)
     moved = (now - old).gather(-1, completions.mT)  # (B,T,G) how far log q has moved
@@ -120,7 +122,7 @@ def grpo_loss(now, old, ref, completions, A, mask):
 
 
 def train(generator, reference, sums):
-    """Take all steps, and yield their losses."""
+    """Take all steps, yielding the loss of each."""
     adamw = torch.optim.AdamW(generator.parameters(), betas=(0.9, 0.99), weight_decay=0)
     for step in range(STEPS):
         cosine = (1 + math.cos(math.pi * max(0, step - WARMUP) / (STEPS - WARMUP))) / 2  # 1 to 0
