@@ -3,12 +3,11 @@
     python -m grpo.one_file    # in the project's folder
 
 The generator, a small transformer that ships, fills all blanks of a sum such as `4_7+4_1=888` in
-one step. No blank sees what the others get, so their digits rarely fit together, and few sums come
-out right. A rule can check a sum, but no gradient leads from the rule back through the draw of a
-digit. GRPO doesn't need one. It fills each input G times, and makes the digits of right fills more
-likely and those of wrong fills less likely, until the blanks agree. With a learned judge, `reward`
-would ask a second network for its score, and nothing else would change. A test checks that this
-file trains exactly like config/rule.py.
+one step. No blank sees what the others get, so few sums come out right. A rule can check a sum, but no
+gradient leads from the rule back through the draw of a digit. GRPO doesn't need one. It fills each
+input G times, and makes the digits of right fills more likely and those of wrong fills less likely,
+until the blanks agree. With a learned judge, `reward` would ask a second network for its score, and
+nothing else would change. A test checks that this file trains exactly like config/rule.py.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
@@ -107,10 +106,10 @@ def grpo_loss(now, old, ref, completions, A, mask):
     `now`, `old` and `ref` (B,T,V) are log q of the generator now, of the one that drew the fills,
     and of the one that ships. A is a fill's advantage (B,G), and mask (B,T) is True at blanks.
     ρ = q/q_old says how much more likely a character has become since it was drawn. In the first
-    update it's 1, and the gradient of ρA is A ∇log q. Averaged over draws that's the gradient of the
-    expected reward, because ∇q = q ∇log q. Once ρ is above 1.2 with A > 0, or below 0.8 with A < 0,
-    the minimum is constant and stops pushing. The KL keeps the fills of an input from all becoming
-    the same wrong sum, because then there'd be nothing left to compare.
+    update it's 1, and the gradient of ρA is A ∇log q. Averaged over draws, that's the gradient of
+    the expected reward, because ∇q = q ∇log q. Once ρ is above 1.2 with A > 0, or below 0.8 with
+    A < 0, the minimum is constant and stops pushing. The KL keeps the fills of an input from all
+    becoming the same wrong sum, with nothing left to compare.
     """
     A = A[:, :, None]  # (B,G,1)
     moved = (now - old).gather(-1, completions.mT)  # (B,T,G) how far log q has moved
