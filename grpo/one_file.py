@@ -2,13 +2,12 @@
 
     python -m grpo.one_file    # in the project's folder
 
-The generator, a small transformer that ships, fills all blanks of a sum such as `4_7+4_1=888` in
-one step. No blank sees what the others get, so few sums come out right. A rule can check a sum, but
-no gradient leads from the rule back through the draw of a digit. GRPO doesn't need one. It fills
-each input G times, and makes the digits of right fills more likely and those of wrong fills less
-likely, until the blanks agree. With a learned judge, `reward` would ask a second network for its
-score, and nothing else would change. A test checks that this file trains exactly like
-config/rule.py.
+The generator fills all blanks of a sum such as `4_7+4_1=888` in one step. No blank sees what the
+others get, so few sums are right. A rule can check a sum, but no gradient leads from the rule back
+through the draw of a digit. GRPO doesn't need one. It fills each input G times, and makes the
+digits of right fills more likely and those of wrong fills less likely, until the blanks agree. With
+a learned judge, `reward` would ask a second network for its score, and nothing else would change. A
+test checks that this file trains exactly like config/rule.py.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
