@@ -15,11 +15,11 @@ From Python:
     for text, log_prob in fill(generator, encode("4_7+4_1=888")):
         print(text, log_prob)
 
-Nothing is drawn here, so luck has no part in it. The first column is the exact probability that the
-model writes this completion in one pass. Sums are `right` or `wrong`. If the run has a judge, a
-completion is `accepted` if each of its hidden words has a score above 0.
+Nothing is drawn here, so everybody sees the same list. The first column is the exact probability
+that the model writes this completion in one pass. Sums are `right` or `wrong`. If the run has a
+judge, it has `accepted` a completion when each hidden word scores above 0, and `rejected` the rest.
 
-All blanks between two spaces are one word, for example those of h_l_, or of a sum.
+All blanks between two spaces are one word. So those of h_l_ are, and those of a sum.
 
 Shapes: T characters, V vocabulary, n completions.
 """
@@ -48,9 +48,9 @@ WIDTH = 256  # how many beginnings the search keeps
 def fill(generator: Generator, masked: Tensor, k: int = 5) -> list[tuple[str, float]]:
     """Find the k most probable completions of masked (T,), each with its log-probability in nats.
 
-    Beam search: fill the blanks from left to right, and keep the 256 best beginnings. If blanks are
-    independent it misses nothing, because the best completions have the best beginnings. With a
-    latent it might, but not if there are only one or two blanks.
+    It's a beam search: fill the blanks from left to right, and keep the 256 best beginnings. With
+    independent blanks it can't miss any of the k, because the best completions have the best
+    beginnings. With a latent it could, but only if there are more than two blanks.
     """
     masked = masked[None]  # (1,T)
     mask = masked == MASK_ID  # (1,T)
@@ -65,33 +65,34 @@ def fill(generator: Generator, masked: Tensor, k: int = 5) -> list[tuple[str, fl
         log_prob = q.log_prob(found)[0, :, : t + 1].sum(dim=-1)  # (n·V,)
         log_prob, order = log_prob.sort(descending=True, stable=True)
         found = found[:, order[:WIDTH]]  # (1,n,T)
-    pairs = zip(decode(found), log_prob.tolist())
-    return [(text, log_prob) for text, log_prob in pairs if BLANK not in text][:k]
+    return list(zip(decode(found), log_prob.tolist()))[:k]
 
 
-@torch.no_grad()
-def verdicts(completion: str, masked: Tensor, judge: Judge | None) -> list[str]:
-    """Ask the rule about a completion of masked (T,), if that is a sum, and the judge, if any."""
-    said = []
-    if SUM.fullmatch(decode(masked)[0].replace(BLANK, "1")):
-        said.append("right" if is_right(completion) else "wrong")
-    if judge:
-        words = typed_words(masked[None], masked[None] == MASK_ID)  # (1,T)
-        scores = log_odds(judge, encode(completion)[None, None], words)  # (1,1,T)
-        said.append("accepted" if accepts(scores, words) == 1 else "rejected")
-    return said
+def show(model: Generator, masked: Tensor, judge: Judge | None, k: int) -> None:
+    """Print k completions of masked (T,), each with what we know about it."""
+    mask = masked == MASK_ID  # (T,)
+    words = typed_words(masked[None], mask[None])  # (1,T)
+    is_sum = SUM.fullmatch(decode(masked)[0].replace(BLANK, "1"))
+    print("  probability")
+    for text, log_prob in fill(model, masked, k):
+        cells = [f"  {math.exp(log_prob):11.2g}"]
+        if is_sum:
+            cells.append("right" if is_right(text) else "wrong")
+        if judge:
+            scores = log_odds(judge, encode(text)[None, None], words)  # (1,1,T)
+            cells.append("accepted" if accepts(scores, words) == 1 else "rejected")
+        print(*cells, highlight(text, mask.tolist()), sep="  ")
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="python -m grpo.tools.fill", description=__doc__.splitlines()[0])
     parser.add_argument("text", nargs="+", help="such as 'th_ c_t', with a _ for each blank")
     parser.add_argument("--run", default="out", help="a run's folder or a generator's file [out]")
-    parser.add_argument("--k", type=number(int, 1, WIDTH), default=5, help="how many to show [5]")
+    parser.add_argument("--k", type=number(int, 1, 20), default=5, help="how many to show [5]")
     with exit_on_mistake("fill"):
         args = parser.parse_args(arguments)
         file = find(args.run)
-        shipped = Config.generator_checkpoint
-        refuse(not file.exists(), f"there is no {args.run}; make a run, or add --run={shipped}")
+        refuse(not file.exists(), f"there is no {file}; make a run, or name another with --run")
         file = file / LATEST if file.is_dir() else file
         after = load_model(file, Generator)
         models, judge = {str(file): after}, None
@@ -109,11 +110,8 @@ def main(arguments: list[str] | None = None) -> None:
             if known != text:
                 print(f'the model reads "{known}"')
             for title, model in models.items():
-                print(f"{title}\n  probability")
-                for completion, log_prob in fill(model, masked, args.k):
-                    said = verdicts(completion, masked, judge)
-                    shown = highlight(completion, (masked == MASK_ID).tolist())
-                    print(f"  {math.exp(log_prob):11.2g}", *said, shown, sep="  ")
+                print(title)
+                show(model, masked, judge, args.k)
 
 
 if __name__ == "__main__":

@@ -61,14 +61,8 @@ def test_the_fills_are_the_top_k_of_all_fills_with_their_exact_probabilities(wor
             assert math.exp(log_prob) == pytest.approx(every[text].item(), rel=1e-4)
 
 
-def test_a_single_blank_has_27_fills_and_none_is_left_open(world):
-    generator = load_model(world / "generator.pt", Generator)
-    found = dict(fill.fill(generator, encode_prompt("c_t", 16, "text"), k=100))
-    assert len(found) == 27 and sum(map(math.exp, found.values())) == pytest.approx(1)
-
-
 def test_a_run_is_shown_before_and_after_with_what_its_judge_accepts(trained, world, capsys):
-    parts = printed(capsys, "the c_t _at", "--run=a", "--k=40")
+    parts = printed(capsys, "the c_t _at", "--run=a", "--k=20")
     assert list(parts) == [f"before  {world}/generator.pt", "after   a/checkpoint.pt"]
     judge = load_model(world / "judge.pt", Judge)
     for path, (heads, *rows) in zip((world / "generator.pt", "a/checkpoint.pt"), parts.values()):
@@ -77,7 +71,7 @@ def test_a_run_is_shown_before_and_after_with_what_its_judge_accepts(trained, wo
         shown = [re.fullmatch(pattern, row).groups() for row in rows]
         masked = encode_prompt("the c_t _at", 16, "text")
         expected = []
-        for text, _ in fill.fill(load_model(path, Generator), masked, k=40):
+        for text, _ in fill.fill(load_model(path, Generator), masked, k=20):
             with torch.no_grad():
                 logits = judge(encode(text)[None])[0]
             accepted = logits[5] > 0 and logits[8] > 0  # each blank is a word of its own
