@@ -1,137 +1,118 @@
-"""Fill the blanks of texts in one parallel step, before and after GRPO.
+"""Fill in the blanks, before and after GRPO, and show the most probable completions.
 
-    python -m grpo.tools.fill "this function returns a ____ of strings"     # uses the run in out
-    python -m grpo.tools.fill "th_ c_t" "_ d_g" --run=out-b --k=8 --temperature=0.7
-    python -m grpo.tools.fill "4_3+4_5=888" --run=out-sums
+    python -m grpo.tools.fill "4_7+4_1=888" --run=out
+    python -m grpo.tools.fill "th_ c_t" "_ d_g" --run=out-text --k=8
+    python -m grpo.tools.fill "4_7+4_1=888" --run=model/pretrained/sums.pt
 
-In a program of your own:
+From Python:
 
-    from grpo.tools.fill import fill
+    from data.vocabulary import encode
     from grpo.run.checkpoint import load_model
+    from grpo.tools.fill import fill
     from model.transformer import Generator
 
     generator = load_model("out/checkpoint.pt", Generator)
-    for one in fill(generator, "this function returns a ____ of strings"):
-        print(one.text, one.log_prob)
+    for text, log_prob in fill(generator, encode("4_7+4_1=888")):
+        print(text, log_prob)
 
-The command prints each different completion once, the likeliest first. A line begins with the exact
-probability of drawing this completion. Then comes the judge's P(real), averaged over the blanks, or
-whether a sum is right, and the text, with the filled-in letters in [brackets]. All blanks between
-two spaces are one word, such as the two of h_l_.
+Nothing is drawn here, so everybody sees the same list. The first column is the exact probability
+that the model writes this completion in one pass. Sums are `right` or `wrong`. If the run has a
+judge, it has `accepted` a completion when each hidden word scores above 0, and `rejected` the rest.
 
-Shapes: k draws, of which n are different, T characters.
+All blanks between two spaces are one word. So those of h_l_ are, and those of a sum.
+
+Shapes: T characters, V vocabulary, n completions.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from data.dataset import encode_prompt, typed_words
 from data.files import find
-from data.per_word import mean_over_blanks
-from data.sums.rule import is_right
+from data.sums.rule import SUM, is_right
 from data.user_mistake import Mistake, exit_on_mistake
-from data.vocabulary import BLANK, MASK_ID, TEXT_CHARACTERS, decode, encode, highlight
+from data.vocabulary import BLANK, MASK_ID, decode, encode, highlight
 from grpo.batch import make_batch
-from grpo.reward import log_odds
+from grpo.reward import accepts, log_odds
 from grpo.run.checkpoint import LATEST, load_model, read
 from grpo.run.config import Config, Parser, number
-from grpo.run.load import check_length
 from grpo.run.network import make_policy
 from model.transformer import Generator, Judge
 
-
-def encode_input(generator, text):
-    """Turn a text with blanks into tokens (T,) that the generator knows, or raise a Mistake."""
-    return encode_prompt(text, generator.trunk.config.block_size, "text", generator.vocab_size)
-
-
-class Completion(NamedTuple):
-    text: str
-    log_prob: float  # nats, the exact log-probability of drawing this text
+WIDTH = 256  # how many beginnings the search keeps
 
 
 @torch.no_grad()
-def fill(generator, text, k=5, temperature=1.0, seed=1):
-    """Fill the blanks of a text k times: -> the different `Completion`s, the likeliest first."""
-    masked = encode_input(generator, text)[None]  # (1,T)
-    blanks = masked == MASK_ID  # (1,T)
-    batch = make_batch(masked, blanks, typed_words(masked, blanks), k, (seed,))
-    config = Config(temperature=temperature, dtype="float32", compile="false")
-    q = make_policy(generator, config, torch.device("cpu"))(batch)
-    drawn = q.sample().completions  # (1,k,T)
-    log_p = q.log_prob(drawn).sum(dim=-1)[0]  # (k,)
-    log_probs = dict(zip(decode(drawn), log_p.tolist()))
-    different = [Completion(*one) for one in log_probs.items()]
-    return sorted(different, key=lambda one: -one.log_prob)
+def fill(generator: Generator, masked: Tensor, k: int = 5) -> list[tuple[str, float]]:
+    """Find the k most probable completions of masked (T,), each with its log-probability in nats.
 
-
-@torch.no_grad()
-def show(completions, judge, masked):
-    """Print each completion of masked (T,) on a line, with its probability and what we think of it.
-
-    The judge gives its P(real). Without a judge we say whether a sum is right.
+    It's a beam search: fill the blanks from left to right, and keep the 256 best beginnings. With
+    independent blanks it can't miss any of the k, because the best completions have the best
+    beginnings. With a latent it could, but only if there are more than two blanks.
     """
-    blanks = masked[None] == MASK_ID  # (1,T)
-    if judge:
-        tokens = torch.stack([encode(one.text) for one in completions])[None]  # (1,n,T)
-        scores = log_odds(judge, tokens, typed_words(masked[None], blanks)).sigmoid()  # (1,n,T)
-        opinions = [f"{x:5.3f}" for x in mean_over_blanks(scores, blanks)[0].tolist()]
-    else:
-        opinions = ["right" if is_right(one.text) else "wrong" for one in completions]
-    print("  probability  judge" if judge else "  probability")
-    for one, opinion in zip(completions, opinions):
-        shown = highlight(one.text, blanks[0].tolist())
-        print(f"  {math.exp(one.log_prob):11.2g}  {opinion}  {shown}")
+    masked = masked[None]  # (1,T)
+    mask = masked == MASK_ID  # (1,T)
+    batch = make_batch(masked, mask, typed_words(masked, mask), 1, (0,))
+    q = make_policy(generator, Config(), torch.device("cpu"))(batch)
+    V = generator.vocab_size
+    found = masked[:, None]  # (1,n,T)
+    for t in mask[0].nonzero():
+        found = found.repeat_interleave(V, dim=1)  # (1,n·V,T)
+        found[0, :, t] = torch.arange(found.shape[1])[:, None] % V
+        # the log q of a blank doesn't depend on those to its right, so they may be open
+        log_prob = q.log_prob(found)[0, :, : t + 1].sum(dim=-1)  # (n·V,)
+        log_prob, order = log_prob.sort(descending=True, stable=True)
+        found = found[:, order[:WIDTH]]  # (1,n,T)
+    return list(zip(decode(found), log_prob.tolist()))[:k]
 
 
-def parse(arguments):
-    parser = Parser(
-        prog="python -m grpo.tools.fill",
-        description="Fill the blanks of texts in one parallel step, before and after GRPO.",
-    )
-    text_help = f"such as 'th{BLANK} c{BLANK}t', with a {BLANK} for each letter to fill in"
-    parser.add_argument("text", nargs="+", help=text_help)
-    run_help = "a run's folder or a generator's file; default: out"
-    parser.add_argument("--run", default=Config.out_dir, help=run_help)
-    positive = number(int, 1, 10**6)
-    parser.add_argument("--k", type=positive, default=5, help="draws for each text; default: 5")
-    temperature_help = "softmax temperature of the draws; below 1, likely letters become likelier"
-    temperature = number(float, 1e-3, 100)
-    parser.add_argument("--temperature", type=temperature, default=1.0, help=temperature_help)
-    return parser.parse_args(arguments)
+def show(model: Generator, masked: Tensor, judge: Judge | None, k: int) -> None:
+    """Print k completions of masked (T,), each with what we know about it."""
+    mask = masked == MASK_ID  # (T,)
+    words = typed_words(masked[None], mask[None])  # (1,T)
+    is_sum = SUM.fullmatch(decode(masked)[0].replace(BLANK, "1"))
+    print("  probability")
+    for text, log_prob in fill(model, masked, k):
+        cells = [f"  {math.exp(log_prob):11.2g}"]
+        if is_sum:
+            cells.append("right" if is_right(text) else "wrong")
+        if judge:
+            scores = log_odds(judge, encode(text)[None, None], words)  # (1,1,T)
+            cells.append("accepted" if accepts(scores, words) == 1 else "rejected")
+        print(*cells, highlight(text, mask.tolist()), sep="  ")
 
 
-def main(arguments=None):
+def main(arguments: list[str] | None = None) -> None:
+    parser = Parser(prog="python -m grpo.tools.fill", description=__doc__.splitlines()[0])
+    parser.add_argument("text", nargs="+", help="such as 'th_ c_t', with a _ for each blank")
+    parser.add_argument("--run", default="out", help="a run's folder or a generator's file [out]")
+    parser.add_argument("--k", type=number(int, 1, 20), default=5, help="how many to show [5]")
     with exit_on_mistake("fill"):
-        args = parse(arguments)
+        args = parser.parse_args(arguments)
         file = find(args.run)
-        shipped = Config.generator_checkpoint
         if not file.exists():
-            raise Mistake(f"there is no {args.run}; make a run, or add --run={shipped}")
+            raise Mistake(f"there is no {file}; make a run, or name another with --run")
         file = file / LATEST if file.is_dir() else file
         after = load_model(file, Generator)
-        models = {}
-        config = vars(Config())
+        models, judge = {str(file): after}, None
+        longest = after.trunk.config.block_size
         training = read(file).get("training")
         if training:  # this is a run's checkpoint, so also show the generator it began with
             config = training["config"]
-            path = config["generator_checkpoint"]
-            models[f"before  {path}"] = load_model(path, Generator)
-        models[f"after   {file}" if models else str(file)] = after
-        judge = None
-        if config["judge_checkpoint"] and after.vocab_size == TEXT_CHARACTERS:  # not of sums
-            judge = load_model(config["judge_checkpoint"], Judge)
-            check_length(after.trunk.config.block_size, judge)
+            base, judge_file = config["generator_checkpoint"], config["judge_checkpoint"]
+            models = {f"before  {base}": load_model(base, Generator), f"after   {file}": after}
+            judge = load_model(judge_file, Judge) if judge_file else None
+            longest = config["block_size"]  # the judge may not know longer texts
         for text in args.text:
-            masked = encode_input(after, text)  # (T,)
-            (known,) = decode(masked[None])
+            masked = encode_prompt(text, longest, "text", after.vocab_size)  # (T,)
+            (known,) = decode(masked)
             if known != text:
                 print(f'the model reads "{known}"')
             for title, model in models.items():
                 print(title)
-                show(fill(model, text, args.k, args.temperature), judge, masked)
+                show(model, masked, judge, args.k)
 
 
 if __name__ == "__main__":

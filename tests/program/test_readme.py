@@ -54,7 +54,7 @@ def test_every_command_is_understood(command, monkeypatch):
     words = [x for x in words if not x.startswith("--nproc") and x not in no_argument]
     file = words.pop(0)
     module = words.pop(0) if file == "-m" else file.removesuffix(".py").replace("/", ".")
-    settings = {"model.pretrain": pretrain.Settings, "grpo.tools.toy": toy.ToyConfig}
+    settings = {"model.pretrain": pretrain.Settings, "grpo.tools.toy": Config}
     if module in settings:
         read_arguments(settings[module], words)
         return
@@ -124,7 +124,7 @@ def test_every_link_leads_somewhere(name):
 def test_every_flag_named_is_one_of_a_program_and_takes_its_value():
     sources = [path for folder in ("grpo", "model", "data") for path in Path(folder).rglob("*.py")]
     code = "".join(path.read_text(encoding="utf-8") for path in sources)
-    settings = vars(pretrain.Settings()) | vars(toy.ToyConfig())
+    settings = vars(pretrain.Settings()) | vars(Config())
     for name, text in READMES.items():
         for flag, value in re.findall(r"`--(\w+)(?:=([\w.:,/]+))?`", text):
             assert flag in settings or f'"--{flag}"' in code or flag == "help", (name, flag)

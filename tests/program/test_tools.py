@@ -9,10 +9,10 @@ import torch
 from conftest import command_line, run
 
 from data.dataset import encode_prompt
-from data.vocabulary import VOCABULARY
+from data.vocabulary import BLANK, VOCABULARY, encode
 from grpo.run.checkpoint import load_model
 from grpo.tools import bench, fill
-from model.transformer import Generator
+from model.transformer import Generator, Judge
 
 
 @pytest.fixture
@@ -36,37 +36,59 @@ def printed(capsys, *arguments):
 
 
 @pytest.mark.parametrize("kind", ["generator", "latent"])
-def test_fills_come_with_their_exact_probability(world, kind):
+def test_the_fills_are_the_top_k_of_all_fills_with_their_exact_probabilities(world, kind):
     """The two blanks of h_l_ are one word, which a latent draws together."""
     generator = load_model(world / f"{kind}.pt", Generator)
     torch.manual_seed(0)
     torch.nn.init.normal_(generator.head.weight)  # so that the values of the latent differ
-    found = fill.fill(generator, "h_l_ me", k=200, temperature=0.7)
+    masked = encode_prompt("h_l_ me", 16, "text")  # (T,)
     with torch.no_grad():
         words = torch.tensor([[0, 1, 0, 1, 0, 0, 0]])
-        *prior, letters = generator(encode_prompt("h_l_ me", 16, "text")[None], words)
-    q = (letters.double() / 0.7).softmax(dim=-1)[0].view(7, -1, 28)  # (T,K,V)
-    p_z = (prior[0][0, 1].double() / 0.7).softmax(dim=-1) if prior else torch.ones(1)  # (K,)
-    for one in found:
-        assert re.fullmatch("h[a-z ]l[a-z ] me", one.text)
-        first, second = (q[t, :, VOCABULARY.index(one.text[t])] for t in (1, 3))  # (K,), (K,)
-        exact = (p_z * first * second).sum().item()
-        assert math.exp(one.log_prob) == pytest.approx(exact, rel=1e-4)
-    assert 1 < len({one.text for one in found}) == len(found) < 200
-    log_probs = [one.log_prob for one in found]
-    assert log_probs == sorted(log_probs, reverse=True)
-    assert found != fill.fill(generator, "h_l_ me", k=200, temperature=0.7, seed=2)
+        *prior, letters = generator(masked[None], words)
+    q = letters.double().softmax(dim=-1)[0].view(7, -1, 28)  # (T,K,V)
+    p_z = prior[0][0, 1].double().softmax(dim=-1) if prior else torch.ones(1)  # (K,)
+    characters = [c for c in VOCABULARY[:28] if c != BLANK]
+    every = {
+        f"h{a}l{b} me": (p_z * q[1, :, VOCABULARY.index(a)] * q[3, :, VOCABULARY.index(b)]).sum()
+        for a in characters
+        for b in characters
+    }
+    top = sorted(every, key=every.get, reverse=True)
+    for k in (1, 5, 200):
+        found = fill.fill(generator, masked, k)
+        assert [text for text, _ in found] == top[:k]
+        for text, log_prob in found:
+            assert math.exp(log_prob) == pytest.approx(every[text].item(), rel=1e-4)
 
 
-def test_a_run_is_shown_before_and_after(trained, world, capsys):
-    parts = printed(capsys, "the c_t _at", "--run=a", "--k=4")
+def test_a_run_is_shown_before_and_after_with_what_its_judge_accepts(trained, world, capsys):
+    parts = printed(capsys, "the c_t _at", "--run=a", "--k=20")
     assert list(parts) == [f"before  {world}/generator.pt", "after   a/checkpoint.pt"]
+    judge = load_model(world / "judge.pt", Judge)
     for path, (heads, *rows) in zip((world / "generator.pt", "a/checkpoint.pt"), parts.values()):
-        assert heads.split() == ["probability", "judge"]
-        pattern = r" +[\d.e-]+  [01]\.\d{3}  the c\[([a-z ])\]t \[([a-z ])\]at"
+        assert heads.split() == ["probability"]
+        pattern = r" +[\d.e-]+  (accepted|rejected)  the c\[([a-z ])\]t \[([a-z ])\]at"
         shown = [re.fullmatch(pattern, row).groups() for row in rows]
-        found = fill.fill(load_model(path, Generator), "the c_t _at", k=4)
-        assert shown == [(one.text[5], one.text[8]) for one in found]
+        masked = encode_prompt("the c_t _at", 16, "text")
+        expected = []
+        for text, _ in fill.fill(load_model(path, Generator), masked, k=20):
+            with torch.no_grad():
+                logits = judge(encode(text)[None])[0]
+            accepted = logits[5] > 0 and logits[8] > 0  # each blank is a word of its own
+            expected.append(("accepted" if accepted else "rejected", text[5], text[8]))
+        assert shown == expected
+        assert {verdict for verdict, *_ in shown} == {"accepted", "rejected"}
+
+
+def test_a_sum_is_right_or_wrong_and_other_lines_are_neither(capsys):
+    """A file of a generator has no judge. The latent of sums of two digits is often right."""
+    (rows,) = printed(capsys, "4_+4_=88", "--run=model/pretrained/sums_latent.pt").values()
+    for row in rows[1:]:
+        verdict, shown = row.split()[1:]
+        first, second = re.fullmatch(r"4\[(.)\]\+4\[(.)\]=88", shown).groups()
+        assert verdict == ("right" if int(first) + int(second) == 8 else "wrong")
+    (rows,) = printed(capsys, "4_+4=ab", "--run=model/pretrained/sums_latent.pt").values()
+    assert all(len(row.split()) == 2 for row in rows[1:])
 
 
 def test_the_benchmark_times_the_parts_of_a_step(flags, monkeypatch, capsys):
