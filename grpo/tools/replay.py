@@ -23,43 +23,43 @@ import torch
 from data.files import write_whole
 from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import decode
-from grpo.run.config import Parser
+from grpo.batch import Batch
+from grpo.policy import Policy
+from grpo.run.config import Config, Parser
+from grpo.run.load import HeldOut
 from grpo.run.log import cut_back, read_lines
 from grpo.run.network import uncompiled
+from grpo.run.runs import group_runs
 
 PAGE = Path(__file__).with_suffix(".html")
 FILE = "fills.jsonl"
 INPUTS = 8
 
 
-def shown_inputs(held_out):
+def shown_inputs(held_out: HeldOut) -> Batch:
     """Pick the inputs to show. Those with a single blank go last: one blank can't clash."""
     single = held_out.batch.mask.sum(dim=1) == 1  # (N,)
     first = single.int().argsort(stable=True)[:INPUTS]
     return held_out.batch[first]
 
 
-def draws(policy, batch):
-    return policy(batch).sample().completions[:, 0]  # (N,T)
-
-
 @torch.no_grad()
 @uncompiled()
-def fill_once(policy, batch, rule):
-    """Draw one fill of each input, and check its gaps.
+def fill_once(policy: Policy, batch: Batch, rule) -> dict[str, list]:
+    """Draw one fill of each input, and check its gaps. Without a rule there are none to check.
 
     The random numbers are the batch's own, the same at every step. So if a fill changes from one
     step to the next, that's the policy and not the luck of the draw.
     """
-    fills = decode(draws(policy, batch))
+    fills = decode(policy(batch).sample().completions[:, 0])  # from (N,T)
     gaps = []
     for text, mask, fill in zip(decode(batch.tokens), batch.mask.cpu().numpy(), fills):
-        spans = rule.gaps(text, mask)
+        spans = rule.gaps(text, mask) if rule else []
         gaps.append([[start, end, rule.is_good(fill, start, end)] for start, end in spans])
     return {"fills": fills, "gaps": gaps}
 
 
-def begin(base, held_out, config, start):
+def begin(base: Policy, held_out: HeldOut, config: Config, start: int) -> None:
     """Write the first line. A resumed run with the same inputs keeps its file, up to `start`."""
     path = Path(config.out_dir) / FILE
     batch = shown_inputs(held_out)
@@ -72,62 +72,40 @@ def begin(base, held_out, config, start):
         path.write_text(json.dumps(header) + "\n", encoding="utf-8")
 
 
-def record(policy, held_out, config, step):
+def record(policy: Policy, held_out: HeldOut, config: Config, step: int) -> None:
     """Append how the policy fills the inputs after this step."""
     line = {"iteration": step, **fill_once(policy, shown_inputs(held_out), held_out.rule)}
     with open(Path(config.out_dir) / FILE, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
-def read_run(folder):
+def read_run(folder: str) -> dict:
     """Read a run's metrics and fills. Raises a Mistake if it hasn't finished a step."""
     metrics, fills = Path(folder) / "metrics.jsonl", Path(folder) / FILE
     steps = read_lines(metrics) if metrics.exists() else []
     if not steps:
-        raise Mistake(
-            f"{metrics} is missing or empty; name the out_dir of a run that finished a step"
-        )
+        raise Mistake(f"{metrics} is missing or empty; name the out_dir of a run that took a step")
     return {
-        "name": str(folder),
+        "name": folder,
         "metrics": steps,
         "fills": read_lines(fills) if fills.exists() else [],
     }
 
 
-def group_by_settings(configs):
-    """Put runs whose settings differ only in seed and out_dir into one group.
-
-    Returns the number of each run's group, and for each group a label: the settings in which the
-    groups differ, such as "kl_beta=0.05".
-    """
-    settings = [
-        {name: value for name, value in config.items() if name not in ("seed", "out_dir")}
-        for config in configs
-    ]
-    groups = [one for i, one in enumerate(settings) if one not in settings[:i]]
-    labels = [[] for _ in groups]
-    for name in dict.fromkeys(name for one in groups for name in one):
-        values = [one.get(name, "unknown") for one in groups]
-        if any(value != values[0] for value in values):
-            for label, value in zip(labels, values):
-                label.append(f"{name}={value}")
-    return [groups.index(one) for one in settings], [", ".join(label) for label in labels]
-
-
-def page(folders):
-    """Put runs into the template: -> the page as HTML."""
-    runs = [read_run(folder) for folder in folders]
-    paths = [Path(folder) / "config.json" for folder in folders]
-    configs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    groups, labels = group_by_settings(configs)
-    for run, group in zip(runs, groups):
-        run["group"] = group
-    content = json.dumps({"runs": runs, "labels": labels})
+def make_page(folders: list[str]) -> str:
+    """Put runs into the template: -> HTML."""
+    runs = {folder: read_run(folder) for folder in folders}
+    groups = group_runs(folders)
+    for number, members in enumerate(groups.values()):
+        for folder in members:
+            runs[folder]["group"] = number
+    shown = [run for run in runs.values() if "group" in run]  # a seed counts once in its group
+    content = json.dumps({"runs": shown, "labels": list(groups)})
     content = content.replace("<", "\\u003c")  # so that no text can close the <script>
     return PAGE.read_text(encoding="utf-8").replace("DATA", content, 1)
 
 
-def main(arguments=None):
+def main(arguments: list[str] | None = None) -> None:
     with exit_on_mistake("replay"):
         parser = Parser(
             prog="python -m grpo.tools.replay",
@@ -138,7 +116,7 @@ def main(arguments=None):
         )
         folders = parser.parse_args(arguments).folders
         path = Path(folders[0] if len(folders) == 1 else ".") / "replay.html"
-        write_whole(path, page(folders).encode())
+        write_whole(path, make_page(folders).encode())
         print(f"open in a browser: {path}")
 
 

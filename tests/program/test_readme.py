@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 import shlex
+import sys
 import textwrap
 from pathlib import Path
 
@@ -54,7 +55,11 @@ def test_every_command_is_understood(command, monkeypatch):
     words = [x for x in words if not x.startswith("--nproc") and x not in no_argument]
     file = words.pop(0)
     module = words.pop(0) if file == "-m" else file.removesuffix(".py").replace("/", ".")
-    settings = {"model.pretrain": pretrain.Settings, "grpo.tools.toy": Config}
+    settings = {
+        "model.pretrain": pretrain.Settings,
+        "grpo.tools.toy": Config,
+        "grpo.tools.bench": Config,
+    }
     if module in settings:
         read_arguments(settings[module], words)
         return
@@ -63,6 +68,10 @@ def test_every_command_is_understood(command, monkeypatch):
         return
     if module == "grpo.evaluation":
         module += ".__main__"
+    if file.startswith(".github/"):
+        monkeypatch.syspath_prepend(Path(file).parent)
+        monkeypatch.setattr(sys, "argv", [file, *words])
+        module = Path(file).stem
     parse_args = argparse.ArgumentParser.parse_args
 
     def stop_there(parser, argv=None, namespace=None):
@@ -71,7 +80,8 @@ def test_every_command_is_understood(command, monkeypatch):
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop_there)
     with pytest.raises(Understood):
-        importlib.import_module(module).main(words)
+        program = importlib.import_module(module)
+        program.main(*[words][: len(inspect.signature(program.main).parameters)])
 
 
 def module_of(name):
@@ -168,7 +178,7 @@ def test_every_reward_in_python_runs(name):
     completions = encode("the cat", "tho cyt", "eee zzz", "the cut").view(2, 2, 7)
     mask = encode("__e c_t", "th_ ___") == BLANK
     for language, block in FENCE.findall(READMES[name]):
-        if language == "python" and "completions" in block:
+        if language == "python" and "def " in block and "completions" in block:
             namespace = {}
             exec(textwrap.dedent(block), namespace)
             for function in re.findall(r"def (\w+)", block):

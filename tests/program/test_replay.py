@@ -95,19 +95,6 @@ def test_other_inputs_begin_the_file_anew(flags, tmp_path):
     assert [line["iteration"] for line in lines_of(tmp_path)] == [-1, 1]
 
 
-def test_runs_that_differ_only_in_their_seed_are_a_group():
-    configs = [
-        {"seed": 1, "out_dir": "a", "kl_beta": 0.1, "reward": "judge"},
-        {"seed": 1, "out_dir": "b", "kl_beta": 0.2, "reward": "judge"},
-        {"seed": 2, "out_dir": "c", "kl_beta": 0.1, "reward": "judge"},
-        {"seed": 1, "out_dir": "d", "kl_beta": 0.1, "reward": "judge", "new": 3},
-    ]
-    groups, labels = replay.group_by_settings(configs)
-    assert groups == [0, 1, 0, 2]
-    assert labels == ["kl_beta=0.1, new=unknown", "kl_beta=0.2, new=unknown", "kl_beta=0.1, new=3"]
-    assert replay.group_by_settings(configs[:1]) == ([0], [""])
-
-
 HEADER = {
     "iteration": -1,
     "texts": ["41+47=88", "12+13=25"],
@@ -171,7 +158,7 @@ def test_no_text_of_a_run_can_close_the_script_of_its_page(recorded):
         recorded("<b>", [[evil, evil]], {"dataset": evil}, right=[float("inf"), 0.2]),
         recorded("b", [], right=[0.2]),
     ]
-    content = re.search('type="application/json">(.*?)</script>', replay.page(outs))[1]
+    content = re.search('type="application/json">(.*?)</script>', replay.make_page(outs))[1]
     assert "<" not in content
     shown = json.loads(content)
     assert shown["labels"][0] == f"dataset={evil}"
@@ -191,7 +178,7 @@ def test_a_folder_without_a_step_is_a_mistake(recorded, capsys, tmp_path, folder
 
 def open_page(folders, folder, script=""):
     """Open the page of these runs, and run a script at its end: -> its HTML, data left out."""
-    html = replay.page(folders).replace("</body>", f"<script>{script}</script></body>")
+    html = replay.make_page(folders).replace("</body>", f"<script>{script}</script></body>")
     return re.sub("<script.*?</script>", "", browse(html, folder), flags=re.DOTALL)
 
 
@@ -249,8 +236,8 @@ def test_the_slider_moves_fills_and_numbers(recorded, tmp_path):
 def test_curves_share_the_axes_of_their_panel(recorded, tmp_path):
     """Two seeds are a group, whose number is their mean. A run may lack a metric, or fills."""
     outs = [
-        recorded("a", [], right=[0, 1], accepts=[1, 1]),
-        recorded("b", FILLS, {"seed": 2}, right=[0.5, 0.5], accepts=[1, 1]),
+        recorded("a", [], {"kl_beta": 0.2}, right=[0, 1], accepts=[1, 1]),
+        recorded("b", FILLS, {"kl_beta": 0.2, "seed": 2}, right=[0.5, 0.5], accepts=[1, 1]),
         recorded("<i>c", [], {"kl_beta": 0}, valid_words=[0.25]),
     ]
     html = open_page(outs, tmp_path)
@@ -264,6 +251,6 @@ def test_curves_share_the_axes_of_their_panel(recorded, tmp_path):
     assert top == [high, high] and middle == pytest.approx(2 * [(low + high) / 2], abs=0.11)
     assert quarter == pytest.approx([low + (high - low) / 4], abs=0.11)
     legend = re.search('<ul id="legend">(.*?)</ul>', html)[1]
-    assert re.sub("<.*?>", "", legend) == "kl_beta=unknown a, bkl_beta=0 &lt;i&gt;c"
+    assert re.sub("<.*?>", "", legend) == "kl_beta=0.2 a, bkl_beta=0 &lt;i&gt;c"
     html = open_page(outs, tmp_path, "$('run').value = 1; $('run').onchange();" + SLIDE)
     assert "step 1 of 2: 1 of 2 good" in html and numbers(html)[0].startswith("right 0.250")
