@@ -156,7 +156,9 @@ def passes(run: str, latent: str) -> None:
     panel.rows = rows
     ceiling = rows["exact marginals, sampled"]["right"]
     panel.line([(0.5, ceiling), (6.5, ceiling)], "d")
-    panel.label(6.5, ceiling, "best if blanks are independent and no answer is dropped", "d", -4, -10, "end")
+    panel.label(
+        6.5, ceiling, "best if blanks are independent and no answer is dropped", "d", -4, -10, "end"
+    )
     dot(panel, "before, sampled", "base", "c", dx=14, dy=22)
     for n in (2, 3, 4, 6):
         words = "base, surest blanks first" if n == 4 else ""

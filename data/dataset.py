@@ -164,7 +164,10 @@ def read_windows(file: Path, block_size: int) -> Dataset:
 
 def read_lines(file: Path, block_size: int) -> Dataset:
     """Read a file of lines of block_size characters each. They're sums if all of them are right."""
-    lines = file.read_text(encoding="utf-8-sig").splitlines()
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise Mistake(f"{file} isn't UTF-8 ({error.reason}); save it as UTF-8") from None
     lengths = sorted(set(map(len, lines)))
     if lengths != [block_size]:
         raise Mistake(
@@ -242,7 +245,7 @@ def read_prompts(path: str, train: Dataset, block_size: int, say: Callable = pri
             impossible.append(f"prompt {i} {known!r}")
     if len(impossible) == len(prompts):
         raise Mistake(
-            f"{setting}: no digits make {impossible[0]} right, nor any other; change them"
+            f"{setting}: none of the prompts has a right answer, first {impossible[0]}; change them"
         )
     of = f"of {len(prompts)} prompts"
     if changed:

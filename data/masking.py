@@ -73,6 +73,8 @@ def parse_masking(text: str) -> dict[str, float]:
     weights = {}
     for part in text.split(","):
         name, _, weight = part.strip().partition(":")
+        if name in weights:
+            raise Mistake(f"masking={text!r}: {name} occurs twice; name it once")
         try:
             weights[name] = float(weight or 1)
         except ValueError:

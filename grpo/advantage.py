@@ -2,9 +2,10 @@
 
     A = (r − baseline) / scale
 
-Each baseline is a function of the reward (B,G,T) and returns what to subtract from it, each scale a
-function of (reward, mask) and returns what to divide by. To add one of your own, write such a
-function and a line in its table: the line's name is then a value of the setting.
+Each baseline is a function of the reward (B,G,T) and returns the reward minus the baseline,
+(B,G,T). Each scale is a function of (reward, mask) and returns what to divide by. To add one of
+your own, write such a function and a line in its table: the line's name is then a value of the
+setting.
 
 Shapes: B masked inputs, T characters, G completions of each.
 """

@@ -2,7 +2,7 @@
 
 `StepMetrics` computes metrics as tensors, and never makes the CPU wait for a GPU. METRICS holds
 functions of the finished step: to add a metric of your own, write such a function and add a line.
-It then stands in metrics.jsonl, and the page of curves offers it. If you want to see it in the
+It then appears in metrics.jsonl. If you want to see it in the
 progress bar, too, add it to SHOWN in grpo/run/log.py.
 
 Shapes: B inputs, T characters, G completions of each input.

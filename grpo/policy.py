@@ -119,7 +119,7 @@ def sample_completions(
 ) -> Tensor:  # (B,G,T)
     """Draw by inverting the cumulative sum: each character owns a piece of [0,1).
 
-    A piece is as long as its character is likely. In float64, so that rounding hits next to nobody.
+    A piece is as long as its character is likely. In float64 rounding almost never matters.
     """
     q = (logits.double() / temperature).softmax(dim=-1)  # (B,T,V)
     ends = q.cumsum(dim=-1)[:, None]  # (B,1,T,V) where the pieces end

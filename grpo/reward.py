@@ -32,7 +32,7 @@ from grpo.batch import Batch
 
 ROWS = {"cpu": 32, "cuda": 256}  # rows that are judged at once; more would overflow a CPU's cache
 SUREST = 8  # nats; the score of a word is cut off at ±8
-FEW = 20  # of fewer wrong fills we don't say how many fool the judge
+FEW = 20  # with fewer wrong fills, `fooled` is too noisy to report
 
 
 @torch.no_grad()

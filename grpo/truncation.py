@@ -83,7 +83,7 @@ def top_p(q: Tensor, share: float) -> Tensor:
 
 
 def top_choices(q: Tensor) -> Tensor:
-    """Find what XTC leaves out: every likely character but the least likely of them.
+    """Find what XTC leaves out: all likely characters except the least likely one.
 
     XTC (exclude top choices) is text-generation-webui's pull request 6335. All G completions of an
     input draw from the same characters, so there's one coin for each blank.

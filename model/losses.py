@@ -55,8 +55,12 @@ def read_answers(path: str, block_size: int) -> tuple[Tensor, Tensor]:  # each (
                 f"answers={path}: line {i} isn't a masked input, a tab and its answer, of"
                 f" block_size={block_size} characters each; change it"
             )
-        if any(a not in (BLANK, b) for a, b in zip(*line)):
-            raise Mistake(f"answers={path}: line {i} changes what isn't a {BLANK}; change it")
+        if BLANK in line[1] or any(a not in (BLANK, b) for a, b in zip(*line)):
+            raise Mistake(
+                f"answers={path}: line {i} has to fill all blanks, and nothing else; change it"
+            )
+    if not lines:
+        raise Mistake(f"answers={path} is empty; write a masked input, a tab and its answer")
     masked, answers = (torch.stack([encode(text) for text in texts]) for texts in zip(*lines))
     return masked, answers
 

@@ -156,7 +156,7 @@ def pretrain(args):
         models.append(load_model(args.policy, Generator))
     check_length(args.block_size, *models, judge)
     out = Path(args.out_dir)
-    out.mkdir(parents=True)  # what cannot be written fails now, and not in half an hour
+    out.mkdir(parents=True)  # if we can't write here, fail now and not in half an hour
     sources = [make_policy(model, config, device) for model in models]
     policy = sources[0]
     score = make_judge(judge, config, device)

@@ -63,15 +63,15 @@ def cut(text: str) -> Iterator[str]:
 def is_prose(paragraph: str) -> bool:
     """Tell sentences from code, tables and console sessions."""
     words = paragraph.split()
-    plain = [word for word in words if PLAIN_WORD.fullmatch(word)]
-    return len(words) >= 8 and len(plain) >= 0.7 * len(words) and ">>>" not in paragraph
+    in_prose = [word for word in words if PLAIN_WORD.fullmatch(word)]
+    return len(words) >= 8 and len(in_prose) >= 0.7 * len(words) and ">>>" not in paragraph
 
 
 def plain(text: str) -> str:
     """Turn a text into small letters without accents."""
     text = unicodedata.normalize("NFKD", text)
     text = "".join(c for c in text if not unicodedata.combining(c))
-    return text.casefold()  # which makes ss of ß
+    return text.casefold()  # also turns ß into ss
 
 
 def normalize(text: str, more: str = "") -> str:

@@ -51,7 +51,7 @@ def again(args: Namespace) -> str:
     path = Path(out_dir) / LATEST
     given = {name: getattr(args, name) for name in ("reward", "device") if getattr(args, name)}
     own = saved_settings(training_state(path), given, path)
-    # "before" is the generator that the run started from, whatever its reference is
+    # the table needs no reference, and its file may be gone
     config = replace(own, reference_checkpoint="", **given)
     run = load_run(config, path, args.eval_seed)
     result, lines = evaluate(run.models, run.rewards, run.held_out, everything=True)

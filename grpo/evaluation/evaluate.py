@@ -233,7 +233,7 @@ def evaluate(
 
 
 def try_out(models: Models, rewards: Rewards, held_out: HeldOut) -> None:
-    """Make the table of two inputs, so that whatever would fail in it fails before a run begins."""
+    """Try the table on two inputs, so that its errors show up before training."""
     few = replace(held_out, batch=held_out.batch[:2])
     evaluate(models, rewards, few, everything=True, quiet=True)
 

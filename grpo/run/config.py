@@ -3,7 +3,7 @@
     python train_grpo.py config/latent.py --group_size=8         # left to right, the last one wins
 
 A config file is Python, and we execute it. What it assigns has to be a setting, unless the name
-begins with _. Each assignment becomes a flag, so argparse converts and refuses both alike.
+begins with _. `convert` reads assignments and flags alike.
 """
 
 import argparse
@@ -141,7 +141,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind: type, low: float, high: float) -> Callable[[str], float]:
-    """Make the function with which argparse reads an int or a float from `low` to `high`."""
+    """Make a function that reads an int or a float from `low` to `high`."""
 
     def read_number(text: str) -> float:
         with contextlib.suppress(ValueError):
@@ -190,10 +190,13 @@ def read_arguments(settings: type, arguments: Sequence[str], usage: str = "") ->
     if {"-h", "--help"} & {*arguments}:
         print(usage, *map(inspect.getsource, settings.__mro__[:-1]), sep="\n\n")
         sys.exit()
+    types = {field.name: field.type for field in fields(settings)}
     values = {}
     for argument in arguments:
         if argument.startswith("-"):
             name, equals, text = argument.removeprefix("--").partition("=")
+            if not equals and types.get(name, bool) is not bool:
+                raise Mistake(f"--{name} has no value; write --{name}=VALUE")
             values |= convert(settings, {name: text if equals else True})
         else:
             values |= convert(settings, read_config_file(argument, settings), f"{argument}: ")
@@ -252,7 +255,7 @@ def without_gone(saved: dict, path: Path) -> dict:
     """
     dropped = sorted(saved.keys() & GONE)
     used = [f"{name}={saved[name]}" for name in dropped if saved[name] != GONE[name]]
-    if dropped and saved["reference_mode"] == "ema":  # as old as these is an ema_alpha turned round
+    if dropped and saved["reference_mode"] == "ema":  # then, 0.01 meant what 0.99 does now
         used.append(f"ema_alpha={saved['ema_alpha']}")
     if used:
         raise Mistake(

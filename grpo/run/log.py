@@ -160,7 +160,7 @@ def how_to_resume(config: Config) -> str:
         command = ["-m", "grpo.evaluation", out, "--again"]
     for name, value in asdict(config).items():
         # what the checkpoint doesn't know yet; and a FILE.py runs only if the command names it
-        changed = name not in NAMES and value != state["config"][name]
+        changed = name not in NAMES and value != state["config"].get(name)
         if changed or (name == "reward" and ".py:" in value):
             command.append(f"--{name}={value}")
     saved = f"{state['iteration']} of {config.max_iters} steps are saved"
@@ -185,7 +185,7 @@ def start_wandb(config: Config):
 
 
 def read_lines(path: str | Path) -> list[dict]:
-    """Read a .jsonl file, but for a last line that a kill cut short.
+    """Read a .jsonl file, and skip a last line that a kill cut off.
 
     What is NaN or infinite becomes None, because the JSON of a web page knows neither.
     """
@@ -222,6 +222,7 @@ def claim(folder: Path, start: int) -> TextIO:
         tqdm.write(f"{folder} held a run, which is in {aside} now")
         return claim(folder, start)
     cut_back(path, start)
+    (folder / "evaluation.json").unlink(missing_ok=True)  # the table of a shorter run
     return file
 
 

@@ -22,12 +22,13 @@ from grpo.policy import Policy, Product
 from grpo.truncation import Truncated, truncates, with_penalty
 
 SMALL = 500_000  # parameters; with fewer, threads wait for each other more than they compute
+THREADS = torch.get_num_threads()  # what PyTorch uses by default
 
 
 def set_threads(network: torch.nn.Module) -> None:
     """Compute on one CPU thread if the network is small. That also fixes the order of sums."""
-    if sum(weights.numel() for weights in network.parameters()) < SMALL:
-        torch.set_num_threads(1)
+    small = sum(weights.numel() for weights in network.parameters()) < SMALL
+    torch.set_num_threads(1 if small else THREADS)
 
 
 def make_policy(network: torch.nn.Module, config, device: torch.device) -> Policy:
@@ -74,7 +75,7 @@ def on_device(network: torch.nn.Module, device: torch.device, config) -> Callabl
 
 
 def settle(config, device: torch.device, network: torch.nn.Module | None = None):
-    """Return the settings with each `auto` resolved. Only a generator has a use for the kernel."""
+    """Return the settings with each `auto` resolved. Only generators use the kernel."""
     settled = replace(
         config,
         device=device.type,

@@ -45,7 +45,9 @@ WIDTH = 256  # how many beginnings the search keeps
 
 
 @torch.no_grad()
-def fill(generator: Generator, masked: Tensor, k: int = 5) -> list[tuple[str, float]]:
+def fill(
+    generator: Generator, masked: Tensor, k: int = 5, temperature: float = 1.0
+) -> list[tuple[str, float]]:
     """Find the k most probable completions of masked (T,), each with its log-probability in nats.
 
     It's a beam search: fill the blanks from left to right, and keep the 256 best beginnings. With
@@ -55,7 +57,8 @@ def fill(generator: Generator, masked: Tensor, k: int = 5) -> list[tuple[str, fl
     masked = masked[None]  # (1,T)
     mask = masked == MASK_ID  # (1,T)
     batch = make_batch(masked, mask, typed_words(masked, mask), 1, (0,))
-    q = make_policy(generator, Config(), torch.device("cpu"))(batch)
+    config = Config(temperature=temperature)
+    q = make_policy(generator, config, torch.device("cpu"))(batch)
     V = generator.vocab_size
     found = masked[:, None]  # (1,n,T)
     for t in mask[0].nonzero():
@@ -68,13 +71,13 @@ def fill(generator: Generator, masked: Tensor, k: int = 5) -> list[tuple[str, fl
     return list(zip(decode(found), log_prob.tolist()))[:k]
 
 
-def show(model: Generator, masked: Tensor, judge: Judge | None, k: int) -> None:
+def show(model: Generator, masked: Tensor, judge: Judge | None, k: int, temperature: float) -> None:
     """Print k completions of masked (T,), each with what we know about it."""
     mask = masked == MASK_ID  # (T,)
     words = typed_words(masked[None], mask[None])  # (1,T)
     is_sum = SUM.fullmatch(decode(masked)[0].replace(BLANK, "1"))
     print("  probability")
-    for text, log_prob in fill(model, masked, k):
+    for text, log_prob in fill(model, masked, k, temperature):
         cells = [f"  {math.exp(log_prob):11.2g}"]
         if is_sum:
             cells.append("right" if is_right(text) else "wrong")
@@ -96,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise Mistake(f"there is no {file}; make a run, or name another with --run")
         file = file / LATEST if file.is_dir() else file
         after = load_model(file, Generator)
-        models, judge = {str(file): after}, None
+        models, judge, temperature = {str(file): after}, None, 1.0
         longest = after.trunk.config.block_size
         training = read(file).get("training")
         if training:  # this is a run's checkpoint, so also show the generator it began with
@@ -104,6 +107,7 @@ def main(arguments: list[str] | None = None) -> None:
             base, judge_file = config["generator_checkpoint"], config["judge_checkpoint"]
             models = {f"before  {base}": load_model(base, Generator), f"after   {file}": after}
             judge = load_model(judge_file, Judge) if judge_file else None
+            temperature = config["temperature"]
             longest = config["block_size"]  # the judge may not know longer texts
         for text in args.text:
             masked = encode_prompt(text, longest, "text", after.vocab_size)  # (T,)
@@ -112,7 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
                 print(f'the model reads "{known}"')
             for title, model in models.items():
                 print(title)
-                show(model, masked, judge, args.k)
+                show(model, masked, judge, args.k, temperature)
 
 
 if __name__ == "__main__":

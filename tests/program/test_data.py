@@ -468,5 +468,13 @@ def test_sums_that_nothing_can_fill_are_named_and_refused_if_all_are(sums, tmp_p
         " '9_+9_=11'"
     ]
     assert not prompts(tmp_path, sums, "__+__=99", "4_+47=8_")[1]
-    with pytest.raises(Mistake, match="no digits make prompt 0 '9_.9_=11' right, nor any other"):
+    with pytest.raises(
+        Mistake, match="none of the prompts has a right answer, first prompt 0 '9_.9_=11'"
+    ):
         prompts(tmp_path, sums, *impossible)
+
+
+def test_lines_that_are_not_utf_8_are_one_line(tmp_path):
+    (tmp_path / "train.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(Mistake, match="train.txt isn't UTF-8"):
+        read_dataset(tmp_path, "train", 4)

@@ -243,6 +243,10 @@ def test_a_flag_that_is_nearly_a_setting_gets_a_suggestion():
         load_config(["--group_siz=4"])
     with pytest.raises(Mistake, match="^group_size: '1' is not a whole number from 2 to"):
         load_config(["--group_size=1"])
+    with pytest.raises(Mistake, match="^--kl_beta has no value; write --kl_beta=VALUE$"):
+        load_config(["--kl_beta", "0.3"])
+    with pytest.raises(Mistake, match="word occurs twice; name it once$"):
+        load_config(["--masking=word:1,word:3"])
 
 
 def test_a_device_has_to_be_here():

@@ -95,10 +95,19 @@ def test_given_answers_are_learned_as_they_are(world, tmp_path):
     batch = answers_batch(answers, train, Settings(batch_size=50), (1,))
     drawn = [f"{a}\t{b}" for a, b in zip(decode(batch.masked), decode(batch.tokens))]
     assert {*drawn} == {*lines}
-    for wrong in ("the c_t\tthe cats", "the c_t", "the c_t\tthy cat", "the c_T\tthe caT"):
+    for wrong in (
+        "the c_t\tthe cats",
+        "the c_t",
+        "the c_t\tthy cat",
+        "the c_T\tthe caT",
+        "the c_t\tthe c_t",
+    ):
         (tmp_path / "answers.txt").write_text(f"{lines[0]}\n{wrong}\n", encoding="utf-8")
         with pytest.raises(Mistake, match="line 2 .*; change it"):
             read_answers(tmp_path / "answers.txt", 7)
+    (tmp_path / "answers.txt").write_text("", encoding="utf-8")
+    with pytest.raises(Mistake, match="is empty"):
+        read_answers(tmp_path / "answers.txt", 7)
 
 
 Z = 26  # the tiny text has no z, so blanks that hold z were drawn

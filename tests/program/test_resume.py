@@ -2,14 +2,19 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
+import torch
 from conftest import run, same
 
 import train_grpo
 from data.user_mistake import Mistake
+from grpo.run import log, network
 from grpo.run.checkpoint import read
-from grpo.run.config import without_gone
+from grpo.run.config import Config, without_gone
+from grpo.run.log import claim, how_to_resume
+from grpo.run.network import set_threads
 
 REWARD = """
 import torch
@@ -146,3 +151,28 @@ def test_what_was_changed_at_which_step_is_kept(flags, folder, world, capsys):
     capsys.readouterr()
     resume(f"--out_dir={out}", "--max_iters=5", f"--generator_checkpoint={folder}/other.pt")
     assert "what the table calls *before* is another model now" in capsys.readouterr().out
+
+
+def test_a_resumed_run_drops_the_table_of_the_shorter_one(flags, folder):
+    run(flags)
+    assert (folder / "out/evaluation.json").exists()
+    claim(folder / "out", 4).close()
+    assert not (folder / "out/evaluation.json").exists()
+
+
+def test_how_to_resume_a_checkpoint_that_lacks_a_setting(tmp_path, monkeypatch):
+    (tmp_path / "checkpoint.pt").touch()
+    saved = {name: value for name, value in asdict(Config()).items() if name != "top_k"}
+    state = {"iteration": 1, "config": saved}
+    monkeypatch.setattr(log, "training_state", lambda path: state)
+    assert "1 of 200 steps are saved" in how_to_resume(Config(out_dir=str(tmp_path)))
+
+
+def test_a_large_network_gets_its_threads_back(monkeypatch):
+    monkeypatch.setattr(network, "THREADS", 2)
+    try:
+        for size, threads in ((10, 1), (1000, 2)):
+            set_threads(torch.nn.Linear(size, 1000))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(1)

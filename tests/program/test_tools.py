@@ -61,6 +61,15 @@ def test_the_fills_are_the_top_k_of_all_fills_with_their_exact_probabilities(wor
             assert math.exp(log_prob) == pytest.approx(every[text].item(), rel=1e-4)
 
 
+def test_probabilities_have_the_runs_temperature(world):
+    generator = load_model(world / "generator.pt", Generator)
+    masked = encode_prompt("the c_t", 16, "text")
+    plain = {text: math.exp(p) for text, p in fill.fill(generator, masked, k=30)}
+    total = sum(p * p for p in plain.values())
+    for text, p in fill.fill(generator, masked, k=30, temperature=0.5):
+        assert math.exp(p) == pytest.approx(plain[text] ** 2 / total, rel=1e-3)
+
+
 def test_a_run_is_shown_before_and_after_with_what_its_judge_accepts(trained, world, capsys):
     parts = printed(capsys, "the c_t _at", "--run=a", "--k=20")
     assert list(parts) == [f"before  {world}/generator.pt", "after   a/checkpoint.pt"]
