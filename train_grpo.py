@@ -30,10 +30,10 @@ from grpo.metrics import Rollout, StepMetrics, check_finite, fill_metrics
 from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_reference
 from grpo.run.checkpoint import load_checkpoint, save_checkpoint
 from grpo.run.config import load_config
+from grpo.run.fills import begin_fills, record_fills
 from grpo.run.load import load_data, load_models, load_rewards
 from grpo.run.log import Log
 from grpo.run.network import pick_device
-from grpo.tools import replay
 
 
 def grpo_step(policy, reference, rewards, optimizer, batch, config):
@@ -132,7 +132,7 @@ def main(arguments=(), quiet=False):
     # This opens the folder. From here on Ctrl-C only asks us to stop.
     with Log(config, start, quiet) as log:
         if is_first():  # of several processes
-            replay.begin(models.base, held_out, config, start)  # what grpo.tools.replay shows
+            begin_fills(models.base, held_out, config, start)  # what grpo.tools.replay shows
             log.say(peek(models, held_out, start))
         for step in range(start, config.max_iters):
             began = time.perf_counter()
@@ -150,14 +150,14 @@ def main(arguments=(), quiet=False):
             metrics["step_ms"] = 1000 * (time.perf_counter() - began)
             log.write(step, metrics)
             if is_first():
-                replay.record(policy, held_out, config, step)
+                record_fills(policy, held_out, config, step)
             stop = log.stop_requested()  # the signal, or 0; all processes agree
-            last = step + 1 == config.max_iters
-            if stop or last or (step + 1) % config.eval_interval == 0:
+            due = step + 1 == config.max_iters or (step + 1) % config.eval_interval == 0
+            if stop or due:
                 save_checkpoint(config, policy, reference, optimizer, step + 1)
             if stop:
                 sys.exit(128 + stop)  # `log` says how to resume
-            if is_first() and (last or (step + 1) % config.eval_interval == 0):
+            if is_first() and due:
                 log.say(peek(models, held_out, step + 1))
         log.end_training()  # everything is saved: from here on Ctrl-C ends the program at once
         stop = log.stop_requested()  # did a signal come during the last save?

@@ -23,8 +23,7 @@ BELOW = {
     "model.report": ["data", "grpo", "model.losses"],
     "grpo.run": ["data", "grpo", "model.transformer"],
     "grpo.evaluation": ["data", "grpo", "grpo.run"],
-    "grpo.tools.replay": ["data", "grpo", "grpo.run"],
-    "train_grpo": ["data", "grpo", "grpo.evaluation", "grpo.run", "grpo.tools.replay"],
+    "train_grpo": ["data", "grpo", "grpo.evaluation", "grpo.run"],
 }
 COMMANDS = ["grpo.evaluation.__main__", "grpo.tools", "model.pretrain"]  # they may import anything
 

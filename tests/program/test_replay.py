@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import browse, needs_browser, run
 
+import train_grpo
 from data.vocabulary import BLANK, VOCABULARY, decode
 from grpo.tools import replay
 
@@ -42,7 +43,7 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
     expected = []
 
     def spy(name):
-        real = getattr(replay, name)
+        real = getattr(train_grpo, name)
 
         @torch.no_grad()
         def function(policy, held_out, config, step):
@@ -63,8 +64,8 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
 
         return function
 
-    monkeypatch.setattr(replay, "begin", spy("begin"))
-    monkeypatch.setattr(replay, "record", spy("record"))
+    monkeypatch.setattr(train_grpo, "begin_fills", spy("begin_fills"))
+    monkeypatch.setattr(train_grpo, "record_fills", spy("record_fills"))
     run(flags, top_p=1, masking="word:0.5,random:0.5", learning_rate=0.1)
     header, *_ = lines = lines_of(tmp_path)
     assert [line["iteration"] for line in lines] == [-1, 0, 1, 2, 3]
