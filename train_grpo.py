@@ -24,9 +24,9 @@ from data.user_mistake import Mistake, exit_on_mistake
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, minibatches, seed_all
 from grpo.distributed import is_first, join_processes
-from grpo.evaluation.evaluate import evaluate, format_table, peek, try_out
+from grpo.evaluation.evaluate import evaluate, format_table, list_completions, peek, try_out
 from grpo.loss import grpo_loss, loss_weights
-from grpo.metrics import Rollout, StepMetrics, check_finite, fill_metrics
+from grpo.metrics import Rollout, UpdateMetrics, check_finite, rollout_metrics
 from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_reference
 from grpo.run.checkpoint import load_checkpoint, save_checkpoint
 from grpo.run.config import load_config
@@ -78,7 +78,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
 
     # 4. Update. The weights turn a sum over all blanks into the average we want. By default a blank
     #    weighs 1 / (B · G · blanks of its input).
-    metrics = StepMetrics(reward, parts, batch.mask)
+    metrics = UpdateMetrics()
     for epoch in range(config.num_iterations):
         for update in minibatches(batch, epoch, config):  # (b,) the numbers of its inputs
             weights = loss_weights(batch.mask[update], config)  # (b,T)
@@ -144,8 +144,8 @@ def main(arguments=(), quiet=False):
             rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
             # With reference_mode=ema or periodic the reference follows the policy.
             update_reference(reference.network, policy.network, step + 1, config)
-            metrics = check_finite(metrics, step)  # tensors to numbers; a NaN ends the run here
-            metrics |= fill_metrics(rollout, rule)
+            metrics = rollout_metrics(rollout, rule) | metrics
+            check_finite(metrics, step)  # a NaN ends the run here
             metrics["lr"] = learning_rate(step, config)
             metrics["step_ms"] = 1000 * (time.perf_counter() - began)
             log.write(step, metrics)
@@ -156,18 +156,19 @@ def main(arguments=(), quiet=False):
             if stop or due:
                 save_checkpoint(config, policy, reference, optimizer, step + 1)
             if stop:
-                sys.exit(128 + stop)  # `log` says how to resume
+                break
             if is_first() and due:
                 log.say(peek(models, held_out, step + 1))
         log.end_training()  # everything is saved: from here on Ctrl-C ends the program at once
-        stop = log.stop_requested()  # did a signal come during the last save?
+        stop = log.stop_requested()
         if stop:
-            sys.exit(128 + stop)
+            sys.exit(128 + stop)  # `log` says how to resume
         if not is_first():
             return None
         # How much is right on held-out inputs, before and after? And what does the judge think?
-        result, lines = evaluate(models, rewards, held_out, quiet=quiet)
-        log.table(result, lines, format_table(result))
+        result = evaluate(models, rewards, held_out, quiet=quiet)
+        completions = list_completions(models, rewards, held_out)
+        log.table(result, completions, format_table(result))
     return result
 
 

@@ -19,7 +19,8 @@ from data.dataset import make_if_missing, read_splits
 from data.sums.rule import right_answers
 from data.vocabulary import decode
 from grpo.batch import make_batch
-from grpo.evaluation.evaluate import argmax, best_of_16_by_judge
+from grpo.evaluation.rivals import best_by_word
+from grpo.reward import log_odds
 from grpo.run.checkpoint import LATEST, load_model
 from grpo.run.config import Config
 from grpo.run.network import make_judge, make_policy
@@ -64,9 +65,12 @@ def main() -> None:
             if args.kind == "even":
                 answers = [most_even(text) for text in masked]
             elif args.kind == "argmax":
-                answers = decode(argmax(policy(batch))[0])
+                answers = decode(policy(batch).best_guess())
             else:
-                answers = decode(best_of_16_by_judge(policy(batch), judge)[0])
+                q = policy(batch)
+                completions = q.sample().completions  # (1000,16,T)
+                scores = log_odds(judge, completions, batch)  # (1000,16,T)
+                answers = decode(best_by_word(q, completions, scores))
             lines += [f"{a}\t{b}\n" for a, b in zip(masked, answers)]
     Path(args.file).write_text("".join(lines), encoding="utf-8")
 

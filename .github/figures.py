@@ -154,7 +154,7 @@ def passes(run: str, latent: str) -> None:
         panel.label(x, row["right"], label, kind, **where)
 
     panel.rows = rows
-    ceiling = rows["exact marginals, sampled"]["right"]
+    ceiling = rows["exact marginals"]["right"]
     panel.line([(0.5, ceiling), (6.5, ceiling)], "d")
     panel.label(
         6.5, ceiling, "best if blanks are independent and no answer is dropped", "d", -4, -10, "end"
@@ -168,7 +168,7 @@ def passes(run: str, latent: str) -> None:
     other = Panel(570, 230, (0.5, 2.5), "two digits")
     other.rows = table(latent)
     other.ticks({1: "1", 2: "2"}, "forward passes")
-    ceiling = other.rows["exact marginals, sampled"]["right"]
+    ceiling = other.rows["exact marginals"]["right"]
     other.line([(0.5, ceiling), (2.5, ceiling)], "d")
     dot(other, "before, sampled", "latent, base", "c", dx=18)
     dot(other, "after, sampled", "latent, GRPO", "a", dx=18, dy=24)

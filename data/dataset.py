@@ -1,4 +1,4 @@
-"""Read a prepared text, a file of lines, or prompts, and draw batches of inputs with blanks.
+"""Read a text, a file of lines, or prompts, and draw batches of inputs with blanks.
 
 A batch is a function of its seed alone, and the number of the step is part of that seed. So a
 resumed run draws what it would have drawn anyway, and several processes draw the same inputs before
@@ -11,7 +11,6 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +23,10 @@ from data.per_word import number_words, words_between
 from data.sums.prepare import prepare as prepare_sums
 from data.sums.rule import is_right, right_answers
 from data.text.prepare import normalize, plain
-from data.text.prepare import prepare as prepare_text
 from data.user_mistake import Mistake
 from data.vocabulary import BLANK, MASK_ID, PAD, TEXT_CHARACTERS, VOCABULARY, decode, encode
 
-# What a first run makes if it isn't there: a function, and the command that does the same.
-SHIPPED = {
-    "text": (prepare_text, "data.text.prepare"),
-    "sums": (prepare_sums, "data.sums.prepare"),
-    "sums2": (partial(prepare_sums, digits=2), "data.sums.prepare --digits=2"),
-}
+DIGITS = {"sums": 3, "sums2": 2}  # of the datasets that a first run makes
 SPLITS = ("train", "val")
 KINDS = {"text": "a text", "sums": "sums", "lines": "lines that aren't all right sums"}
 
@@ -47,7 +40,7 @@ class Dataset:
     """
 
     inputs: Tensor  # (inputs,T)
-    text: Tensor  # (characters,) the tokens of the whole split
+    lines: list[str]  # the whole split; of a text, that's one line
     kind: str  # text, sums, or lines, which are anything else that comes line by line
     number_words: Callable  # numbers the hidden words: tokens, mask (B,T) -> (B,T)
 
@@ -62,7 +55,7 @@ class Dataset:
         """
         rng = np.random.default_rng(seed)
         drawn = torch.from_numpy(rng.integers(len(self.inputs), size=size))  # (B,)
-        tokens = self.inputs[drawn].long()  # (B,T)
+        tokens = self.inputs[drawn]  # (B,T)
         mask = tokens == MASK_ID  # (B,T)
         if mask.any():
             tokens = tokens.masked_fill(mask, VOCABULARY.index("a"))  # (B,T)
@@ -74,7 +67,7 @@ class Dataset:
     def check_masking(self, masking: str) -> None:
         """Raise a Mistake if a part of `masking` makes no sense for these inputs."""
         senseless = {"random", "word", "short"} if self.kind == "sums" else {"columns", "digits"}
-        if VOCABULARY.index(" ") not in self.text:
+        if not any(" " in line for line in self.lines):
             senseless |= {"word", "short"}
         if senseless & parse_masking(masking).keys():
             allowed = [name for name in MASKINGS if name not in senseless]
@@ -93,27 +86,20 @@ def typed_words(tokens: Tensor, mask: Tensor) -> Tensor:
     return words_between(tokens == VOCABULARY.index(" "), mask)
 
 
-def split_file(folder: Path, split: str) -> Path:
-    """Return the path of the train or val part of a dataset: SPLIT.txt, or else SPLIT.bin."""
-    file = folder / f"{split}.txt"
-    return file if file.exists() else file.with_suffix(".bin")
-
-
 def make_if_missing(dataset: str) -> None:
-    """Make a dataset that ships, unless both of its parts are there already."""
+    """Make the sums that ship, unless both of their parts are there already."""
     folder = find(Path("data", dataset))
-    if dataset not in SHIPPED or all(split_file(folder, split).exists() for split in SPLITS):
+    if dataset not in DIGITS or all((folder / f"{split}.txt").exists() for split in SPLITS):
         return
-    prepare, command = SHIPPED[dataset]
     print(f"making {folder}", flush=True)
     try:
-        prepare(folder)
+        prepare_sums(folder, DIGITS[dataset])
     except OSError as error:
         project, other = shlex.quote(str(PROJECT)), shlex.quote(str(Path.home() / dataset))
         raise Mistake(
-            f"{folder} can't be written ({error.strerror}); run"
-            f" `PYTHONPATH={project} python -m {command} --out_dir={other}`"
-            f" and add --dataset={other} to your command"
+            f"{folder} can't be written ({error.strerror}); run `PYTHONPATH={project} python -m"
+            f" data.sums.prepare --digits={DIGITS[dataset]} --out_dir={other}` and add"
+            f" --dataset={other} to your command"
         ) from None
 
 
@@ -123,65 +109,51 @@ def read_splits(dataset: str, block_size: int) -> tuple[Dataset, Dataset]:
     Raises a Mistake if there's nothing in val that train doesn't have.
     """
     folder = find(Path("data", dataset))
-    train, val = (read_dataset(folder, split, block_size) for split in SPLITS)
-    if train.kind == "text":
-        leaked = decode(val.text)[0] in decode(train.text)[0]
-    else:
-        leaked = set(decode(val.inputs)) <= set(decode(train.inputs))
-    if leaked:
+    train, val = (read_dataset(folder / f"{split}.txt", block_size) for split in SPLITS)
+    if set(val.lines) <= set(train.lines):
         raise Mistake(
             f"{folder}: all of val is in train, so nothing is held out; change one of them"
         )
     return train, val
 
 
-def read_dataset(folder: str | Path, split: str, block_size: int) -> Dataset:
-    """Read the train or val part of a dataset, or raise a Mistake that says what's wrong with it.
+def read_dataset(file: Path, block_size: int) -> Dataset:
+    """Read train.txt or val.txt, or raise a Mistake that says what's wrong with it.
 
-    Every window of block_size characters of a text is an input, and every line of a .txt file.
+    If all lines have block_size characters, each is an input, and if all of them are right sums,
+    that's what they are. Any other file is a text: every window of block_size characters is an
+    input, and each run of blanks a word.
     """
-    file = split_file(Path(folder), split)
-    return (read_lines if file.suffix == ".txt" else read_windows)(file, block_size)
-
-
-def read_windows(file: Path, block_size: int) -> Dataset:
-    """Read a prepared text. Each run of blanks is a word."""
-    out = shlex.quote(str(file.parent))
-    make = f"make it with: python -m data.text.prepare --input=FILE --out_dir={out}"
     if not file.exists():
-        raise Mistake(f"there is no {file}, nor a {file.stem}.txt; {make}")
-    text = torch.from_numpy(np.fromfile(file, dtype=np.uint8))  # (characters,)
-    if len(text) < block_size:
-        raise Mistake(
-            f"{file} has {len(text)} characters, fewer than block_size={block_size};"
-            f" lower block_size, or use a longer text and {make}"
-        )
-    if text.max() >= MASK_ID:
-        raise Mistake(f"{file} holds no text of a to z; {make}")
-    windows = text.unfold(0, block_size, 1)  # (windows,T), which share the memory of `text`
-    return Dataset(windows, text, "text", lambda _, mask: number_words(mask))
-
-
-def read_lines(file: Path, block_size: int) -> Dataset:
-    """Read a file of lines of block_size characters each. They're sums if all of them are right."""
+        out = shlex.quote(str(file.parent))
+        make = f"python -m data.text.prepare --input=FILE --out_dir={out}"
+        raise Mistake(f"there is no {file}; write lines to it, or make it from a text: {make}")
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise Mistake(f"{file} isn't UTF-8 ({error.reason}); save it as UTF-8") from None
-    lengths = sorted(set(map(len, lines)))
-    if lengths != [block_size]:
-        raise Mistake(
-            f"the lines of {file} have {lengths[:3]} characters, but block_size={block_size}; give"
-            " all lines the same length, and set block_size to it"
-        )
+    is_text = set(map(len, lines)) != {block_size}
+    if is_text:
+        lines = [" ".join(lines)]
     text = "".join(lines)
-    allowed = VOCABULARY.replace(BLANK, "")
+    allowed = VOCABULARY[:MASK_ID] if is_text else VOCABULARY.replace(BLANK, "")
     unknown = "".join(sorted(set(text) - set(allowed)))
     if unknown:
-        raise Mistake(f"{file} has the characters {unknown!r:.100}; use only {allowed!r}")
+        raise Mistake(
+            f"{file} has the characters {unknown!r:.100}; use only a to z and spaces, or lines of"
+            f" exactly block_size={block_size} characters from {VOCABULARY!r}"
+        )
+    if len(text) < block_size:
+        raise Mistake(
+            f"{file} has {len(text)} characters, fewer than block_size={block_size}; lower"
+            " block_size, or use a longer text"
+        )
     tokens = encode(text)  # (characters,)
+    if is_text:  # (windows,T), which share the memory of `tokens`
+        windows = tokens.unfold(0, block_size, 1)
+        return Dataset(windows, lines, "text", lambda _, mask: number_words(mask))
     kind = "sums" if all(map(is_right, lines)) else "lines"
-    return Dataset(tokens.view(-1, block_size), tokens, kind, typed_words)
+    return Dataset(tokens.view(-1, block_size), lines, kind, typed_words)
 
 
 def encode_prompt(

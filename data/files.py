@@ -38,14 +38,15 @@ def write_whole(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_dataset(folder: str | Path, suffix: str, train: bytes, val: bytes) -> None:
-    """Write train and val so that a kill at any moment leaves both of them, or no dataset.
+def write_dataset(folder: str | Path, train: list[str], val: list[str]) -> None:
+    """Write lines as train.txt and val.txt, so that a kill leaves both of them or no dataset.
 
     train goes last. A val without it is what a killed program left behind, and is replaced. Raises
     a Mistake if the folder holds a different dataset.
     """
-    train_file, val_file = (Path(folder, name + suffix) for name in ("train", "val"))
+    train_file, val_file = (Path(folder, f"{split}.txt") for split in ("train", "val"))
     files = {val_file: val, train_file: train}
+    files = {file: "\n".join([*lines, ""]).encode() for file, lines in files.items()}
     for file, content in files.items():
         if train_file.exists() and file.exists() and file.read_bytes() != content:
             raise Mistake(f"{file} holds other data; remove it, or name another --out_dir")

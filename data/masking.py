@@ -73,17 +73,16 @@ def parse_masking(text: str) -> dict[str, float]:
     weights = {}
     for part in text.split(","):
         name, _, weight = part.strip().partition(":")
-        if name in weights:
-            raise Mistake(f"masking={text!r}: {name} occurs twice; name it once")
         try:
-            weights[name] = float(weight or 1)
+            number = float(weight or 1)
         except ValueError:
-            weights[name] = 0.0
-        if name not in MASKINGS or not 0 < weights[name] <= 1e9:
+            number = 0.0
+        if name not in MASKINGS or name in weights or not 0 < number <= 1e9:
             raise Mistake(
-                f"masking={text!r}: {part!r} is not allowed; write NAME or NAME:WEIGHT, where NAME"
-                f" is one of {', '.join(MASKINGS)}, and WEIGHT is above 0 and at most 1e9"
+                f"masking={text!r}: {part!r} is not allowed; write NAME or NAME:WEIGHT, where each"
+                f" NAME is another one of {', '.join(MASKINGS)}, and 0 < WEIGHT <= 1e9"
             )
+        weights[name] = number
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
 

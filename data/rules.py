@@ -1,7 +1,6 @@
 """Which fills are good? A rule decides: for the reward, the bar and the table alike.
 
-A rule has a `name`. `one_answer` says whether the hidden text is the only answer we were looking
-for. A rule finds the gaps of a text, and judges what's in them:
+A rule has a `name`, finds the gaps of a text, and judges what's in them:
 
     gaps(original, mask)       lists (start, end) of each gap of a text, whose blanks are in `mask`
     is_good(fill, start, end)  tells whether fill[start:end] is good
@@ -12,6 +11,7 @@ Shapes: B masked inputs, T characters, G completions of each.
 """
 
 import re
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -30,11 +30,10 @@ class WordRule:
     """
 
     name = "valid_words"
-    one_answer = True
 
     def __init__(self, text: str, cut: bool = True):
-        """Collect the words of `text`: those of two letters or more, and "a" and "i"."""
-        self.lexicon = {word for word in WORD.findall(text) if len(word) > 1 or word in "ai"}
+        """Count the words of `text`: those of two letters or more, and "a" and "i"."""
+        self.lexicon = Counter(w for w in WORD.findall(text) if len(w) > 1 or w in "ai")
         self.cut = cut
 
     def gaps(self, original, mask):
@@ -55,7 +54,6 @@ class SumRule:
     """A gap is a whole sum. A fill is good if the sum is right, and usually many are."""
 
     name = "right"
-    one_answer = False
 
     def gaps(self, original, mask):
         return [(0, len(original))]
@@ -67,7 +65,7 @@ class SumRule:
 def pick_rule(train: Dataset, cut: bool = True) -> WordRule | SumRule | None:
     """Return the rule that fits a dataset. Lines that aren't sums have none."""
     if train.kind == "text":
-        return WordRule(*decode(train.text), cut)
+        return WordRule(train.lines[0], cut)
     return SumRule() if train.kind == "sums" else None
 
 

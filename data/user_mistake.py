@@ -1,7 +1,6 @@
 """A user's mistake ends a program with one line on stderr and exit code 2."""
 
 import contextlib
-import os
 import signal
 import sys
 import traceback
@@ -15,14 +14,6 @@ class Mistake(Exception):
     """
 
 
-def flush() -> None:
-    """Print what's left of the output. If nobody reads it anymore, throw it away."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 @contextlib.contextmanager
 def exit_on_mistake(program: str):
     """Turn a user's mistake into one line on stderr and exit code 2.
@@ -33,8 +24,6 @@ def exit_on_mistake(program: str):
         yield
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # nobody reads what we print, as in `--help | head`
-        sys.exit(1)
     except OSError as error:
         if not error.filename:
             raise
@@ -46,5 +35,3 @@ def exit_on_mistake(program: str):
             traceback.print_exception(error.__cause__)
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(2)
-    finally:
-        flush()

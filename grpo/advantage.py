@@ -30,7 +30,7 @@ def minus_mean_of_others(reward: Tensor) -> Tensor:
     It's G/(G−1) times `minus_mean`, and the one whose expectation is the policy gradient itself.
     """
     G = reward.shape[1]
-    return minus_mean(reward) * (G / (G - 1))
+    return (reward - reward.mean(dim=1, keepdim=True)) * (G / (G - 1))
 
 
 def minus_nothing(reward: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Let a CUDA kernel draw and score in place of the PyTorch code in `grpo/policy.py`.
 
 The kernel is three short functions in kernel.cu, and each does in one launch what takes PyTorch
-some ten to twenty. `choose` decides, once per run, whether to use it. NVRTC, CUDA's compiler as a
-library, compiles it when the run starts, so there's no build step and nothing to install besides
-PyTorch's own CUDA packages.
+some ten to twenty. `usable` decides, when a run starts, whether to use it. NVRTC, CUDA's compiler
+as a library, compiles it then, so there's no build step and nothing to install besides PyTorch's
+own CUDA packages.
 
 Shapes: B masked inputs, T characters, G completions of each input, V vocabulary.
 """
@@ -24,33 +24,30 @@ SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 32  # per block; small blocks spread a small batch over more of the GPU
 
 
-def choose(config, device, network) -> str:
-    """Pick who draws and scores in this run: "cuda" for the kernel, or "torch".
+def usable(config, device, network) -> bool:
+    """Tell whether the kernel draws and scores in this run.
 
     Raises a Mistake if config.kernel insists on "cuda" and the kernel can't do it.
     """
     if config.kernel == "torch":
-        return "torch"
+        return False
     if device.type != "cuda":
         reason = f"it needs a CUDA device, and this run is on {device.type}"
-    elif network.n_latent > 1:
-        reason = f"it can't handle a latent, and the generator has n_latent={network.n_latent}"
-    elif truncates(config) or config.repetition_penalty != 1:
-        reason = "it knows no top_k, top_p, min_p, xtc_probability or repetition_penalty"
+    elif network.n_latent > 1 or truncates(config) or config.repetition_penalty != 1:
+        reason = "it knows no latent, truncation or repetition_penalty"
     else:
         try:
             if agrees(device, network.vocab_size):
-                return "cuda"
+                return True
             reason = "on this device its results differ from PyTorch's"
         except (ImportError, OSError, RuntimeError) as error:  # no cuda.bindings, no NVRTC, ...
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        if config.kernel == "auto":
-            say_once(
-                f"the CUDA kernel can't run, so PyTorch does its work: {reason}", file=sys.stderr
-            )
     if config.kernel == "cuda":
         raise Mistake(f"kernel=cuda can't run: {reason}; set kernel=auto or kernel=torch")
-    return "torch"
+    if device.type == "cuda":
+        line = f"the CUDA kernel can't run, so PyTorch does its work: {reason}"
+        say_once(line, file=sys.stderr)
+    return False
 
 
 say_once = functools.cache(print)  # a run has several networks, and one line is enough

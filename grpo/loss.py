@@ -11,8 +11,6 @@ it.
 Shapes: B masked inputs, b inputs of an update, T characters, G completions of each input.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -162,16 +160,6 @@ def loss_weights(mask: Tensor, config) -> Tensor:
     return LOSS_TYPES[config.loss_type](mask.float(), config)
 
 
-@dataclass
-class Terms:
-    """The loss of a micro-batch, two of its terms, and how many characters were clipped."""
-
-    loss: Tensor  # ()
-    pg_loss: Tensor  # () the policy gradient's part
-    kl_penalty: Tensor  # () β·KL
-    clipped: Tensor  # ()
-
-
 def grpo_loss(
     now: Scores,  # of the completions under the current policy
     old: Scores,  # of the same completions under the policy that drew them
@@ -179,17 +167,16 @@ def grpo_loss(
     mask: Tensor,  # (B,T)
     weights: Tensor,  # (B,T) from `loss_weights`
     config,
-) -> tuple[Tensor, Terms]:
-    """Compute the loss of one micro-batch: -> a scalar, and its `Terms`."""
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the loss of one micro-batch: -> a scalar, and its metrics {name: scalar}."""
     objective, stopped = OBJECTIVES[config.objective](now.logp, old.logp, advantages, mask, config)
-    kl = KL_ESTIMATORS[config.kl_estimator](now)  # (B,1,T) or (B,G,T)
+    kl = KL_ESTIMATORS[config.kl_estimator](now).expand_as(objective)  # (B,G,T)
+    entropy = now.entropy[:, None].expand_as(objective)  # (B,G,T) the G draws share it
+    weights = weights[:, None]  # (B,1,T)
 
-    def weighted(x):
-        """Sum weights · x over all draws. x is (B,G,T), or (B,1,T) if the G draws share it."""
-        return (weights[:, None] * x.expand_as(objective)).sum()
-
-    pg_loss = -weighted(objective)
-    kl_penalty = config.kl_beta * weighted(kl)
-    loss = pg_loss + kl_penalty - config.entropy_coef * weighted(now.entropy[:, None])
-    clipped = (stopped & mask[:, None]).sum()
-    return loss, Terms(loss, pg_loss, kl_penalty, clipped)
+    pg_loss = -(weights * objective).sum()
+    kl_penalty = config.kl_beta * (weights * kl).sum()
+    loss = pg_loss + kl_penalty - config.entropy_coef * (weights * entropy).sum()
+    clipped = (stopped & mask[:, None]).sum() / objective.shape[1]
+    terms = {"clip_ratio": clipped, "loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty}
+    return loss, terms

@@ -1,9 +1,9 @@
 """Compute the metrics of one step.
 
-`StepMetrics` computes metrics as tensors, and never makes the CPU wait for a GPU. METRICS holds
-functions of the finished step: to add a metric of your own, write such a function and add a line.
-It then appears in metrics.jsonl. If you want to see it in the
-progress bar, too, add it to SHOWN in grpo/run/log.py.
+`rollout_metrics` looks at what was drawn, and at what it earned. `UpdateMetrics` collects what the
+updates give, as tensors, and never makes the CPU wait for a GPU. To add a metric of your own, add a
+line to either. It then appears in metrics.jsonl. If you want to see it in the progress bar, too,
+add it to SHOWN in grpo/run/log.py.
 
 Shapes: B inputs, T characters, G completions of each input.
 """
@@ -15,29 +15,25 @@ import torch
 from torch import Tensor
 
 from data.per_word import mean_over_blanks
-from data.rules import check_gaps
+from data.rules import SumRule, WordRule, check_gaps
 from grpo.advantage import INDISTINCT
 from grpo.batch import Batch
 from grpo.distributed import gather, total_over_processes
-from grpo.loss import Terms
 from grpo.policy import Fills, Scores
 from grpo.reward import accepts, fooled
 
 PER_BLANK = ("entropy", "mean_log_prob", "mean_kl", "approx_kl", "clip_ratio")
 
 
-def check_finite(metrics, step):
-    """Turn {metric: scalar tensor} into {metric: number}, and wait for the device only once.
+def check_finite(metrics: dict[str, float], step: int) -> None:
+    """Raise FloatingPointError for the first metric that is not finite.
 
-    Raises FloatingPointError for the first metric that is not finite. A metric that others are
-    computed from comes before them, so this is where the trouble began.
+    A metric that others are computed from comes before them, so this is where the trouble began.
     """
-    numbers = dict(zip(metrics, torch.stack(list(metrics.values())).tolist()))
-    for name, number in numbers.items():
+    for name, number in metrics.items():
         if not math.isfinite(number):
             line = f"step {step}: {name} is {number}, so an update was skipped"
             raise FloatingPointError(f"{line}; lower learning_rate, or check models and reward")
-    return numbers
 
 
 @dataclass(frozen=True)
@@ -52,32 +48,19 @@ class Rollout:
     advantages: Tensor  # (B,G,T)
 
 
-class StepMetrics:
-    """Collect the metrics of a step: append what each update gives, average at the end.
+class UpdateMetrics:
+    """Collect the metrics of a step's updates: append what each gives, average at the end.
 
     Within an update the metrics in PER_BLANK are means over all of its blanks, in whichever
     micro-batch and process those are. The losses of its micro-batches add up.
     """
 
-    def __init__(self, reward: Tensor, parts: dict[str, Tensor], mask: Tensor):
-        """Compute the rollout's metrics from its rewards (B,G,T), and the mask (B,T)."""
-        mask = gather(mask)
-        total = mean_over_blanks(gather(reward), mask)  # (B,G)
-        span = total.amax(dim=1) - total.amin(dim=1)  # (B,)
-        self.rollout = {
-            f"reward_{name}": mean_over_blanks(gather(part), mask).mean()
-            for name, part in parts.items()
-        }
-        self.rollout |= {
-            "mean_reward": total.mean(),
-            "std_reward": total.std(dim=1, correction=0).mean(),
-            "frac_reward_zero_std": (span <= INDISTINCT).float().mean(),
-        }
+    def __init__(self):
         self.micro_batches = []  # of the update at hand, {name: sum}
         self.updates = []  # {name: mean}
 
     @torch.no_grad()
-    def add(self, now: Scores, old: Scores, terms: Terms, mask: Tensor) -> None:
+    def add(self, now: Scores, old: Scores, terms: dict[str, Tensor], mask: Tensor) -> None:
         """Add the sums of one micro-batch over its blanks, where mask (B,T) is True."""
         G = now.logp.shape[1]
         moved = now.logp - old.logp  # (B,G,T)
@@ -87,10 +70,7 @@ class StepMetrics:
             "mean_log_prob": now.logp.sum() / G,
             "mean_kl": now.kl.sum(),
             "approx_kl": (moved.exp() - 1 - moved).sum() / G,  # k3, of the policy that drew and now
-            "clip_ratio": terms.clipped / G,
-            "loss": terms.loss,
-            "pg_loss": terms.pg_loss,
-            "kl_penalty": terms.kl_penalty,
+            **terms,
         }
         self.micro_batches.append({name: x.detach().float() for name, x in sums.items()})
 
@@ -104,49 +84,42 @@ class StepMetrics:
         self.updates.append(means | {"grad_norm": grad_norm})
         self.micro_batches = []
 
-    def result(self) -> dict[str, Tensor]:
-        """Average over the updates: -> {name: scalar tensor}."""
-        n = len(self.updates)
-        means = {name: sum(each[name] for each in self.updates) / n for name in self.updates[0]}
-        return self.rollout | means
+    def result(self) -> dict[str, float]:
+        """Average over the updates."""
+        names, n = self.updates[0], len(self.updates)
+        return {name: float(sum(each[name] for each in self.updates) / n) for name in names}
 
 
-def different_fills(rollout):
-    """Count the different completions of each group, and average the counts over the groups."""
-    groups = gather(rollout.fills.completions).tolist()  # (B,G,T)
-    return sum(len(set(map(tuple, group))) for group in groups) / len(groups)
-
-
-def mean_advantage(rollout):
-    """Average the advantages over all blanks. Far from 0, the baseline is off."""
-    mask = gather(rollout.batch.mask)[:, None]  # (B,1,T)
-    advantages = gather(rollout.advantages)  # (B,G,T)
-    return (advantages * mask).sum() / (mask.sum() * advantages.shape[1]).clamp(min=1)
-
-
-METRICS = {
-    "different_fills": different_fills,
-    "mean_advantage": mean_advantage,
-}  # {name: function of a `Rollout`, to a number}
-
-
-def fill_metrics(rollout: Rollout, rule) -> dict[str, float]:
-    """Compute the METRICS of a step, and what the rule and the judge say about its completions.
+def rollout_metrics(rollout: Rollout, rule: WordRule | SumRule | None) -> dict[str, float]:
+    """Compute what a step's completions earned, and what the rule and the judge say about them.
 
     The share of gaps that are filled well has the rule's name (data/rules.py). `accepts` and
     `fooled` need the judge to be a part of the reward.
     """
     batch, completions = rollout.batch, rollout.fills.completions
-    metrics = {}
+    mask = gather(batch.mask)  # (B,T) of all processes, like everything below
+    reward = mean_over_blanks(gather(rollout.reward), mask)  # (B,G)
+    span = reward.amax(dim=1) - reward.amin(dim=1)  # (B,)
+    groups = gather(completions)  # (B,G,T)
+    metrics = {
+        f"reward_{name}": mean_over_blanks(gather(part), mask).mean()
+        for name, part in rollout.parts.items()
+    }
+    metrics["mean_reward"] = reward.mean()
+    metrics["std_reward"] = reward.std(dim=1, correction=0).mean()
+    metrics["frac_reward_zero_std"] = (span <= INDISTINCT).float().mean()
+    metrics["different_fills"] = sum(len(group.unique(dim=0)) for group in groups) / len(groups)
+    # far from 0, the baseline is off
+    advantages = gather(rollout.advantages) * mask[:, None]  # (B,G,T)
+    metrics["mean_advantage"] = advantages.sum() / (mask.sum() * reward.shape[1]).clamp(min=1)
     good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)  # (B,G,T), (B,T)
     good, gaps = gather(good), gather(gaps)
     if rule:
-        metrics[rule.name] = good.sum() / (gaps.sum() * completions.shape[1]).clamp(min=1)
+        metrics[rule.name] = good.sum() / (gaps.sum() * good.shape[1]).clamp(min=1)
     if "judge" in rollout.parts:
         scores = gather(rollout.parts["judge"])  # (B,G,T)
         metrics["accepts"] = accepts(scores, gather(batch.words)).mean()
         share = fooled(scores, good, gaps)
         if share is not None:
             metrics["fooled"] = share
-    metrics |= {name: function(rollout) for name, function in METRICS.items()}
     return {name: float(x) for name, x in metrics.items()}

@@ -36,7 +36,7 @@ FEW = 20  # with fewer wrong fills, `fooled` is too noisy to report
 
 
 @torch.no_grad()
-def judge_logits(judge, completions):
+def judge_logits(judge: Callable, completions: Tensor) -> Tensor:
     """Ask the judge for the logit of every character: completions (B,G,T) -> (B,G,T).
 
     We judge equal completions only once, in batches that all have the same shape.
@@ -48,19 +48,15 @@ def judge_logits(judge, completions):
     return logits.float()[which].view(completions.shape)
 
 
-def log_odds(judge, completions, words):
+def log_odds(judge: Callable, completions: Tensor, batch: Batch) -> Tensor:
     """Score each hidden word by the judge's log-odds that it is from the text: -> (B,G,T).
 
     A well trained judge's log-odds of a word are log(p/q_ref). Here p is the word's probability in
     real text, and q_ref is its probability under the generator whose draws the judge learned from
     (model/losses.py). Every letter gets the score of its word, in nats, within ±8.
     """
-    return mean_over_words(judge_logits(judge, completions), words).clamp(-SUREST, SUREST)
-
-
-def judge_reward(judge, completions, batch):
-    """Reward each letter with the judge's log-odds that its word is real: -> (B,G,T)."""
-    return log_odds(judge, completions, batch.words)
+    logits = judge_logits(judge, completions)  # (B,G,T)
+    return mean_over_words(logits, batch.words).clamp(-SUREST, SUREST)
 
 
 def accepts(scores: Tensor, words: Tensor) -> Tensor:
@@ -82,7 +78,7 @@ def fooled(scores: Tensor, good: Tensor, gaps: Tensor) -> Tensor | None:
     return (scores[wrong] > 0).float().mean() if wrong.sum() >= FEW else None
 
 
-def rule_reward(rule, completions, batch):
+def rule_reward(rule, completions: Tensor, batch: Batch) -> Tensor:
     """Reward a completion with the share of its gaps that are filled well: -> (B,G)."""
     good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)  # (B,G,T), (B,T)
     return good.sum(dim=-1) / gaps.sum(dim=-1, keepdim=True).clamp(min=1)

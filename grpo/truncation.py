@@ -108,15 +108,11 @@ def penalize_repetition(logits: Tensor, batch, blank: int, penalty: float) -> Te
     """Make characters of the visible text less likely: logits (B,T,...,V) -> (B,T,...,V).
 
     CTRL (1909.05858, section 4.1) divides logits by the penalty. That would raise a negative one,
-    so we multiply those, as others do. A constant added to all logits changes no probability and
-    shouldn't decide which are negative: we center them first.
+    so we multiply those, as others do.
     """
     V = logits.shape[-1]
     visible = batch.masked.masked_fill(batch.mask | (batch.masked < 0), blank)  # (B,T)
     seen = torch.zeros(len(visible), V, dtype=torch.bool, device=visible.device)
     seen = seen.scatter(1, visible, True)  # (B,V)
     seen = seen.view(-1, *(1,) * (logits.dim() - 2), V)  # (B,1,...,V)
-    characters = torch.cat([logits[..., :blank], logits[..., blank + 1 :]], dim=-1)  # (B,T,...,V-1)
-    centered = logits - characters.mean(dim=-1, keepdim=True)  # (B,T,...,V)
-    penalized = torch.where(centered > 0, centered / penalty, centered * penalty)
-    return torch.where(seen, penalized, centered)
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)

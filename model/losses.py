@@ -47,21 +47,17 @@ def read_answers(path: str, block_size: int) -> tuple[Tensor, Tensor]:  # each (
 
     Raises a Mistake that names the first line that isn't like that.
     """
-    lines = [line.split("\t") for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    for i, line in enumerate(lines, 1):
-        text = "".join(line)
-        if len(text) != 2 * block_size or len(line) != 2 or set(text) - set(VOCABULARY):
+    allowed = set(VOCABULARY.replace(BLANK, ""))
+    lines = Path(path).read_text(encoding="utf-8").splitlines() or [""]
+    pairs = [line.split("\t") for line in lines]
+    for i, pair in enumerate(pairs, 1):
+        fits = [len(text) for text in pair] == [block_size, block_size] and set(pair[1]) <= allowed
+        if not fits or any(a not in (BLANK, b) for a, b in zip(*pair)):
             raise Mistake(
-                f"answers={path}: line {i} isn't a masked input, a tab and its answer, of"
-                f" block_size={block_size} characters each; change it"
+                f"answers={path}: line {i} isn't a masked input, a tab, and the input with all"
+                f" blanks filled, of block_size={block_size} characters each; change it"
             )
-        if BLANK in line[1] or any(a not in (BLANK, b) for a, b in zip(*line)):
-            raise Mistake(
-                f"answers={path}: line {i} has to fill all blanks, and nothing else; change it"
-            )
-    if not lines:
-        raise Mistake(f"answers={path} is empty; write a masked input, a tab and its answer")
-    masked, answers = (torch.stack([encode(text) for text in texts]) for texts in zip(*lines))
+    masked, answers = (torch.stack([encode(text) for text in texts]) for texts in zip(*pairs))
     return masked, answers
 
 

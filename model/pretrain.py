@@ -88,6 +88,8 @@ def fit(name, model, loss_fn, steps, learning_rate):
     bar = tqdm(range(steps), desc=name, dynamic_ncols=True)
     for step in bar:
         loss = loss_fn(step)
+        if not loss.isfinite():
+            raise FloatingPointError(f"{name}: the loss of step {step} is {loss.item()}")
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:

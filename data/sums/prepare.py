@@ -52,8 +52,7 @@ def prepare(out_dir: str | Path, digits: int = 3, held_out: str = "report") -> N
     split = split_results(digits)
     train = draw_sums(split["train"], digits, TRAIN, seed=1)
     val = draw_sums(split[held_out], digits, VAL, seed=2)
-    files = ["\n".join([*lines, ""]).encode() for lines in (train, val)]
-    write_dataset(out_dir, ".txt", *files)
+    write_dataset(out_dir, train, val)
 
 
 def main(argv: list[str] | None = None) -> None:

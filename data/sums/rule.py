@@ -34,34 +34,23 @@ def right_answers(masked: str) -> list[str]:
     return [text for text in answers if pattern.fullmatch(text) and is_right(text)]
 
 
-def perfect_blanks(masked_texts: list[str], n: int = 16) -> dict[str, dict[str, float]]:
-    """Compute the ceiling for independent blanks: {how: figures}, averaged over the inputs.
+def perfect_blanks(masked_texts: list[str], n: int = 16) -> dict[str, float]:
+    """Compute the ceiling for independent blanks: -> {column: number}, averaged over the inputs.
 
     All right answers of an input are equally likely (data/sums/prepare.py). So we give each blank
     its exact marginal over these answers. Cross-entropy can't do better than that.
 
-    sampled    draw all blanks: the probability of a right sum, and the expected number of different
-               right answers among n draws
-    argmax     give each blank its most likely digit, ties broken at random
+    right            the probability that a draw is right
+    different_right  the expected number of different right answers among n draws
     """
-    total = {"sampled": 0.0, "argmax": 0.0, "different": 0.0}
+    right = different = 0.0
     for masked in masked_texts:
         answers = right_answers(masked)
-        each = [1.0] * len(answers)  # the probability that this answer is drawn
-        surest = [1.0] * len(answers)  # the same if every blank gets its most likely digit
+        probability = [1.0] * len(answers)  # of drawing this answer
         for place in [i for i, c in enumerate(masked) if c == BLANK]:
-            digits = [answer[place] for answer in answers]
-            count = Counter(digits)
-            most = max(count.values())
-            ties = [digit for digit in count if count[digit] == most]
-            for i, digit in enumerate(digits):
-                each[i] *= count[digit] / len(digits)
-                surest[i] *= (digit in ties) / len(ties)
-        total["sampled"] += sum(each)
-        total["argmax"] += sum(surest)
-        total["different"] += sum(1 - (1 - p) ** n for p in each)
-    mean = {name: value / len(masked_texts) for name, value in total.items()}
-    return {
-        "sampled": {"right": mean["sampled"], "different_right": mean["different"]},
-        "argmax": {"right": mean["argmax"]},
-    }
+            count = Counter(answer[place] for answer in answers)
+            for i, answer in enumerate(answers):
+                probability[i] *= count[answer[place]] / len(answers)
+        right += sum(probability)
+        different += sum(1 - (1 - p) ** n for p in probability)
+    return {"right": right / len(masked_texts), "different_right": different / len(masked_texts)}

@@ -3,7 +3,6 @@
     python -m grpo.evaluation out                        # prints the table that the run made
     python -m grpo.evaluation out-*                      # compares runs: means over seeds
     python -m grpo.evaluation out --again                # measures again, with the slow rows, too
-    python -m grpo.evaluation out --eval_seed=1          # measures on other inputs, saves nothing
     python -m grpo.evaluation out --reward=judge,A.pt    # asks these judges, saves nothing
 
 Runs that differ only in their seed are averaged. If that's all of them, you get the whole table.
@@ -18,11 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.user_mistake import Mistake, exit_on_mistake
-from grpo.evaluation.evaluate import evaluate, format_rows, format_table
-from grpo.run.checkpoint import LATEST, training_state
-from grpo.run.config import Parser, number, saved_settings
-from grpo.run.load import EVALUATION_SEED, load_run
+from grpo.evaluation.evaluate import evaluate, format_rows, format_table, list_completions
+from grpo.run.checkpoint import LATEST, load_weights, read, training_state
+from grpo.run.config import Parser, saved_settings
+from grpo.run.load import load_data, load_models, load_rewards
 from grpo.run.log import save_table
+from grpo.run.network import pick_device
 from grpo.run.runs import group_runs, read_json
 
 
@@ -49,14 +49,19 @@ def again(args: Namespace) -> str:
     """Measure a run again. Saves the table if the inputs and the reward are the run's own."""
     (out_dir,) = args.out_dir
     path = Path(out_dir) / LATEST
-    given = {name: getattr(args, name) for name in ("reward", "device") if getattr(args, name)}
+    given = {"reward": args.reward} if args.reward else {}
+    content = read(path)
     own = saved_settings(training_state(path), given, path)
     # the table needs no reference, and its file may be gone
     config = replace(own, reference_checkpoint="", **given)
-    run = load_run(config, path, args.eval_seed)
-    result, lines = evaluate(run.models, run.rewards, run.held_out, everything=True)
-    if args.eval_seed == EVALUATION_SEED and config.reward == own.reward:
-        save_table(out_dir, result, lines)
+    device = pick_device(config.device)
+    models = load_models(config, device)
+    load_weights(models.policy.network, content["weights"], path)
+    _, rule, held_out = load_data(config, device)
+    rewards = load_rewards(config, models.judge, rule, device)
+    result = evaluate(models, rewards, held_out, everything=True)
+    if config.reward == own.reward:
+        save_table(out_dir, result, list_completions(models, rewards, held_out))
     return format_table(result)
 
 
@@ -65,13 +70,10 @@ def main(arguments: list[str] | None = None) -> None:
     add = parser.add_argument
     add("out_dir", nargs="+", help="the folder of a run; several are compared")
     add("--again", action="store_true", help="measure again, and save the table")
-    seed = number(int, 0, 2**32)
-    add("--eval_seed", type=seed, default=EVALUATION_SEED, help="chooses the held-out inputs")
     add("--reward", help="measure this reward; if it's a FILE.py, it runs")
-    add("--device", help="where to compute; default: the run's device")
     with exit_on_mistake("evaluation"):
         args = parser.parse_args(arguments)
-        if not (args.again or args.reward or args.device or args.eval_seed != EVALUATION_SEED):
+        if not (args.again or args.reward):
             print(compare(args.out_dir))
         elif len(args.out_dir) > 1:
             raise Mistake("only one run can be measured at a time; name one out_dir")

@@ -8,94 +8,91 @@ get without GRPO. config/README.md says what each row and column is.
 Shapes: N held-out inputs, n completions of each, T characters.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data.per_word import mean_over_blanks, same_word
-from data.rules import check_gaps
+from data.per_word import begins_word, mean_over_blanks, mean_over_words
+from data.rules import SumRule, WordRule, check_gaps
 from data.sums.rule import perfect_blanks
 from data.vocabulary import decode, highlight
 from grpo.evaluation.rivals import best_by_word, fill_in_passes, fill_with_common_words
-from grpo.policy import Product
 from grpo.reward import Rewards, accepts, fooled, log_odds
 from grpo.run.load import SAMPLES, HeldOut, Models
 from grpo.run.network import uncompiled
 
-COLUMNS = {  # {the name in evaluation.json: (the title in the table, decimal places)}
-    "right": ("right", 3),
-    "valid_words": ("valid", 3),
-    "exact": ("exact", 3),
-    "accepts": ("accepts", 3),
-    "fooled": ("fooled", 3),
-    "distinct_words": ("distinct", 3),
-    "different_right": ("in 16", 2),
-    "different_valid_words": ("in 16", 2),
-    "pass@16": ("pass@16", 3),
-    "passes": ("passes", 2),
+TITLES = {  # {the name in evaluation.json: the title in the table}; other columns come after these
+    "right": "right",
+    "valid_words": "valid",
+    "exact": "exact",
+    "accepts": "accepts",
+    "fooled": "fooled",
+    "different_right": "in 16",
+    "pass@16": "pass@16",
+    "passes": "passes",
 }
 MUCH = 0.05  # if a judge accepts more than is right, by so much, we say that it's fooled
 
 
-@dataclass
-class Row:
-    """A row of the table: how to make its completions (N,n,T), and in how many passes."""
-
-    title: str
-    complete: Callable[[], tuple[Tensor, float]]
-    opinions: bool = False  # ask the judge, and rewards of the user's own
-
-
-def measure(completions: Tensor, held_out: HeldOut) -> dict[str, float]:
-    """Compute the figures of completions (N,n,T) that need no judge: -> {column: number}.
+def measure(
+    completions: Tensor, held_out: HeldOut, opinions: dict[str, Tensor] | None = None
+) -> dict[str, float]:
+    """Compute the figures of completions (N,n,T): -> {column: number}.
 
     right, valid_words   the share of gaps that are filled well, by the rule of the dataset
-    different_...        of n > 1: the mean number of different good fills of a gap
+    different_right      sums, n > 1: how many different right completions an input has
     N blanks             sums: the share that's right of the inputs with so many blanks
+    exact                anything else: the share of hidden words that came back as they were
+    pass@n               n > 1: the share of inputs with a completion that has everything right
+    accepts, fooled      what the judge accepts, and what it accepts of the wrong fills
+    reward_...           the mean of any other part of the reward
 
-    If only the hidden text is the answer we look for, there are three more:
-
-    exact                the share of gaps, or without a rule of lines, filled with the hidden text
-    distinct_words       how many different good words there are in one completion of all inputs,
-                         for each different hidden word: the mean over the n completions
-    pass@n               of n > 1: the share of inputs with a completion that has all blanks right
+    `opinions`, from `ask`, may leave out some of the n completions.
     """
     batch, rule = held_out.batch, held_out.rule
+    good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)  # (N,n,T), (N,T)
     n = completions.shape[1]
-    same = (completions == batch.tokens[:, None]).all(dim=-1)  # (N,n)
-    if not rule:
-        return {"exact": same.float().mean().item()}
-    mask = batch.mask.cpu().numpy()  # (N,T)
-    texts = decode(completions)
-    hidden = []  # what each gap hides
-    good = []  # of each gap that is filled well: its number, that of the completion, and the text
-    exact = 0
-    blanks = {}  # sums: {how many blanks: [is it right?]}
-    for i, original in enumerate(decode(batch.tokens)):
-        for start, end in rule.gaps(original, mask[i]):
-            for j, text in enumerate(texts[i * n : (i + 1) * n]):
-                is_good = rule.is_good(text, start, end)
-                if is_good:
-                    good.append((len(hidden), j, text[start:end]))
-                exact += text[start:end] == original[start:end]
-                blanks.setdefault(int(mask[i].sum()), []).append(is_good)
-            hidden.append(original[start:end])
-    total = max(len(hidden), 1)  # avoids 0 / 0 if no whole word is hidden
-    figures = {rule.name: len(good) / (total * n)}
+    figures = {}
+    if rule:
+        figures[rule.name] = good.sum() / (gaps.sum() * n).clamp(min=1)
+    if isinstance(rule, SumRule):
+        solved = good.any(dim=-1)  # (N,n)
+        if n > 1:
+            figures["different_right"] = mean_number_of_different(completions, solved)
+        blanks = batch.mask.sum(dim=1)  # (N,)
+        for number in blanks.unique().tolist():
+            figures[f"{number} blanks"] = solved[blanks == number].float().mean()
+    else:
+        same = completions == batch.tokens[:, None]  # (N,n,T)
+        solved = same.all(dim=-1)  # (N,n)
+        counted = gaps if rule else begins_word(batch.words)  # (N,T) the first blanks of words
+        whole = mean_over_words(same.float(), batch.words) == 1  # (N,n,T)
+        figures["exact"] = (whole & counted[:, None]).sum() / (counted.sum() * n).clamp(min=1)
     if n > 1:
-        figures[f"different_{rule.name}"] = len({(gap, text) for gap, _, text in good}) / total
-    if not rule.one_answer:
-        return figures | {f"{k} blanks": sum(x) / len(x) for k, x in sorted(blanks.items())}
-    figures["exact"] = exact / (total * n)
-    distinct = {(j, text) for _, j, text in good}
-    figures["distinct_words"] = len(distinct) / (max(len({*hidden}), 1) * n)
-    if n > 1:
-        figures[f"pass@{n}"] = same.any(dim=1).float().mean().item()
-    return figures
+        figures[f"pass@{n}"] = solved.any(dim=1).float().mean()
+    for name, part in (opinions or {}).items():
+        if name == "judge":
+            figures["accepts"] = accepts(part, batch.words).mean()
+            share = fooled(part, good[:, : part.shape[1]], gaps)
+            if share is not None:
+                figures["fooled"] = share
+        else:
+            figures[f"reward_{name}"] = mean_over_blanks(part, batch.mask).mean()
+    return {name: float(x) for name, x in figures.items()}
+
+
+def mean_number_of_different(completions: Tensor, counted: Tensor) -> float:
+    """Count the different completions (N,n,T) of each input, where counted (N,n) is True."""
+    different = {
+        (i, *tokens)
+        for i, row in enumerate(completions.tolist())
+        for tokens, counts in zip(row, counted[i].tolist())
+        if counts
+    }
+    return len(different) / len(completions)
 
 
 def ask(
@@ -104,97 +101,50 @@ def ask(
     """Ask the judge and the user's rewards about completions (N,n,T): -> {name: (N,n,T)}.
 
     `judge` are the judge's scores. Every other part of the reward that isn't the rule has its name.
+    On text the judge is slow, so it reads only the first two of the n completions.
     """
-    batch = held_out.batch[: len(completions)]
+    batch, rule = held_out.batch, held_out.rule
+    if not isinstance(rule, SumRule):
+        completions = completions[:, :2]
     _, parts = rewards(completions, batch)
     if models.judge and "judge" not in parts:
-        parts = {"judge": log_odds(models.judge, completions, batch.words)} | parts
-    parts.pop(held_out.rule.name if held_out.rule else "", None)  # the rule has its own column
-    return parts
+        parts = {"judge": log_odds(models.judge, completions, batch)} | parts
+    return {name: part for name, part in parts.items() if not rule or name != rule.name}
 
 
-def summarize(opinions: dict[str, Tensor], completions: Tensor, held_out: HeldOut) -> dict:
-    """Average what `ask` returned: -> {column: number}."""
-    batch, figures = held_out.batch, {}
-    for name, part in opinions.items():
-        if name == "judge":
-            good, gaps = check_gaps(held_out.rule, completions, batch.tokens, batch.mask)
-            figures["accepts"] = accepts(part, batch.words).mean().item()
-            share = fooled(part, good, gaps)
-            if share is not None:
-                figures["fooled"] = share.item()
-        else:
-            figures[f"reward_{name}"] = mean_over_blanks(part, batch.mask).mean().item()
-    return figures
+def fill_rows(
+    models: Models, held_out: HeldOut, everything: bool
+) -> Iterator[tuple[str, Tensor, float]]:
+    """Yield the rows of the table: a title, completions (N,n,T), and how many passes they took.
 
-
-def completion_lines(opinions: dict[str, Tensor], completions: Tensor, held_out: HeldOut) -> list:
-    """List one dict for each completion (N,n,T): its input, its text, and the opinions of it."""
-    masked = held_out.batch.masked[:, None].expand(completions.shape)  # (N,n,T)
-    columns = {"input": decode(masked), "completion": decode(completions)}
-    for name, part in opinions.items():
-        mean = mean_over_blanks(part, held_out.batch.mask)  # (N,n)
-        columns[name] = [round(x, 4) for x in mean.flatten().tolist()]
-    return [dict(zip(columns, line)) for line in zip(*columns.values())]
-
-
-def draw(q: Product) -> tuple[Tensor, float]:
-    """Draw 16 completions of each input, in one pass: -> (N,16,T)."""
-    return q.sample().completions, 1
-
-
-def argmax(q: Product) -> tuple[Tensor, float]:
-    """Fill in the most likely characters, in one pass: -> (N,1,T)."""
-    return q.best_guess()[:, None], 1
-
-
-def best_of_16_by_judge(q: Product, judge) -> tuple[Tensor, float]:
-    """Let the judge choose among 16 draws, word by word: -> (N,1,T)."""
-    completions, _ = draw(q)
-    return best_by_word(q, completions, log_odds(judge, completions, q.batch.words)), 1
-
-
-def best_of_16_by_rule(q: Product, rule) -> tuple[Tensor, float]:
-    """Take the one of 16 draws with the most gaps filled well: -> (N,1,T)."""
-    completions, _ = draw(q)
-    good, _ = check_gaps(rule, completions, q.batch.tokens, q.batch.mask)  # (N,16,T)
-    best = good.sum(dim=-1).argmax(dim=1).view(-1, 1, 1)  # (N,1,1)
-    return completions.take_along_dim(best, dim=1), 1
-
-
-def list_rows(models: Models, held_out: HeldOut, everything: bool) -> list[Row]:
-    """List the rows of the table. `everything` adds those that take more than some seconds."""
-    batch, rule = held_out.batch, held_out.rule
+    `everything` adds those that take more than some seconds.
+    """
+    batch, rule, numbering = held_out.batch, held_out.rule, held_out.number_words
     base, policy = models.base(batch), models.policy(batch)
-    rows = [
-        Row("the truth", lambda: (batch.tokens[:, None], 0), opinions=True),
-        Row("before, sampled", partial(draw, base), opinions=True),
-        Row("before, argmax", partial(argmax, base)),
-    ]
-    if rule and rule.one_answer:
-        cheat = partial(fill_with_common_words, batch, held_out.text)
-        rows.append(Row("cheat: common words", lambda: (cheat(), 0)))
-    rows.append(Row("after, sampled", partial(draw, policy), opinions=True))
-    rows.append(Row("after, argmax", partial(argmax, policy)))
+    yield "the truth", batch.tokens[:, None], 0
+    yield "before, sampled", base.sample().completions, 1
+    yield "before, argmax", base.best_guess()[:, None], 1
+    if isinstance(rule, WordRule):
+        yield "cheat: common words", fill_with_common_words(batch, rule.lexicon), 0
+    yield "after, sampled", policy.sample().completions, 1
+    yield "after, argmax", policy.best_guess()[:, None], 1
     if not everything:
-        return rows
+        return
     if models.judge:
-        rows.append(Row("best of 16, judge", partial(best_of_16_by_judge, base, models.judge)))
-    if rule:
-        rows.append(Row("best of 16, rule", partial(best_of_16_by_rule, base, rule)))
-    in_passes = partial(fill_in_passes, models.base, batch, held_out.number_words)
-    if rule and rule.one_answer:  # there are many blanks, so 16 draws would take minutes
-        rows.append(Row("one by one, drawn", partial(in_passes, "random", n=1)))
-        rows.append(Row("one by one, argmax", partial(in_passes, "confidence")))
-        return rows
+        completions = base.sample().completions  # (N,n,T)
+        scores = log_odds(models.judge, completions, batch)  # (N,n,T)
+        yield "best of 16, judge", best_by_word(base, completions, scores), 1
+    if not isinstance(rule, SumRule):  # there are many blanks, so 16 draws would take minutes
+        yield "one by one, argmax", *fill_in_passes(models.base, batch, numbering, "confidence")
+        return
     for passes in (2, 3, 4, 6):
-        fill = partial(in_passes, "confidence", passes, n=SAMPLES)
-        rows.append(Row(f"by confidence, {passes} passes", fill))
-    rows.append(Row("left to right, 2 passes", partial(in_passes, "left to right", 2, n=SAMPLES)))
-    rows.append(Row("left to right, argmax", partial(in_passes, "left to right")))
-    after = partial(fill_in_passes, models.policy, batch, held_out.number_words)
-    rows.append(Row("after, 2 passes", partial(after, "confidence", 2, n=SAMPLES)))
-    return rows
+        given = models.base, batch, numbering, "confidence", passes, SAMPLES
+        yield f"by confidence, {passes} passes", *fill_in_passes(*given)
+    given = models.base, batch, numbering, "left to right"
+    yield "left to right, 2 passes", *fill_in_passes(*given, 2, SAMPLES)
+    yield "left to right, argmax", *fill_in_passes(*given)
+    given = models.policy, batch, numbering, "confidence", 2, SAMPLES
+    yield "after, 2 passes", *fill_in_passes(*given)
 
 
 @torch.no_grad()
@@ -205,31 +155,40 @@ def evaluate(
     held_out: HeldOut,
     everything: bool = False,
     quiet: bool = False,
-) -> tuple[dict, list]:
-    """Compute the table: -> {a row's title: {column: number}}, and a dict for each completion.
+) -> dict[str, dict[str, float]]:
+    """Compute the table: -> {a row's title: {column: number}}.
 
-    The second is for completions.jsonl. `everything` adds the rows that take long. With `quiet`
-    there's no bar.
+    `everything` adds the rows that take long. With `quiet` there's no bar.
     """
-    result, lines = {}, []
-    one_answer = held_out.rule and held_out.rule.one_answer
-    rows = list_rows(models, held_out, everything)
-    for row in tqdm(rows, desc="table", leave=False, disable=True if quiet else None):
-        completions, passes = row.complete()  # (N,n,T)
-        figures = measure(completions, held_out)
-        if row.opinions:
-            # on text the judge is slow, so it reads only the first of the 16
-            read = completions[:, :1] if one_answer and not everything else completions
-            opinions = ask(models, rewards, read, held_out)
-            figures |= summarize(opinions, read, held_out)
-            lines = completion_lines(opinions, read, held_out)  # those of the last row stay
-        if passes:
-            figures["passes"] = passes
-        result[row.title] = figures
-    if held_out.rule and not one_answer:
-        for name, figures in perfect_blanks(decode(held_out.batch.masked), SAMPLES).items():
-            result[f"exact marginals, {name}"] = figures
-    return result, lines
+    result = {}
+    rows = fill_rows(models, held_out, everything)
+    for title, completions, passes in tqdm(
+        rows, desc="table", leave=False, disable=True if quiet else None
+    ):
+        opinions = ask(models, rewards, completions, held_out)
+        result[title] = measure(completions, held_out, opinions) | {"passes": passes}
+    if isinstance(held_out.rule, SumRule):
+        result["exact marginals"] = perfect_blanks(decode(held_out.batch.masked), SAMPLES)
+    return result
+
+
+@torch.no_grad()
+@uncompiled()
+def list_completions(models: Models, rewards: Rewards, held_out: HeldOut) -> list[dict]:
+    """List what the policy draws, and what the judge and others think of it, for a file of lines.
+
+    There's one dict for each completion: its input, its text, and the opinions of it.
+    """
+    batch = held_out.batch
+    completions = models.policy(batch).sample().completions  # (N,n,T)
+    opinions = ask(models, rewards, completions, held_out)
+    (n,) = {part.shape[1] for part in opinions.values()} or {SAMPLES}
+    masked = batch.masked[:, None].expand(-1, n, -1)  # (N,n,T)
+    columns = {"input": decode(masked), "completion": decode(completions[:, :n])}
+    for name, part in opinions.items():
+        mean = mean_over_blanks(part, batch.mask)  # (N,n)
+        columns[name] = [round(x, 4) for x in mean.flatten().tolist()]
+    return [dict(zip(columns, line)) for line in zip(*columns.values())]
 
 
 def try_out(models: Models, rewards: Rewards, held_out: HeldOut) -> None:
@@ -244,65 +203,57 @@ def peek(models: Models, held_out: HeldOut, step: int) -> str:
     """Say how good the policy is on held-out inputs, and show how it fills three of them.
 
     At step 0 the policy is the base model. The share is that of one draw of each input. The three
-    have many blanks in a word, because those are the most likely to clash.
+    have the most blanks, because those are the most likely to clash.
     """
     batch = held_out.batch
     completions = models.policy(batch).sample().completions[:, :1]  # (N,1,T)
-    figures = measure(completions, held_out)
+    opinions = {"judge": log_odds(models.judge, completions, batch)} if models.judge else {}
+    figures = measure(completions, held_out, opinions)
     name = held_out.rule.name if held_out.rule else "exact"
-    line = f"step {step}: {COLUMNS[name][0]} {figures[name]:.3f}"
+    line = f"step {step}: {TITLES[name]} {figures[name]:.3f}"
     if models.judge:
-        accepted = accepts(log_odds(models.judge, completions, batch.words), batch.words).mean()
-        line += f", the judge accepts {accepted:.3f}"
-    pairs = same_word(batch.words).sum(dim=(1, 2))  # (N,) of blanks that could clash
+        line += f", the judge accepts {figures['accepts']:.3f}"
     texts = {"now": decode(completions)}
     if step == 0:
         texts = {"truth": decode(batch.tokens), "before": texts["now"]}
     lines = [line]
-    for i in pairs.argsort(descending=True, stable=True)[:3].tolist():
+    for i in batch.mask.sum(dim=1).argsort(descending=True, stable=True)[:3].tolist():
         blanks = batch.mask[i].tolist()
         lines += [f"  {name:7s}{highlight(each[i], blanks)}" for name, each in texts.items()]
     return "\n".join(lines)
 
 
-def aligned(rows):
+def aligned(rows: list[list[str]]) -> list[str]:
     """Pad the cells of each column to one width, and join each row into a line of text."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def cell(values, digits):
-    """Format the mean of `values`, ± half of the gap between the largest and the smallest: -> str.
+def cell(values: list[float]) -> str:
+    """Format the mean of `values`, ± half of the gap between the largest and the smallest.
 
     No values give an empty cell. The ± is left out where it rounds to 0.
     """
     if not values:
         return ""
-    mean = f"{sum(values) / len(values):.{digits}f}"
-    half = f"{(max(values) - min(values)) / 2:.{digits}f}"
+    mean = f"{sum(values) / len(values):.3f}"
+    half = f"{(max(values) - min(values)) / 2:.3f}"
     return f"{mean} ± {half}" if float(half) else mean
 
 
-def format_rows(rows):
-    """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text.
-
-    A column that COLUMNS doesn't have, as of a reward of the user's own, has its name as its title.
-    """
+def format_rows(rows: dict[str, list[dict[str, float]]]) -> list[str]:
+    """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text."""
     names = dict.fromkeys(name for runs in rows.values() for row in runs for name in row)
-    known = [name for name in COLUMNS if name in names]
-    columns = {name: COLUMNS[name] for name in known}
-    columns |= {name: (name.removeprefix("reward_"), 3) for name in names if name not in columns}
-    lines = [["filled by", *(title for title, _ in columns.values())]]
+    names = [name for name in TITLES if name in names] + [n for n in names if n not in TITLES]
+    lines = [["filled by", *(TITLES.get(name, name.removeprefix("reward_")) for name in names)]]
     for title, runs in rows.items():
-        cells = []
-        for name, (_, digits) in columns.items():
-            cells.append(cell([row[name] for row in runs if name in row], digits))
+        cells = [cell([row[name] for row in runs if name in row]) for name in names]
         lines.append([title, *cells])
     return aligned(lines)
 
 
-def format_table(result):
-    """Format the dict of evaluation.json as a table: -> str."""
+def format_table(result: dict[str, dict[str, float]]) -> str:
+    """Format the dict of evaluation.json as a table."""
     lines = format_rows({title: [row] for title, row in result.items()})
     after = result["after, sampled"]
     good = after.get("right", after.get("valid_words"))

@@ -27,12 +27,11 @@ def fill_in_passes(
     order: str,
     passes: int = 0,
     n: int = 0,
-    seed: int = 1,
 ) -> tuple[Tensor, float]:  # (N,n,T)
     """Fill the blanks in several forward passes, each of which sees what the others filled in.
 
     `order` is `confidence` (the blanks whose most likely character is the most probable go first),
-    `left to right` or `random`. Each pass fills an equal share of the blanks; with passes=0 it
+    or `left to right`. Each pass fills an equal share of the blanks; with passes=0 it
     fills only one. Draws n completions of each input, but for the last pass, which takes the most
     likely characters. With n=0 all passes do. Returns the completions, and how many passes an
     input took on average.
@@ -42,9 +41,9 @@ def fill_in_passes(
     blanks = batch.mask.sum(dim=1)  # (M,)
     planned = blanks.clamp(max=passes) if passes else blanks  # (M,) how many passes each input gets
     filled, left = batch.masked.clone(), batch.mask.clone()  # (M,T)
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(1)
     for done in range(int(planned.max())):
-        uniforms, luck = torch.rand(2, *left.shape, generator=rng).to(left.device)  # (M,T)
+        uniforms = torch.rand(left.shape, generator=rng).to(left.device)  # (M,T)
         words = number_words(batch.tokens, left)  # (M,T)
         now = replace(batch, masked=filled, mask=left, words=words, uniforms=uniforms[:, None])
         q = policy(now).marginal()
@@ -52,11 +51,9 @@ def fill_in_passes(
         if n:
             last = (planned - done == 1)[:, None]  # (M,1)
             characters = torch.where(last, characters, q.sample().completions[:, 0])  # (M,T)
-        preference = {
-            "confidence": log_softmax(q.logits, q.config.temperature).amax(dim=-1),
-            "left to right": -torch.arange(T, device=left.device).float().expand(left.shape),
-            "random": luck,
-        }[order]  # (M,T)
+        preference = -torch.arange(T, device=left.device).expand(left.shape).float()  # (M,T)
+        if order == "confidence":
+            preference = log_softmax(q.logits, q.config.temperature).amax(dim=-1)  # (M,T)
         rank = preference.masked_fill(~left, -torch.inf).argsort(dim=1, descending=True).argsort()
         share = (left.sum(dim=1) / (planned - done).clamp(min=1)).ceil()  # (M,)
         chosen = left & (rank < share[:, None])  # (M,T)
@@ -77,13 +74,13 @@ def best_by_word(q: Product, completions: Tensor, scores: Tensor) -> Tensor:
     return completions.take_along_dim(best, dim=1)  # (N,1,T)
 
 
-def fill_with_common_words(batch: Batch, text: str) -> Tensor:  # (N,1,T)
-    """Fill each hidden word with the most frequent word of its length in `text`.
+def fill_with_common_words(batch: Batch, lexicon: Counter) -> Tensor:  # (N,1,T)
+    """Fill each hidden word with the most frequent word of its length.
 
     It never looks at the visible letters, and still nearly all that it writes are words.
     """
     common = {}  # {length: the most frequent word}
-    for word, _ in Counter(text.split()).most_common():
+    for word, _ in lexicon.most_common():
         common.setdefault(len(word), word)
     masked, numbers = batch.masked.cpu(), batch.words.cpu()  # each (N,T)
     filled = masked.clone()

@@ -24,26 +24,15 @@ LATEST = "checkpoint.pt"
 def write(path: str | Path, content: bytes | dict) -> None:
     """Write bytes, or a dict that torch.save takes, so that the file is never half written.
 
-    Only the first of several processes writes. Raises FloatingPointError for a tensor that isn't
-    finite.
+    Only the first of several processes writes.
     """
     if not is_first():
         return
     if not isinstance(content, bytes):
-        check_tensors(content, Path(path).name)
         buffer = io.BytesIO()
         torch.save(content, buffer)
         content = buffer.getvalue()
     write_whole(Path(path), content)
-
-
-def check_tensors(content: Any, name: str) -> None:
-    """Raise FloatingPointError if a tensor in nested dicts isn't finite."""
-    if isinstance(content, torch.Tensor) and not content.isfinite().all():
-        raise FloatingPointError(f"not saved: {name} is not finite; lower learning_rate")
-    if isinstance(content, dict):
-        for key, value in content.items():
-            check_tensors(value, f"{name}: {key}")
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -125,8 +114,9 @@ def save_checkpoint(config, policy, reference, optimizer, iteration: int) -> Non
 def load_checkpoint(config, policy, reference, optimizer) -> int:
     """Restore what `save_checkpoint` wrote, and return how many steps were taken."""
     path = Path(config.out_dir) / LATEST
-    state = training_state(path)
-    load_weights(policy.network, read(path)["weights"], path)
+    content = read(path)
+    state = content["training"]
+    load_weights(policy.network, content["weights"], path)
     load_weights(reference.network, state["reference"], path)
     wrapped = optimizer.wrapped
     wrapped.load_state_dict(wrapped.state_dict() | {"state": state["optimizer"]["state"]})

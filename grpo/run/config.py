@@ -3,7 +3,7 @@
     python train_grpo.py config/latent.py --group_size=8         # left to right, the last one wins
 
 A config file is Python, and we execute it. What it assigns has to be a setting, unless the name
-begins with _. `convert` reads assignments and flags alike.
+begins with _. `read_settings` reads assignments and flags alike.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import inspect
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -32,7 +32,7 @@ from grpo.run.user_file import run_file
 class Config:
     # What is read and written.
     out_dir: str = "out"  # folder for config.json, metrics.jsonl, checkpoint.pt, evaluation.json
-    # A folder under data/, or an absolute path, with train and val: .bin of a text, .txt of sums.
+    # A folder under data/, or an absolute path, with train.txt and val.txt.
     dataset: str = "sums"
     generator_checkpoint: str = "model/pretrained/sums.pt"  # the policy to start from
     judge_checkpoint: str = "model/pretrained/sums_judge.pt"  # the reward model; empty: none
@@ -103,7 +103,7 @@ class Config:
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda if there is a GPU
     reference_device: str = ""  # where the reference lives; empty: on `device`
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"  # auto: bfloat16 if it is fast here
-    compile: Literal["auto", "true", "false"] = "auto"  # torch.compile; auto: on a GPU, if it works
+    compile: Literal["auto", "true", "false"] = "auto"  # torch.compile; auto: on a GPU
     gradient_checkpointing: bool = False  # less memory, more time, the same gradients
     kernel: Literal["auto", "cuda", "torch"] = "auto"  # auto: the fused cuda kernel if it can run
     seed: int = 1  # seed of the inputs and the draws
@@ -140,21 +140,26 @@ class Parser(argparse.ArgumentParser):
         raise Mistake(f"{message}; --help lists what is allowed")
 
 
-def number(kind: type, low: float, high: float) -> Callable[[str], float]:
-    """Make a function that reads an int or a float from `low` to `high`."""
-
-    def read_number(text: str) -> float:
+def convert(name: str, value: object, kind: type) -> object:
+    """Convert a value to the type of its setting. Raises a ValueError that says what's allowed."""
+    if kind in (int, float):
+        low, high = RANGES.get(name, (int(kind is int), LARGEST))
         with contextlib.suppress(ValueError):
-            if low <= kind(text) <= high:
-                return kind(text)
+            if low <= kind(str(value)) <= high:  # as a text, so that 1.5 is no whole number
+                return kind(str(value))
         what = "a whole number" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what} from {low} to {high}")
+        raise ValueError(f"{str(value)!r} is not {what} from {low} to {high}")
+    if kind is str and isinstance(value, str):
+        return os.path.expanduser(value)  # no shell expands the ~ of --out_dir=~/runs
+    choices = ("true", "false") if kind is bool else get_args(kind)
+    text = str(value).lower()
+    if text not in choices:
+        raise ValueError(f"{value!r} is not {' or '.join(choices) or 'a text'}")
+    return text == "true" if kind is bool else text
 
-    return read_number
 
-
-def convert(settings: type, given: dict[str, object], source: str = "") -> dict[str, object]:
-    """Convert {name: value} to the types of the settings. Numbers of numpy are welcome.
+def read_settings(settings: type, given: dict[str, object], source: str = "") -> dict[str, object]:
+    """Convert {name: value} to the types of the settings.
 
     Raises a Mistake that begins with its `source`, for example the name of a config file.
     """
@@ -165,20 +170,10 @@ def convert(settings: type, given: dict[str, object], source: str = "") -> dict[
             near = difflib.get_close_matches(name, types, n=1)
             hint = f"did you mean --{near[0]}?" if near else "--help lists them all"
             raise Mistake(f"{source}{name} is no setting; {hint}")
-        kind, text = types[name], str(value).lower()
-        choices = {"true": True, "false": False} if kind is bool else {x: x for x in get_args(kind)}
-        if kind in (int, float):
-            read = number(kind, *RANGES.get(name, (int(kind is int), LARGEST)))
-            try:
-                values[name] = read(text)
-            except argparse.ArgumentTypeError as error:
-                raise Mistake(f"{source}{name}: {error}") from None
-        elif kind is str and isinstance(value, str):
-            values[name] = os.path.expanduser(value)  # no shell expands the ~ of --out_dir=~/runs
-        elif text in choices:
-            values[name] = choices[text]
-        else:
-            raise Mistake(f"{source}{name}: {value!r} is not {' or '.join(choices) or 'a text'}")
+        try:
+            values[name] = convert(name, value, types[name])
+        except ValueError as error:
+            raise Mistake(f"{source}{name}: {error}") from None
     return values
 
 
@@ -197,9 +192,9 @@ def read_arguments(settings: type, arguments: Sequence[str], usage: str = "") ->
             name, equals, text = argument.removeprefix("--").partition("=")
             if not equals and types.get(name, bool) is not bool:
                 raise Mistake(f"--{name} has no value; write --{name}=VALUE")
-            values |= convert(settings, {name: text if equals else True})
+            values |= read_settings(settings, {name: text if equals else True})
         else:
-            values |= convert(settings, read_config_file(argument, settings), f"{argument}: ")
+            values |= read_settings(settings, read_config_file(argument, settings), f"{argument}: ")
     return values
 
 
@@ -274,7 +269,7 @@ def saved_settings(state: dict, given: dict, path: Path) -> Config:
     `given` has to name a reward, or this raises a Mistake.
     """
     saved = without_gone(state["config"], path)
-    config = Config(**convert(Config, saved, f"{path}: "))
+    config = Config(**read_settings(Config, saved, f"{path}: "))
     if ".py:" in config.reward and "reward" not in given:
         raise Mistake(
             f"{path}: this run's reward executes a file, so the command has to name it; if you"
@@ -309,10 +304,7 @@ def resume(out_dir: str, given: dict) -> Config:
         line += "; so what the table calls *before* is another model now"
     if is_first():
         print(f"{out_dir} resumes at step {step} with {line}")
-    ignored = NAMES
-    if (old.lr_decay_iters or old.max_iters) == (new.lr_decay_iters or new.max_iters):
-        ignored += ("max_iters", "lr_decay_iters")  # another way to write the same schedule
-    changes = {name: change for name, change in changes.items() if name not in ignored}
+    changes = {name: change for name, change in changes.items() if name not in NAMES}
     new.changes = state.get("changes", [])
     if changes:
         new.changes.append([step, changes])

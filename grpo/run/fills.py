@@ -27,13 +27,6 @@ FILE = "fills.jsonl"
 INPUTS = 8
 
 
-def shown_inputs(held_out: HeldOut) -> Batch:
-    """Pick the inputs to show. Those with a single blank go last: one blank can't clash."""
-    single = held_out.batch.mask.sum(dim=1) == 1  # (N,)
-    first = single.int().argsort(stable=True)[:INPUTS]
-    return held_out.batch[first]
-
-
 @torch.no_grad()
 @uncompiled()
 def fill_once(policy: Policy, batch: Batch, rule) -> dict[str, list]:
@@ -53,7 +46,7 @@ def fill_once(policy: Policy, batch: Batch, rule) -> dict[str, list]:
 def begin_fills(base: Policy, held_out: HeldOut, config: Config, start: int) -> None:
     """Write the first line. A resumed run with the same inputs keeps its file, up to `start`."""
     path = Path(config.out_dir) / FILE
-    batch = shown_inputs(held_out)
+    batch = held_out.batch[:INPUTS]
     inputs = {"texts": decode(batch.tokens), "masked": decode(batch.masked)}
     old = read_lines(path) if start and path.exists() else []
     if old and old[0]["masked"] == inputs["masked"]:
@@ -65,6 +58,6 @@ def begin_fills(base: Policy, held_out: HeldOut, config: Config, start: int) -> 
 
 def record_fills(policy: Policy, held_out: HeldOut, config: Config, step: int) -> None:
     """Append how the policy fills the inputs after this step."""
-    line = {"iteration": step, **fill_once(policy, shown_inputs(held_out), held_out.rule)}
+    line = {"iteration": step, **fill_once(policy, held_out.batch[:INPUTS], held_out.rule)}
     with open(Path(config.out_dir) / FILE, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import torch
 
 from data.dataset import Dataset, make_if_missing, read_prompts, read_splits
-from data.rules import pick_rule
+from data.rules import SumRule, WordRule, pick_rule
 from data.user_mistake import Mistake
-from data.vocabulary import decode
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first, wait_for_all
 from grpo.policy import Policy
@@ -29,8 +28,7 @@ class HeldOut:
     """Inputs that no run trains on, and the rule by which we measure completions."""
 
     batch: Batch  # N inputs, with the random numbers for 16 completions of each
-    rule: object  # says which fills are good (data/rules.py), or None
-    text: str  # the whole training split
+    rule: WordRule | SumRule | None  # says which fills are good (data/rules.py)
     number_words: Callable  # numbers the hidden words: tokens, mask (N,T) -> (N,T)
 
 
@@ -101,17 +99,16 @@ def load_splits(config) -> tuple[Dataset, Dataset]:
     return train, val
 
 
-def load_data(config, device: torch.device, eval_seed: int = EVALUATION_SEED):
+def load_data(config, device: torch.device):
     """Load the inputs to train on, the rule that checks their completions, and a `HeldOut`."""
     train, val = load_splits(config)
     val.check_masking(config.masking)
-    (text,) = decode(train.text)
     rule = pick_rule(train)
     # The inputs are the same for every seed, so that runs can be compared. The draws aren't, so
     # that the spread of their figures includes the luck of the draw.
-    drawn = val.batch(config.eval_inputs, config.masking, (eval_seed, 0))  # each (N,T)
-    batch = make_batch(*drawn, SAMPLES, (eval_seed + config.seed, END)).map(lambda x: x.to(device))
-    held_out = HeldOut(batch, rule, text, val.number_words)
+    drawn = val.batch(config.eval_inputs, config.masking, (EVALUATION_SEED, 0))  # each (N,T)
+    batch = make_batch(*drawn, SAMPLES, (EVALUATION_SEED + config.seed, END))
+    held_out = HeldOut(batch.map(lambda x: x.to(device)), rule, val.number_words)
     if config.prompts_file:
         rule = pick_rule(train, cut=False)  # a prompt begins and ends with whole words
     return train, rule, held_out
@@ -120,22 +117,3 @@ def load_data(config, device: torch.device, eval_seed: int = EVALUATION_SEED):
 def load_rewards(config, judge: Callable | None, rule, device: torch.device) -> Rewards:
     """Make what the setting `reward` says."""
     return make_rewards(config.reward, judge, rule, lambda file: load_judge(file, config, device))
-
-
-class LoadedRun(NamedTuple):
-    models: Models
-    rewards: Rewards
-    train: object
-    held_out: HeldOut
-
-
-def load_run(config, generator_file, eval_seed: int = EVALUATION_SEED) -> LoadedRun:
-    """Load a run that's only to be looked at, with the weights of `generator_file`."""
-    device = pick_device(config.device)
-    models = load_models(config, device)
-    models = models._replace(
-        policy=make_policy(load_model(generator_file, Generator), config, device)
-    )
-    train, rule, held_out = load_data(config, device, eval_seed)
-    rewards = load_rewards(config, models.judge, rule, device)
-    return LoadedRun(models, rewards, train, held_out)

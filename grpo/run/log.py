@@ -16,7 +16,7 @@ from tqdm import tqdm
 from data.user_mistake import Mistake
 from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.run.checkpoint import LATEST, training_state, write
-from grpo.run.config import NAMES, Config
+from grpo.run.config import Config
 
 try:
     import fcntl
@@ -158,11 +158,8 @@ def how_to_resume(config: Config) -> str:
     command = ["train_grpo.py", "--init_from=resume", f"--out_dir={out}"]
     if state["iteration"] == config.max_iters:  # only the table is missing
         command = ["-m", "grpo.evaluation", out, "--again"]
-    for name, value in asdict(config).items():
-        # what the checkpoint doesn't know yet; and a FILE.py runs only if the command names it
-        changed = name not in NAMES and value != state["config"].get(name)
-        if changed or (name == "reward" and ".py:" in value):
-            command.append(f"--{name}={value}")
+    if ".py:" in config.reward:  # a FILE.py runs only if the command names it
+        command.append(f"--reward={config.reward}")
     saved = f"{state['iteration']} of {config.max_iters} steps are saved"
     return f"{saved}; to resume: python {shlex.join(command)}"
 

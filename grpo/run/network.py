@@ -1,19 +1,16 @@
 """Put a network on its device, and call it as a policy or as a judge.
 
-This is where every `auto` of the settings becomes something: device, dtype, compile, kernel.
+This is where the settings device, dtype, compile and kernel act.
 
 Shapes: B masked inputs, T characters, N rows of tokens.
 """
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from data.user_mistake import Mistake
 from grpo import kernel
@@ -33,37 +30,30 @@ def set_threads(network: torch.nn.Module) -> None:
 
 def make_policy(network: torch.nn.Module, config, device: torch.device) -> Policy:
     """Put a generator on its device, and wrap it as a `Policy`."""
-    settled = settle(config, device, network)
     kind = Truncated if truncates(config) else Product
     if network.n_latent > 1:
         kind = Latent
-    if settled.kernel == "cuda":
+    if kernel.usable(config, device, network):
         kind = kernel.FusedProduct
     if config.repetition_penalty != 1:
         kind = with_penalty(kind, network.blank)
-    return Policy(network, on_device(network, device, settled), kind, settled)
+    return Policy(network, on_device(network, device, config), kind, config)
 
 
 def make_judge(network: torch.nn.Module, config, device: torch.device) -> Callable:
-    """Wrap a judge's network as a function: tokens (N,T) -> log-odds (N,T), on the same device."""
-    call = on_device(network, device, settle(config, device))
-
-    def judge(tokens: Tensor) -> Tensor:
-        return call(tokens).to(tokens.device)
-
-    return judge
+    """Return a judge as a function on `device`: tokens (N,T) -> log-odds (N,T)."""
+    return on_device(network, device, config)
 
 
 def on_device(network: torch.nn.Module, device: torch.device, config) -> Callable:
     """Move a network to `device`, and return a function that calls it there.
 
-    The function takes the network's inputs on any device. It autocasts and is compiled as `config`
-    says, which has no `auto` anymore.
+    The function takes the network's inputs on any device.
     """
     network.to(device)
-    if config.compile == "true":
+    if config.compile == "true" or (config.compile == "auto" and device.type == "cuda"):
         network.trunk.compile(dynamic=False)
-    half = config.dtype == "bfloat16"
+    half = pick_dtype(config.dtype, device) == "bfloat16"
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
     padded = bool(config.prompts_file)
 
@@ -72,19 +62,6 @@ def on_device(network: torch.nn.Module, device: torch.device, config) -> Callabl
             return network(*(x.to(device) for x in inputs), padded=padded, **options)
 
     return call
-
-
-def settle(config, device: torch.device, network: torch.nn.Module | None = None):
-    """Return the settings with each `auto` resolved. Only generators use the kernel."""
-    settled = replace(
-        config,
-        device=device.type,
-        dtype=pick_dtype(config.dtype, device),
-        compile=pick_compile(config.compile, device),
-    )
-    if network:
-        settled = replace(settled, kernel=kernel.choose(settled, device, network))
-    return settled
 
 
 def pick_device(name: str) -> torch.device:
@@ -124,29 +101,3 @@ def uncompiled():
         stance = torch.compiler.set_stance("force_eager")
     with stance:
         yield
-
-
-@functools.cache
-def can_compile(device_type: str) -> bool:
-    """Try whether torch.compile works. On a CPU it needs a C++ compiler with headers."""
-    try:
-        torch.compile(lambda x: x + 1)(torch.zeros(64, device=device_type))
-    except Exception:  # the error's type depends on what's missing or broken
-        return False
-    return True
-
-
-def pick_compile(name: str, device: torch.device) -> str:
-    """Turn `auto` into "true" on CUDA if torch.compile works there, else into "false".
-
-    On a CPU compiling takes a minute, too long for a short run. Raises a Mistake if the user asks
-    for "true" and torch.compile doesn't work.
-    """
-    wanted = name == "true" or (name == "auto" and device.type == "cuda")
-    works = wanted and can_compile(device.type)
-    if name == "true" and not works:
-        raise Mistake(
-            f"compile=true doesn't work on {device.type}: it needs a compiler (C++ with headers, or"
-            " triton for cuda); set compile=false"
-        )
-    return "true" if works else "false"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from data.user_mistake import Mistake
-from grpo.reward import Rewards, judge_reward, rule_reward
+from grpo.reward import Rewards, log_odds, rule_reward
 from grpo.run.user_file import load_function, own_reward
 
 PART = re.compile(
@@ -42,7 +42,7 @@ def make_rewards(text: str, judge: Callable | None, rule, load_judge: Callable) 
         if name == "judge":
             if judge is None:
                 raise Mistake(f"reward={text} needs a judge; name one as judge_checkpoint")
-            part = partial(judge_reward, judge)
+            part = partial(log_odds, judge)
         elif name in ("valid_words", "right"):
             if rule is None or name != rule.name:
                 allowed = ["judge", "JUDGE.pt", "FILE.py:FUNCTION", *([rule.name] if rule else [])]
@@ -51,7 +51,7 @@ def make_rewards(text: str, judge: Callable | None, rule, load_judge: Callable) 
                 )
             part = partial(rule_reward, rule)
         elif name.endswith(".pt"):
-            part = partial(judge_reward, load_judge(name))
+            part = partial(log_odds, load_judge(name))
         else:
             name = function
             part = partial(own_reward, name, load_function(path, name))

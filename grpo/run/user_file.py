@@ -45,8 +45,7 @@ def load_function(path: str | Path, name: str) -> Callable:
 def own_reward(name: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
     """Call a user's function, which returns (B,G) or (B,G,T). If it fails, raise a Mistake.
 
-    It gets completions, masked, mask and decode. If it has a parameter words or step, it gets that,
-    too, and with **kwargs it gets everything by name.
+    It gets what its parameters name, and with **kwargs it gets everything.
     """
     # copies, because the user's function may write into them
     given = {
@@ -59,12 +58,9 @@ def own_reward(name: str, function: Callable, completions: Tensor, batch: Batch)
     }
     try:
         parameters = inspect.signature(function).parameters
-        if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-            values = function(**given)
-        else:
-            four = list(given.values())[:4]  # by position, whatever they're called
-            extra = {key: given[key] for key in ("words", "step") if key in parameters}
-            values = function(*four, **extra)
+        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+            given = {name: value for name, value in given.items() if name in parameters}
+        values = function(**given)
         if values is None:
             raise Mistake(f"reward {name} returned None; end it with a return of its rewards")
         values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()

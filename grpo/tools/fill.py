@@ -34,14 +34,21 @@ from data.files import find
 from data.sums.rule import SUM, is_right
 from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import BLANK, MASK_ID, decode, encode, highlight
-from grpo.batch import make_batch
+from grpo.batch import Batch, make_batch
 from grpo.reward import accepts, log_odds
 from grpo.run.checkpoint import LATEST, load_model, read
-from grpo.run.config import Config, Parser, number
+from grpo.run.config import Config, Parser
 from grpo.run.network import make_policy
 from model.transformer import Generator, Judge
 
 WIDTH = 256  # how many beginnings the search keeps
+
+
+def batch_of(masked: Tensor) -> Batch:
+    """Make a batch of one input, masked (T,)."""
+    tokens = masked[None]  # (1,T)
+    mask = tokens == MASK_ID  # (1,T)
+    return make_batch(tokens, mask, typed_words(tokens, mask), 1, (0,))
 
 
 @torch.no_grad()
@@ -54,14 +61,12 @@ def fill(
     independent blanks it can't miss any of the k, because the best completions have the best
     beginnings. With a latent it could, but only if there are more than two blanks.
     """
-    masked = masked[None]  # (1,T)
-    mask = masked == MASK_ID  # (1,T)
-    batch = make_batch(masked, mask, typed_words(masked, mask), 1, (0,))
+    batch = batch_of(masked)
     config = Config(temperature=temperature)
     q = make_policy(generator, config, torch.device("cpu"))(batch)
     V = generator.vocab_size
-    found = masked[:, None]  # (1,n,T)
-    for t in mask[0].nonzero():
+    found = batch.masked[:, None]  # (1,n,T)
+    for t in batch.mask[0].nonzero():
         found = found.repeat_interleave(V, dim=1)  # (1,n·V,T)
         found[0, :, t] = torch.arange(found.shape[1])[:, None] % V
         # the log q of a blank doesn't depend on those to its right, so they may be open
@@ -73,8 +78,7 @@ def fill(
 
 def show(model: Generator, masked: Tensor, judge: Judge | None, k: int, temperature: float) -> None:
     """Print k completions of masked (T,), each with what we know about it."""
-    mask = masked == MASK_ID  # (T,)
-    words = typed_words(masked[None], mask[None])  # (1,T)
+    batch = batch_of(masked)
     is_sum = SUM.fullmatch(decode(masked)[0].replace(BLANK, "1"))
     print("  probability")
     for text, log_prob in fill(model, masked, k, temperature):
@@ -82,16 +86,16 @@ def show(model: Generator, masked: Tensor, judge: Judge | None, k: int, temperat
         if is_sum:
             cells.append("right" if is_right(text) else "wrong")
         if judge:
-            scores = log_odds(judge, encode(text)[None, None], words)  # (1,1,T)
-            cells.append("accepted" if accepts(scores, words) == 1 else "rejected")
-        print(*cells, highlight(text, mask.tolist()), sep="  ")
+            scores = log_odds(judge, encode(text)[None, None], batch)  # (1,1,T)
+            cells.append("accepted" if accepts(scores, batch.words) == 1 else "rejected")
+        print(*cells, highlight(text, batch.mask[0].tolist()), sep="  ")
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="python -m grpo.tools.fill", description=__doc__.splitlines()[0])
     parser.add_argument("text", nargs="+", help="such as 'th_ c_t', with a _ for each blank")
     parser.add_argument("--run", default="out", help="a run's folder or a generator's file [out]")
-    parser.add_argument("--k", type=number(int, 1, 20), default=5, help="how many to show [5]")
+    parser.add_argument("--k", type=int, choices=range(1, 21), default=5, help="how many to show")
     with exit_on_mistake("fill"):
         args = parser.parse_args(arguments)
         file = find(args.run)

@@ -86,7 +86,7 @@ def draw_share(data, config, monkeypatch, processes=1, rank=0, step=3):
 
 def test_processes_share_the_inputs_of_a_step(world, monkeypatch):
     """Three processes together draw the inputs that one process draws alone."""
-    data = read_dataset(world / "text", "train", 16)
+    data = read_dataset(world / "text" / "train.txt", 16)
     shared = {"batch_size": 2, "group_size": 4, "block_size": 16, "masking": "word"}
     whole = draw_share(data, Config(**shared, gradient_accumulation_steps=3), monkeypatch)
     shares = [draw_share(data, Config(**shared), monkeypatch, 3, rank) for rank in range(3)]
@@ -96,7 +96,7 @@ def test_processes_share_the_inputs_of_a_step(world, monkeypatch):
 
 
 def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
-    data = read_dataset(world / "text", "train", 16)
+    data = read_dataset(world / "text" / "train.txt", 16)
     config = Config(batch_size=4, group_size=4, block_size=16, masking="word", seed=5)
     once = draw_share(data, config, monkeypatch)
     again = draw_share(data, config, monkeypatch)

@@ -8,9 +8,7 @@ import torch
 from conftest import BLANK, encode, make_batch
 
 from data.rules import WordRule
-from grpo import metrics
-from grpo.loss import Terms
-from grpo.metrics import Rollout, StepMetrics, fill_metrics
+from grpo.metrics import Rollout, UpdateMetrics, rollout_metrics
 from grpo.policy import Fills, Scores
 
 B, G, T = 4, 3, 5
@@ -29,7 +27,8 @@ def random_step():
     reward[1] = 0.3 + 1e-8 * some(G, T)  # equal but for rounding
     draws = mask[:, None]
     old, *now = (Scores(*2 * [draws * some(B, G, T)], *2 * [mask * some(B, T)]) for _ in range(3))
-    terms = [[Terms(*some(3), torch.tensor(2 + i + 5 * k)) for i in (0, 1)] for k in (0, 1)]
+    names = ("loss", "pg_loss", "kl_penalty", "clip_ratio")
+    terms = [[dict(zip(names, some(4))) for _ in (0, 1)] for _ in (0, 1)]
     return mask, reward, part, old, now, terms
 
 
@@ -50,10 +49,10 @@ def slow_metrics(mask, reward, part, old, now, terms, norms):
             "entropy": statistics.mean(now[k].entropy[b, t].item() for b, _, t in drawn),
             "mean_log_prob": statistics.mean(now[k].logp[at].item() for at in drawn),
             "approx_kl": statistics.mean(math.exp(d) - 1 - d for d in moved),
-            "clip_ratio": sum(term.clipped.item() for term in terms[k]) / len(drawn),
+            "clip_ratio": sum(x["clip_ratio"].item() for x in terms[k]) * G / len(drawn),
         }
         for name in ("loss", "pg_loss", "kl_penalty"):
-            figures[name] = sum(getattr(term, name).item() for term in terms[k])
+            figures[name] = sum(term[name].item() for term in terms[k])
         each.append(figures)
     return {name: statistics.mean(figures[name] for figures in each) for name in each[0]} | {
         "grad_norm": statistics.mean(norms),
@@ -67,14 +66,18 @@ def slow_metrics(mask, reward, part, old, now, terms, norms):
 def test_metrics_add_up_over_micro_batches_and_average_over_updates():
     mask, reward, part, old, now, terms = random_step()
     norms = [0.5, 2.0]
-    of_step = StepMetrics(reward, {"judge": part}, mask)
+    batch = make_batch(torch.zeros(B, T).long(), mask, BLANK, G, (0,))
+    fills = Fills(torch.zeros(B, G, T).long())
+    drawn = rollout_metrics(Rollout(batch, fills, old, reward, {"judge": part}, reward), None)
+    of_step = UpdateMetrics()
     for k, update in enumerate(UPDATES):
         for rows, term in zip(update, terms[k]):
             of_step.add(now[k][rows], old[rows], term, mask[rows])
         of_step.end_update(torch.tensor(norms[k]))
-    have = {name: value.item() for name, value in of_step.result().items()}
+    have = drawn | of_step.result()
     assert [*have].index("reward_judge") < [*have].index("mean_reward")  # a cause before its effect
     want = slow_metrics(mask, reward, part, old, now, terms, norms)
+    assert [have.pop(name) for name in ("different_fills", "accepts", "mean_advantage")][0] == 1
     assert have == pytest.approx(want, rel=1e-5)
 
 
@@ -87,16 +90,15 @@ class ShortWords(WordRule):
         super().__init__("cat on")
 
 
-def test_the_metrics_of_fills_come_from_the_rule_and_from_the_table_of_metrics(monkeypatch):
+def test_the_metrics_of_fills_come_from_the_rule():
     """The share is that of all gaps of the step, and not a mean of shares of inputs."""
     mask = encode("so ___ on so", "so ___ __ so") == BLANK
     fills = encode("so cat on so", "so xxx on so", "so xxx on so", "so xxx xx so").view(2, 2, -1)
     batch = make_batch(encode(*["so cat on so"] * 2), mask, BLANK, 2, (0,))
     advantages = torch.arange(48).view(2, 2, 12).float()  # (B,G,T)
-    rollout = Rollout(batch, Fills(fills), None, None, {}, advantages)
-    monkeypatch.setitem(metrics.METRICS, "inputs", lambda rollout: len(rollout.batch.mask))
-    have = fill_metrics(rollout, ShortWords())
+    rollout = Rollout(batch, Fills(fills), None, advantages, {}, advantages)
+    have = rollout_metrics(rollout, ShortWords())
     assert have["short_words"] == pytest.approx((1 + 0 + 1 + 0) / (2 + 4))
-    assert (have["inputs"], have["different_fills"]) == (2, 2)
+    assert have["different_fills"] == 2
     at_blanks = [advantages[b, g, t].item() for b, t in mask.nonzero().tolist() for g in range(2)]
     assert have["mean_advantage"] == pytest.approx(sum(at_blanks) / len(at_blanks))

@@ -10,7 +10,6 @@ from data.rules import WordRule
 from grpo.reward import (
     Rewards,
     judge_logits,
-    judge_reward,
     log_odds,
     rule_reward,
 )
@@ -95,13 +94,11 @@ def test_the_judge_scores_a_word_by_its_mean_logit_which_is_bounded():
     """In the first completion, one word has the logits 5 and -1, and the other word has 20."""
     completions = torch.tensor([[[7, 1, 0, 22], [1, 1, 9, 0]]])  # some_judge subtracts 2
     batch = batch_of(MASK[:1])
-    have = log_odds(some_judge, completions, batch.words)[..., MASK[0]]
+    have = log_odds(some_judge, completions, batch)[..., MASK[0]]
     assert have.tolist() == [[[2, 2, 8], [-1, -1, -2]]]
-    assert log_odds(some_judge, -completions, batch.words).min() == -8
+    assert log_odds(some_judge, -completions, batch).min() == -8
     clash = torch.tensor([[[14, 0]]])  # the logits are 12 and -2, and only their mean is bounded
-    assert log_odds(some_judge, clash, batch.words[:, :2]).tolist() == [[[5, 5]]]
-    given = (completions, batch)
-    assert torch.equal(judge_reward(some_judge, *given)[..., MASK[0]], have)
+    assert log_odds(some_judge, clash, batch_of(MASK[:1, :2])).tolist() == [[[5, 5]]]
 
 
 def of_letters(completions, batch):
@@ -117,7 +114,7 @@ def test_a_blank_is_given_its_words_reward():
 
     A reward of the whole completion is added to each blank as it is.
     """
-    parts = {"judge": (partial(judge_reward, some_judge), 2.0)}
+    parts = {"judge": (partial(log_odds, some_judge), 2.0)}
     parts |= {"letters": (of_letters, 1.0), "whole": (of_whole, -0.5)}
     completions = some_completions(2, 3, 4)  # (B,G,T)
     batch = batch_of(MASK)

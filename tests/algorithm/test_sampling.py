@@ -215,17 +215,16 @@ def test_extreme_logits():
 
 
 def slow_penalty(s, seen, penalty):
-    """Center one blank's logits, and make what was seen less likely, one character at a time."""
-    mean = sum(s[:-1]) / (len(s) - 1)  # of all but the mask token
-    centered = [x - mean for x in s]
+    """Make what was seen less likely, one character at a time: s (V,) -> (V-1,)."""
+    s = [*s]
     for v in seen:
-        centered[v] = centered[v] / penalty if centered[v] > 0 else centered[v] * penalty
-    return centered[:-1]
+        s[v] = s[v] / penalty if s[v] > 0 else s[v] * penalty
+    return s[:-1]
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 9), (2, 6, 3, 9)])  # (B,T,V), (B,T,K,V)
 def test_the_repetition_penalty_is_a_loop_over_what_is_visible(shape):
-    """Blanks and padding are not visible. Adding a constant to the logits changes nothing."""
+    """Blanks and padding are not visible."""
     logits = torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     logits[..., -1] = -1e9  # the mask token
     masked = torch.tensor([[3, 8, 5, 8, 3, 7], [4, 8, 1, -1, -1, -1]])  # (B,T)
@@ -236,11 +235,7 @@ def test_the_repetition_penalty_is_a_loop_over_what_is_visible(shape):
     for row, found, visible in zip(logits, have, seen):
         for s, penalized in zip(row.view(-1, 9).tolist(), found.view(-1, 9).tolist()):
             assert penalized[:-1] == pytest.approx(slow_penalty(s, visible, 1.3))
-    shifts = 100 * torch.randn(*shape[:-1], 1, dtype=torch.float64)
-    shifted = penalize_repetition(logits + shifts, batch, 8, 1.3)
-    torch.testing.assert_close(shifted[..., :-1], have[..., :-1])
-    same = penalize_repetition(logits, batch, 8, 1.0)
-    torch.testing.assert_close(same.softmax(dim=-1), logits.softmax(dim=-1))
+    assert torch.equal(penalize_repetition(logits, batch, 8, 1.0), logits)
 
 
 @pytest.mark.parametrize("n_latent, name", [(1, "logits"), (3, "letters")])

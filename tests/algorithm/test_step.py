@@ -14,7 +14,7 @@ from conftest import PLAIN, make_batch
 from grpo.loss import loss_weights
 from grpo.optimizer import Optimizer, make_adamw
 from grpo.policy import Fills, Product, Scores
-from grpo.reward import Rewards, judge_reward
+from grpo.reward import Rewards, log_odds
 from grpo.run.config import Config
 from grpo.run.network import make_policy
 from model.transformer import Generator, TransformerConfig
@@ -73,7 +73,7 @@ def step(settings, tokens, mask, judge=some_judge, n_latent=1):
     optimizer = descend(generator, config, rate=1.0)
     policies = [make_policy(model, config, torch.device("cpu")) for model in (generator, reference)]
     batch = make_batch(tokens, mask, V - 1, config.group_size, (1, 0))
-    rewards = Rewards({"judge": (partial(judge_reward, judge), 1.0)})
+    rewards = Rewards({"judge": (partial(log_odds, judge), 1.0)})
     before = weights_of(generator)
     rollout, metrics = grpo_step(*policies, rewards, optimizer, batch, config)
     after = weights_of(generator)
@@ -148,7 +148,7 @@ def test_pieces_that_fit_in_memory_add_up_to_the_step(size, n_latent):
         _, have, _, of_pieces = step(pieces, tokens, mask, n_latent=n_latent)
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-6)
         for name in ("mean_kl", "entropy", "mean_log_prob", "loss"):
-            torch.testing.assert_close(of_pieces[name], metrics[name], msg=name)
+            assert of_pieces[name] == pytest.approx(metrics[name], rel=1e-4), name
 
 
 def test_each_update_of_a_step_has_weights_of_its_own():
@@ -162,7 +162,7 @@ def test_each_update_of_a_step_has_weights_of_its_own():
     _, _, _, metrics = step(
         {"loss_type": "dapo", "minibatch_size": 2, "learning_rate": 0}, text(6, 8), mask
     )
-    assert metrics["loss"].abs() < 1
+    assert abs(metrics["loss"]) < 1
 
 
 def test_later_updates_score_on_the_set_that_was_drawn_from():
@@ -196,13 +196,13 @@ def test_a_loss_that_is_not_finite_changes_no_weight():
     def policy(network):
         return lambda batch: Infinite(*network(batch.masked, batch.words), batch, Config())
 
-    rewards = Rewards({"judge": (partial(judge_reward, some_judge), 1.0)})
+    rewards = Rewards({"judge": (partial(log_odds, some_judge), 1.0)})
     before = weights_of(generator)
     optimizer = Optimizer(make_adamw(generator, config), config.grad_clip)
     policies = policy(generator), policy(reference)
     _, metrics = grpo_step(*policies, rewards, optimizer, batch, config)
-    assert metrics["grad_norm"].isfinite() and metrics["grad_norm"] > 0
-    assert not metrics["loss"].isfinite()
+    assert 0 < metrics["grad_norm"] < math.inf
+    assert not math.isfinite(metrics["loss"])
     assert torch.equal(weights_of(generator), before)
 
 
@@ -281,8 +281,8 @@ def test_a_policy_of_ones_own_learns_what_no_product_can():
     rewarded = []
     for i in range(40):
         batch = make_batch(torch.full((2, 4), 7), mask, 9, config.group_size, (1, i))
-        rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
-        rewarded.append(metrics["mean_reward"].item())
+        rollout, _ = grpo_step(policy, reference, rewards, optimizer, batch, config)
+        rewarded.append(rollout.reward.mean().item())
         assert (rollout.fills.completions.mT[~mask] == 7).all()  # what was given stays
     assert rewarded[0] < 2 < 3.5 < sum(rewarded[-10:]) / 10
     p = model[0].softmax(dim=-1)

@@ -206,12 +206,12 @@ def fails(*_):
     [
         ("cuda", {}, 1, works, None, 0),
         ("cpu", {}, 1, works, "it needs a CUDA device, and this run is on cpu", 0),
-        ("cuda", {}, 2, works, "n_latent=2", 0),
-        ("cuda", {"top_k": 5}, 1, works, "top_k", 0),
-        ("cuda", {"top_p": 0.9}, 1, works, "top_p", 0),
-        ("cuda", {"min_p": 0.1}, 1, works, "min_p", 0),
-        ("cuda", {"xtc_probability": 0.1}, 1, works, "xtc_probability", 0),
-        ("cuda", {"repetition_penalty": 1.2}, 1, works, "repetition_penalty", 0),
+        ("cuda", {}, 2, works, "no latent", 1),
+        ("cuda", {"top_k": 5}, 1, works, "truncation", 1),
+        ("cuda", {"top_p": 0.9}, 1, works, "truncation", 1),
+        ("cuda", {"min_p": 0.1}, 1, works, "truncation", 1),
+        ("cuda", {"xtc_probability": 0.1}, 1, works, "truncation", 1),
+        ("cuda", {"repetition_penalty": 1.2}, 1, works, "repetition_penalty", 1),
         ("cuda", {}, 1, lambda *_: False, "results differ", 1),
         ("cuda", {}, 1, fails, "RuntimeError: CUDA_ERROR_NO_DEVICE", 1),
         ("cuda", {}, 1, lambda *_: __import__("cuda.bindings.nothing"), "ModuleNotFoundError: ", 1),
@@ -224,11 +224,11 @@ def test_the_kernel_runs_or_says_why_not(
     monkeypatch.setattr(kernel, "agrees", agrees)
     where = torch.device(device), SimpleNamespace(vocab_size=28, n_latent=n_latent)
     for _ in range(2):  # as for the policy and the reference
-        assert kernel.choose(config(**changes), *where) == ("torch" if reason else "cuda")
+        assert kernel.usable(config(**changes), *where) == (not reason)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == lines and all(reason in line for line in told)
-    assert kernel.choose(config(kernel="torch", **changes), *where) == "torch"
+    assert not kernel.usable(config(kernel="torch", **changes), *where)
     if reason:
         line = f"^kernel=cuda can't run: .*{reason}.*; set kernel=auto or kernel=torch$"
         with pytest.raises(Mistake, match=line):
-            kernel.choose(config(kernel="cuda", **changes), *where)
+            kernel.usable(config(kernel="cuda", **changes), *where)

@@ -13,10 +13,17 @@ from data.rules import SumRule, WordRule, check_gaps
 from data.sums.prepare import prepare as prepare_sums
 from data.sums.rule import is_right
 from data.vocabulary import VOCABULARY, decode
-from grpo.evaluation.evaluate import COLUMNS, evaluate, format_table, measure, peek
+from grpo.evaluation.evaluate import (
+    TITLES,
+    evaluate,
+    format_table,
+    list_completions,
+    measure,
+    peek,
+)
 from grpo.latent import Latent
 from grpo.policy import Product
-from grpo.reward import Rewards, accepts, fooled, judge_reward
+from grpo.reward import Rewards, accepts, fooled, log_odds
 from grpo.run.config import Config
 from grpo.run.load import HeldOut, Models, load_data
 
@@ -24,7 +31,7 @@ from grpo.run.load import HeldOut, Models, load_data
 def held_out_of(texts, masks, words):
     """Make held-out inputs of `texts`. A string in `masks` has `_` at each blank."""
     batch = make_batch(encode(*texts), encode(*masks) == BLANK, BLANK, 1, (0,))
-    return HeldOut(batch, WordRule(" ".join(words)), texts[0], lambda _, mask: number_words(mask))
+    return HeldOut(batch, WordRule(" ".join(words)), lambda _, mask: number_words(mask))
 
 
 def figures_of(text, mask, fills, words):
@@ -40,8 +47,6 @@ def test_words_by_hand():
     want = {
         "valid_words": 31 / 32,
         "exact": 29 / 32,
-        "distinct_words": (14 * 2 / 2 + 1 / 2 + 2 / 2) / 16,  # only the fill with xyz has one
-        "different_valid_words": (2 + 2) / 2,
         "pass@16": 1,
     }
     assert {name: figures[name] for name in want} == pytest.approx(want)
@@ -52,21 +57,12 @@ def test_words_of_one_fill():
     figures = figures_of("xyz cat on", "xy_ ___ _n", ["xyq mat in"], {"mat", "in", "on"})
     assert figures["valid_words"] == 1 and figures["exact"] == 0
     figures = figures_of("a xyz a", "a ___ a", ["a xyz a"], {"cat"})
-    assert figures["valid_words"] == figures["distinct_words"] == 0
-    assert figures["exact"] == 1
+    assert figures["valid_words"] == 0 and figures["exact"] == 1
 
 
 def test_without_a_hidden_word_shares_are_0():
     figures = figures_of("abcdef", "ab_def", ["abcdef"], {"abcdef"})
-    assert figures["valid_words"] == figures["exact"] == figures["distinct_words"] == 0
-
-
-def test_distinct_words_are_counted_over_all_inputs():
-    """The hidden words are cat, dog, cat, cat. The fills are dog, dog, dog and the non-word xyz."""
-    texts = ["a cat a dog a", "a cat a cat a"]
-    held_out = held_out_of(texts, ["a ___ a ___ a"] * 2, {"dog"})
-    figures = measure(encode("a dog a dog a", "a dog a xyz a")[:, None], held_out)
-    assert figures["distinct_words"] == 1 / 2 and figures["valid_words"] == 3 / 4
+    assert figures["valid_words"] == figures["exact"] == 0
 
 
 def test_a_share_of_many_fills_is_the_mean_of_the_shares_of_each_fill():
@@ -78,11 +74,9 @@ def test_a_share_of_many_fills_is_the_mean_of_the_shares_of_each_fill():
     fills[:, 4:8] = encode("a cat a cat a")
     figures = measure(fills, held_out)
     alone = [measure(fills[:, j : j + 1], held_out) for j in range(16)]
-    assert {each["distinct_words"] for each in alone} == {1, 1 / 2, 0}
     for name, value in alone[0].items():
         mean = sum(each[name] for each in alone) / 16
         assert figures[name] == pytest.approx(mean), (name, value)
-    assert figures["different_valid_words"] == (1 + 2 + 2 + 1) / 4  # each hidden word by itself
 
 
 SUMS = ["12+34=46", "12+34=46", "55+11=66", "40+14=54"]
@@ -92,17 +86,18 @@ BLANKS = ["1_+3_=46", "__+__=46", "_5+_1=66", "__+1_=54"]
 def test_sums_by_hand():
     """Of two completions each: 1 and 0, 2 (of two different ones), 1, and 0 are right."""
     batch = make_batch(encode(*SUMS), encode(*BLANKS) == BLANK, BLANK, 2, (0,))
-    held_out = HeldOut(batch, SumRule(), "", None)
+    held_out = HeldOut(batch, SumRule(), None)
     fills = ["13+33=46", "11+31=46", "12+34=46", "34+12=46"]
     fills += ["45+21=66", "05+61=66", "41+14=54", "09+15=54"]
     figures = measure(encode(*fills).view(4, 2, -1), held_out)
     assert figures["right"] == 4 / 8
     assert figures["different_right"] == (1 + 2 + 1 + 0) / 4
+    assert figures["pass@2"] == 3 / 4
     blanks = {"2 blanks": (1 + 0 + 1 + 0) / 4, "3 blanks": 0, "4 blanks": 2 / 2}
     assert {name: figures[name] for name in figures if "blanks" in name} == blanks
-    lines = HeldOut(batch, None, "", None)
+    lines = HeldOut(batch, None, None)
     assert measure(batch.tokens[:, None], lines) == {"exact": 1}
-    assert measure(encode(*fills).view(4, 2, -1), lines) == {"exact": 1 / 8}
+    assert measure(encode(*fills).view(4, 2, -1), lines) == {"exact": 1.5 / 8, "pass@2": 1 / 4}
 
 
 def slow_figures(fills, masks, scores):
@@ -149,7 +144,7 @@ def some_sums():
 @pytest.mark.parametrize("name", JUDGES)
 def test_right_accepts_and_fooled_are_a_loop_over_fills(name):
     batch, completions = some_sums()
-    scores = judge_reward(JUDGES[name], completions, batch)  # (20,4,T)
+    scores = log_odds(JUDGES[name], completions, batch)  # (20,4,T)
     good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
     have = (
         good.sum() / (4 * gaps.sum()),
@@ -245,8 +240,8 @@ def held_out_for(config):
 
 def evaluated(config, policy, before, parts=(), everything=False):
     """Compute the table of a few inputs: -> its rows, and the completions."""
-    models = Models(policy, before, before, judge)
-    return evaluate(models, Rewards(dict(parts)), held_out_for(config), everything)
+    given = Models(policy, before, before, judge), Rewards(dict(parts)), held_out_for(config)
+    return evaluate(*given, everything), list_completions(*given)
 
 
 def test_runs_of_all_seeds_have_the_same_inputs_and_draws_of_their_own(settings):
@@ -268,27 +263,21 @@ def test_every_row(dataset, make, request):
         assert result[f"after, {title}"] == result[f"before, {title}"]
     assert result["the truth"].get("right", result["the truth"].get("exact")) == 1
     assert ("cheat: common words" in result) == (dataset == "settings")
-    assert ("exact marginals, sampled" in result) == (dataset == "sums")
-    assert len(completions) == 6 * 16
+    assert ("exact marginals" in result) == (dataset == "sums")
+    assert len(completions) == 6 * (16 if dataset == "sums" else 2)
     json.dumps(result, allow_nan=False)
-    short, first = evaluated(config, make(0), make(0))
+    short, _ = evaluated(config, make(0), make(0))
     assert 4 < len(short) < len(result)
-    assert first == (completions if dataset == "sums" else completions[::16])
+    assert all(result[title] == row for title, row in short.items())
 
 
 def test_own_rewards_have_columns(settings):
-    """The judge and the rewards are asked about the truth, and about what both policies draw."""
     parts = {"judge": (lambda x, batch: judge(x), 1.0), "half": (half, 2.0)}
     result, completions = evaluated(settings, product(1), product(0), parts)
     assert all(line["half"] == 0.5 for line in completions)
     head, *lines = format_table(result).splitlines()
     assert head.endswith("half")
-    asked = [line for line in lines if line.endswith("0.500")]
-    assert [line.split("  ")[0] for line in asked] == [
-        "the truth",
-        "before, sampled",
-        "after, sampled",
-    ]
+    assert all(line.endswith("0.500") for line in lines[: len(result)])
     assert "half" not in format_table(evaluated(settings, product(1), product(0))[0])
 
 
@@ -338,4 +327,4 @@ def test_a_peek_says_what_one_draw_of_each_input_has(settings, masking):
     share = measure(completions, held_out)["valid_words"]
     assert 0 < share < 1
     head, *_ = peek(Models(policy, None, None, None), held_out, 2).splitlines()
-    assert head == f"step 2: {COLUMNS['valid_words'][0]} {share:.3f}"
+    assert head == f"step 2: {TITLES['valid_words']} {share:.3f}"

@@ -4,6 +4,7 @@ Shapes: N inputs, T characters, V vocabulary.
 """
 
 import math
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -52,11 +53,11 @@ def copycat(calls):
 
 
 def test_every_input_gets_n_completions():
-    completions, _ = fill(copycat([]), encode("a____", "bb___"), "random", n=3)  # (2,3,T)
+    completions, _ = fill(copycat([]), encode("a____", "bb___"), "confidence", n=3)  # (2,3,T)
     assert completions.tolist() == [encode("aaaaa").tolist() * 3, encode("bbbbb").tolist() * 3]
 
 
-@pytest.mark.parametrize("order", ["confidence", "left to right", "random"])
+@pytest.mark.parametrize("order", ["confidence", "left to right"])
 @pytest.mark.parametrize(
     "passes, left, mean",
     [
@@ -148,7 +149,7 @@ def test_best_of_n_takes_each_word_from_the_fill_that_is_likeliest_in_the_text()
     assert best.tolist() == [encode("the cat a on").tolist()]
 
 
-TEXT = "a dog and a cat and an owl saw an ox and an ant"
+LEXICON = Counter("a dog and a cat and an owl saw an ox and an ant".split())
 
 
 def test_the_cheat_writes_the_most_frequent_word_of_each_length():
@@ -156,4 +157,4 @@ def test_the_cheat_writes_the_most_frequent_word_of_each_length():
     masked = encode("the ___ _ on __ b", "___ ____ so zz zz")
     batch = make_batch(masked, masked == BLANK, BLANK, 2, (0,))
     want = encode("the and a on an b", "and aaaa so zz zz")
-    assert torch.equal(fill_with_common_words(batch, TEXT)[:, 0], want)
+    assert torch.equal(fill_with_common_words(batch, LEXICON)[:, 0], want)

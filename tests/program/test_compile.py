@@ -6,8 +6,6 @@ import pytest
 import torch
 from conftest import run
 
-from grpo.run import network
-
 
 @pytest.mark.parametrize("changes, update", [({}, (4, 16)), ({"minibatch_size": 2}, (2, 16))])
 def test_compile_is_read(flags, tmp_path, monkeypatch, changes, update):
@@ -21,7 +19,6 @@ def test_compile_is_read(flags, tmp_path, monkeypatch, changes, update):
     assert not graphs
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
-    monkeypatch.setattr(network, "can_compile", lambda _: True)
     _, compiled = run(flags, out_dir=tmp_path / "compiled", compile="true", **changes)
     assert compiled == eager
     tokens = {(4, 16), (2, 16), (4 * 4, 16)}

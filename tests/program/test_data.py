@@ -1,20 +1,16 @@
 """Check the datasets, what is hidden in them, prompts, and what's refused with one line."""
 
-import hashlib
-import io
 import json
 import os
 import re
 import subprocess
 import sys
-from contextlib import redirect_stdout
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
-from conftest import TEXT, early
+from conftest import TEXT
 
 from data import files
 from data.dataset import (
@@ -27,11 +23,10 @@ from data.dataset import (
 from data.masking import MASKINGS, make_mask
 from data.rules import SumRule, WordRule, pick_rule
 from data.sums.prepare import main as sums_main
-from data.text import prepare as prepare_module
 from data.text.prepare import is_validation, normalize, prepare
 from data.text.prepare import main as text_main
 from data.user_mistake import Mistake
-from data.vocabulary import MASK_ID, PAD, VOCABULARY, decode
+from data.vocabulary import MASK_ID, PAD, decode
 
 ROOT = Path(__file__).parents[2]
 LINE = "the old cat sat on the mat and ran"
@@ -62,7 +57,7 @@ def prompts(folder, train, *texts, **more):
 
 @pytest.fixture
 def text(world):
-    return read_dataset(world / "text", "train", 16)
+    return read_dataset(world / "text" / "train.txt", 16)
 
 
 @pytest.fixture
@@ -202,29 +197,31 @@ def test_lines_that_are_all_trained_on_are_not_held_out(train, val, tmp_path):
     read_splits(write_lines(tmp_path / "d", train, [*val, "99 + 1 ="]), 8)  # one line is enough
 
 
-@pytest.mark.parametrize("part", [slice(None), slice(50, 150)])
-def test_a_text_that_is_trained_on_is_not_held_out(part, tmp_path):
-    tokens = bytes(map(VOCABULARY.index, TEXT[:2000].replace("\n", " ")))
-    (tmp_path / "train.bin").write_bytes(tokens)
-    (tmp_path / "val.bin").write_bytes(tokens[part])
+def test_a_text_that_is_trained_on_is_not_held_out(tmp_path):
+    folder = write_lines(tmp_path / "d", ["the old cat", "sat on the mat"], ["the old cat sat"])
+    read_splits(folder, 12)
+    (tmp_path / "d" / "val.txt").write_text("the old\ncat sat on the mat\n", encoding="utf-8")
     with pytest.raises(Mistake, match="all of val is in train"):
-        read_splits(str(tmp_path), 16)
+        read_splits(folder, 12)
 
 
 @pytest.mark.parametrize(
-    "file, content, message",
+    "content, message",
     [
-        ("train.bin", "ab", "has 2 characters, fewer than block_size=8"),
-        ("train.bin", 100 * "\x1b", "holds no text"),
-        ("train.txt", "41+47=88\n417+471=888\n", "have .* the same length"),
-        ("train.txt", "", "have .* the same length"),
-        ("train.txt", "4_+47=88\n", "has the characters '_'; use only"),
+        ("ab", "has 2 characters, fewer than block_size=8"),
+        ("", "has 0 characters, fewer than block_size=8"),
+        ("a \x1b" * 9, r"has the characters '\\x1b'; use only a to z and spaces, or lines of"),
+        ("41+47=88\n417+471=888\n", "has the characters .*lines of exactly block_size=8"),
+        ("4_+47=88\n", "has the characters '_'; use only"),
     ],
 )
-def test_a_dataset_that_cannot_be_read_is_named(file, content, message, tmp_path):
-    (tmp_path / file).write_text(content, encoding="utf-8")
-    with pytest.raises(Mistake, match=f"{tmp_path}/{file} {message}"):
-        read_dataset(tmp_path, "train", 8)
+def test_a_dataset_that_cannot_be_read_is_named(content, message, tmp_path):
+    file = tmp_path / "train.txt"
+    with pytest.raises(Mistake, match="there is no .*train.txt; .*data.text.prepare"):
+        read_dataset(file, 8)
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(Mistake, match=f"{file} {message}"):
+        read_dataset(file, 8)
 
 
 # A dataset is whole or absent.
@@ -257,7 +254,7 @@ def test_a_kill_between_the_files_leaves_none_and_the_next_run_makes_both(kind, 
     command = [sys.executable, "-c", KILL.format(kind=kind, n=n), *options]
     killed = subprocess.run([*command, f"--out_dir={out}"], cwd=ROOT)
     assert killed.returncode < 0
-    names = [f"val.{'bin' if kind == 'text' else 'txt'}"][:n]
+    names = ["val.txt"][:n]
     assert [path.name for path in out.iterdir() if path.suffix != ".tmp"] == names
     main = {"text": text_main, "sums": sums_main}[kind]
     for folder in (out, whole):
@@ -326,11 +323,11 @@ def test_the_dataset_of_another_text_is_not_replaced(tmp_path):
     (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
     prepare(tmp_path / "d", tmp_path / "in.txt")
     prepare(tmp_path / "d", tmp_path / "in.txt")  # the same text again
-    before = (tmp_path / "d" / "train.bin").read_bytes()
+    before = (tmp_path / "d" / "train.txt").read_bytes()
     (tmp_path / "in.txt").write_text(TEXT + "\n\nthe end", encoding="utf-8")
-    with pytest.raises(Mistake, match="d/train.bin holds other data; remove it, or name"):
+    with pytest.raises(Mistake, match="d/train.txt holds other data; remove it, or name"):
         prepare(tmp_path / "d", tmp_path / "in.txt")
-    assert (tmp_path / "d" / "train.bin").read_bytes() == before
+    assert (tmp_path / "d" / "train.txt").read_bytes() == before
 
 
 # The text.
@@ -340,49 +337,18 @@ def test_prepared_text_comes_back(tmp_path):
     """The prepared text is what a loop over the paragraphs gives. Repeated ones are dropped."""
     (tmp_path / "in.txt").write_text(TEXT + "\n\n" + TEXT, encoding="utf-8")
     prepare(tmp_path / "d", tmp_path / "in.txt")
-    assert {path.name for path in (tmp_path / "d").iterdir()} == {"train.bin", "val.bin"}
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {"train.txt", "val.txt"}
     for split in ("train", "val"):
-        data = read_dataset(tmp_path / "d", split, 16)
+        data = read_dataset(tmp_path / "d" / f"{split}.txt", 16)
         wanted = [p for p in TEXT.split("\n\n") if is_validation(normalize(p)) == (split == "val")]
-        assert decode(data.text) == [" ".join(normalize(p) for p in wanted)]
-    assert 0.04 < (tmp_path / "d" / "val.bin").stat().st_size / len(TEXT) < 0.2
+        assert data.lines == [" ".join(normalize(p) for p in wanted)]
+    assert 0.04 < (tmp_path / "d" / "val.txt").stat().st_size / len(TEXT) < 0.2
 
 
-def prepare_default():
-    """Make the default text: -> (train.bin, val.bin, what was printed)."""
-    with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()) as printed:
-        prepare(folder)
-        train, val = ((Path(folder) / f"{name}.bin").read_bytes() for name in ("train", "val"))
-    return train, val, printed.getvalue()
-
-
-default_text = early("default_text", prepare_default)
-
-
-def test_the_default_text_is_the_one_that_the_shipped_models_learned(default_text):
-    """The text is documentation of the pinned numpy and torch. No version of Python changes it.
-
-    Nothing of 64 characters is in both train.bin and val.bin.
-    """
-    train, val, printed = default_text
-    assert not printed
-    begins = [hashlib.sha256(split).hexdigest()[:12] for split in (train, val)]
-    assert begins == ["b1fad3dd8d50", "180a9319f990"]
-    of_val = {val[i : i + 64] for i in range(len(val) - 63)}
-    assert of_val.isdisjoint(train[i : i + 64] for i in range(len(train) - 63))
-
-
-def test_val_loses_what_shares_40_characters_with_train(tmp_path):
-    own, val = TEXT.split("\n\n"), tmp_path / "d" / "val.bin"
-    (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
-    prepare(tmp_path / "d", tmp_path / "in.txt")
-    whole = val.read_bytes()
-    paragraph = next(p for p in own if is_validation(p))
-    (tmp_path / "in.txt").write_text("\n\n".join([*own, f"a {paragraph[-40:]}"]), encoding="utf-8")
-    assert not is_validation(f"a {paragraph[-40:]}")
-    prepare(tmp_path / "e", tmp_path / "in.txt")
-    left = (tmp_path / "e" / "val.bin").read_bytes()
-    assert len(left) == len(whole) - len(paragraph) - 1
+def test_the_text_that_ships_is_whole():
+    train, val = read_splits(str(ROOT / "data" / "text"), 64)
+    assert train.kind == val.kind == "text"
+    assert (len(train.lines[0]), len(val.lines[0])) == (1986879, 96981)
 
 
 def test_letters_of_the_users_own_text(tmp_path, capsys):
@@ -390,20 +356,12 @@ def test_letters_of_the_users_own_text(tmp_path, capsys):
     assert normalize("GROẞ groß Ærø, café") == "gross gross r cafe"
     (tmp_path / "in.txt").write_text(TEXT.replace(" number", " don't"), encoding="utf-8")
     prepare(tmp_path / "d", tmp_path / "in.txt")
-    data = read_dataset(tmp_path / "d", "train", 16)
-    assert " dont " in decode(data.text)[0]
+    data = read_dataset(tmp_path / "d" / "train.txt", 16)
+    assert " dont " in data.lines[0]
     assert not capsys.readouterr().out
     (tmp_path / "in.txt").write_text(TEXT + 100 * " мир", encoding="utf-8")
     prepare(tmp_path / "e", tmp_path / "in.txt")
     assert "3% of its letters are not a to z, and are left out" in capsys.readouterr().out
-
-
-def test_a_text_that_the_shipped_models_did_not_learn_is_named(tmp_path, capsys, monkeypatch):
-    """It stands in for the documentation of another version of numpy."""
-    monkeypatch.setattr(prepare_module, "documentation", lambda: 9 * [TEXT])
-    monkeypatch.setattr(prepare_module, "is_prose", lambda _: True)
-    prepare(tmp_path)
-    assert "isn't the text that the shipped models learned" in capsys.readouterr().out
 
 
 # Prompts.
@@ -477,4 +435,4 @@ def test_sums_that_nothing_can_fill_are_named_and_refused_if_all_are(sums, tmp_p
 def test_lines_that_are_not_utf_8_are_one_line(tmp_path):
     (tmp_path / "train.txt").write_bytes(b"caf\xe9")
     with pytest.raises(Mistake, match="train.txt isn't UTF-8"):
-        read_dataset(tmp_path, "train", 4)
+        read_dataset(tmp_path / "train.txt", 4)

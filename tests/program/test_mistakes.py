@@ -3,21 +3,18 @@
 One line on stderr names the setting or the file. Every other error keeps its type.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from conftest import command_line, early, run
+from conftest import command_line, run
 
 import train_grpo
-from data import dataset, files
+from data import files
 from data.files import find
 from data.text.prepare import main as prepare
 from data.user_mistake import Mistake, exit_on_mistake
+from grpo.run import load
 from grpo.run.config import load_config
 from grpo.run.network import pick_device
 from grpo.tools import fill, replay, toy
@@ -202,18 +199,14 @@ def test_an_error_in_a_users_file_shows_its_traceback_and_then_the_line(
     assert not Path(flags["out_dir"]).exists()
 
 
-def test_the_default_text_is_made_when_all_other_files_were_found(flags, tmp_path, monkeypatch):
+def test_sums_are_made_when_all_other_files_were_found(flags, monkeypatch):
     made = []
-    monkeypatch.setitem(dataset.SHIPPED, "text", (made.append, "data.text.prepare"))
-    (tmp_path / "data" / "text").mkdir(parents=True)  # as in the project before it is made
-    monkeypatch.setattr(files, "PROJECT", tmp_path)
-    monkeypatch.chdir(tmp_path / "data")
+    monkeypatch.setattr(load, "make_if_missing", made.append)
     with pytest.raises(Mistake, match="no.pt is missing"):
-        run(flags, dataset="text", judge_checkpoint="no.pt")
+        run(flags, judge_checkpoint="no.pt")
     assert not made
-    with pytest.raises(Mistake, match="there is no .*train.bin"):
-        run(flags, dataset="text")
-    assert [path.resolve() for path in made] == [tmp_path / "data" / "text"]
+    run(flags)
+    assert made == [flags["dataset"]]
 
 
 def test_what_ships_is_found_from_another_folder_and_a_run_is_not(tmp_path, monkeypatch):
@@ -245,7 +238,7 @@ def test_a_flag_that_is_nearly_a_setting_gets_a_suggestion():
         load_config(["--group_size=1"])
     with pytest.raises(Mistake, match="^--kl_beta has no value; write --kl_beta=VALUE$"):
         load_config(["--kl_beta", "0.3"])
-    with pytest.raises(Mistake, match="word occurs twice; name it once$"):
+    with pytest.raises(Mistake, match="each NAME is another one of"):
         load_config(["--masking=word:1,word:3"])
 
 
@@ -259,30 +252,6 @@ def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
         with pytest.raises(SystemExit, match="2"), exit_on_mistake("program"):
             open(path, encoding="utf-8")
         assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def lose_the_reader():
-    """Run two programs whose output nobody reads: -> what they write as errors.
-
-    The help is longer than the buffer of stdout, and the line about the sums is shorter.
-    """
-    errors = b""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with TemporaryDirectory() as folder:
-        for command in ("train_grpo --help", f"data.sums.prepare --out_dir={folder}"):
-            command = [sys.executable, "-m", *command.split()]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            with subprocess.Popen(command, env=env, **pipes) as program:
-                program.stdout.close()
-                errors += program.stderr.read()
-    return errors
-
-
-unread = early("unread", lose_the_reader)
-
-
-def test_output_may_lose_its_reader(unread):
-    assert not unread
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def runs_of(mask):
 @pytest.mark.parametrize("K", [1, 2])
 def test_the_generators_loss_is_nats_of_a_hidden_character(world, K):
     """All blanks have the same probabilities. For each run of blanks we sum over the latent z."""
-    train = read_dataset(world / "text", "train", 16)
+    train = read_dataset(world / "text" / "train.txt", 16)
     args = Settings(block_size=16, batch_size=50)
     g = torch.Generator().manual_seed(0)
     prior = torch.rand(K, generator=g)
@@ -91,7 +91,7 @@ def test_given_answers_are_learned_as_they_are(world, tmp_path):
     lines = ["the c_t\tthe cat", "th_ _at\tthe hat"]
     (tmp_path / "answers.txt").write_text("\n".join(lines), encoding="utf-8")
     answers = read_answers(tmp_path / "answers.txt", 7)
-    train = read_dataset(world / "text", "train", 7)
+    train = read_dataset(world / "text" / "train.txt", 7)
     batch = answers_batch(answers, train, Settings(batch_size=50), (1,))
     drawn = [f"{a}\t{b}" for a, b in zip(decode(batch.masked), decode(batch.tokens))]
     assert {*drawn} == {*lines}
@@ -106,7 +106,7 @@ def test_given_answers_are_learned_as_they_are(world, tmp_path):
         with pytest.raises(Mistake, match="line 2 .*; change it"):
             read_answers(tmp_path / "answers.txt", 7)
     (tmp_path / "answers.txt").write_text("", encoding="utf-8")
-    with pytest.raises(Mistake, match="is empty"):
+    with pytest.raises(Mistake, match="line 1 isn't"):
         read_answers(tmp_path / "answers.txt", 7)
 
 
@@ -128,7 +128,7 @@ def test_the_judges_loss_by_hand(world):
     A run has one label and one logit, the mean of its blanks' logits. Each blank has the loss of
     its run. The losses are averaged over the blanks of an input, and then over the inputs.
     """
-    train = read_dataset(world / "text", "train", 16)
+    train = read_dataset(world / "text" / "train.txt", 16)
     args = Settings(block_size=16, batch_size=200, judge_masking="word,random")
     seen = []
 
@@ -234,11 +234,8 @@ def test_two_pretrainings_cannot_write_into_one_folder(world, tmp_path, monkeypa
     assert not list((tmp_path / "a").iterdir())
 
 
-def test_pretraining_writes_no_model_that_is_not_finite(world, tmp_path, monkeypatch):
-    def diverge(name, model, *_):
-        model.head.weight.data[0, 0] = torch.nan
-
-    monkeypatch.setattr(pretrain, "fit", diverge)
-    with pytest.raises(FloatingPointError, match="generator.pt: weights: head.weight is not fin"):
+def test_pretraining_that_diverges_ends_and_writes_no_model(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "generator_loss", lambda *_: torch.tensor(torch.nan))
+    with pytest.raises(FloatingPointError, match="generator: the loss of step 0 is nan"):
         pretrained(world, tmp_path / "a")
     assert not list((tmp_path / "a").iterdir())

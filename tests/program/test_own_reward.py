@@ -19,8 +19,8 @@ def test_an_own_reward_gets_the_step_and_with_kwargs_all_there_is():
     completions, batch = COMPLETIONS, BATCH
     seen = {}
 
-    def curriculum(texts, masked, mask, decode, step):
-        return texts.sum(dim=-1) * step
+    def curriculum(step, completions):
+        return completions.sum(dim=-1) * step
 
     def everything(completions, **more):
         seen.update(more)
@@ -40,7 +40,7 @@ def test_an_own_reward_gets_the_step_and_with_kwargs_all_there_is():
 def test_a_wrong_shape_is_reported_next_to_what_the_function_was_given():
     line = r"shape \(2,\) for completions of the shape \(B, G, T\) = \(2, 3, 4\); return \(B, G\)"
     with pytest.raises(Mistake, match=line):
-        own_reward("flat", lambda *x: [1, 2], COMPLETIONS, BATCH)
+        own_reward("flat", lambda mask: [1, 2], COMPLETIONS, BATCH)
 
 
 def test_a_rule_that_does_not_fit_the_data_set_is_one_line():
@@ -48,3 +48,8 @@ def test_a_rule_that_does_not_fit_the_data_set_is_one_line():
     for rule, allowed in ((None, "FILE.py:FUNCTION$"), (words, "FUNCTION, valid_words$")):
         with pytest.raises(Mistake, match=f"reward=right: this dataset .*{allowed}"):
             make_rewards("right", None, rule, None)
+
+
+def test_a_parameter_that_nothing_fills_is_one_line():
+    with pytest.raises(Mistake, match="reward f failed: TypeError: .*'texts'"):
+        own_reward("f", lambda texts: texts, COMPLETIONS, BATCH)

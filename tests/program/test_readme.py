@@ -58,7 +58,6 @@ def test_every_command_is_understood(command, monkeypatch):
     settings = {
         "model.pretrain": pretrain.Settings,
         "grpo.tools.toy": Config,
-        "grpo.tools.bench": Config,
     }
     if module in settings:
         read_arguments(settings[module], words)

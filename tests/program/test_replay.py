@@ -48,9 +48,7 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
         @torch.no_grad()
         def function(policy, held_out, config, step):
             real(policy, held_out, config, step)
-            single = [mask.sum().item() == 1 for mask in held_out.batch.mask]
-            order = sorted(range(len(single)), key=lambda i: single[i])
-            batch = held_out.batch[order[:8]]
+            batch = held_out.batch[:8]
             fills = fill_by_hand(policy, batch, flags["temperature"])
             gaps = []
             for mask, text, fill in zip(batch.mask, decode(batch.tokens), fills):
@@ -60,7 +58,6 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
                 good = [(a, b) for a, b in words_of(fill) if fill[a:b] in lexicon]
                 gaps.append([[*span, span in good] for span in inner])
             expected.append({"fills": fills, "gaps": gaps, "batch": batch})
-            assert single[order[0]] < single[order[7]]
 
         return function
 

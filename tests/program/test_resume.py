@@ -130,7 +130,7 @@ def test_a_checkpoint_of_an_older_version_drops_what_is_gone_and_was_off(capsys)
 
 
 def test_what_was_changed_at_which_step_is_kept(flags, folder, world, capsys):
-    """A resume with nothing new leaves no trace, and neither does another way to end the same."""
+    """A resume with nothing new leaves no trace."""
     out = folder / "out"
 
     def history():
@@ -141,9 +141,10 @@ def test_what_was_changed_at_which_step_is_kept(flags, folder, world, capsys):
     run(flags, max_iters=1, lr_decay_iters=9)
     assert history() == []
     resume(f"--out_dir={out}", "--max_iters=2", "--wandb_run_name=x")
-    assert history() == []
+    assert history() == [[1, {"max_iters": [1, 2]}]]
     resume(f"--out_dir={out}", "--max_iters=3", "--kl_beta=0.3", "--seed=5")
-    changed = [[2, {"kl_beta": [0.1, 0.3], "seed": [1, 5]}]]
+    more = {"max_iters": [2, 3], "kl_beta": [0.1, 0.3], "seed": [1, 5]}
+    changed = [[1, {"max_iters": [1, 2]}], [2, more]]
     assert history() == changed
     resume(f"--out_dir={out}", "--max_iters=4", "--lr_decay_iters=4")
     assert history() == [*changed, [3, {"max_iters": [3, 4], "lr_decay_iters": [9, 4]}]]

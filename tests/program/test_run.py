@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 import re
 import shlex
@@ -17,12 +16,11 @@ from conftest import command_line, encode, run, same
 
 import train_grpo
 from data.user_mistake import Mistake
-from grpo.metrics import METRICS
 from grpo.run import log
 from grpo.run.checkpoint import model_file, read, write
-from grpo.run.config import Config, load_config, read_arguments
+from grpo.run.config import Config, read_arguments
 from grpo.run.load import load_data
-from grpo.run.log import Log, claim, how_to_resume
+from grpo.run.log import Log, claim
 from model.transformer import Judge, TransformerConfig
 
 OWN_REWARDS = """
@@ -39,7 +37,7 @@ def flat(completions, masked, mask, decode):
 
 def tired(completions, masked, mask, decode):
     calls.append(1)
-    if len(calls) == 6:  # three calls try it out
+    if len(calls) == 11:  # eight calls try it out
         raise RuntimeError("too tired")
     return completions.float().mean(dim=-1)
 """
@@ -293,16 +291,6 @@ def test_a_full_disk_is_said_once_and_then_how_to_resume(flags, capsys, monkeypa
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_the_command_that_goes_on_names_what_was_changed_since_the_checkpoint(flags, tmp_path):
-    out = tmp_path / "my out"
-    run(flags, max_iters=2, out_dir=out)
-    command = ["--init_from=resume", f"--out_dir={out}", "--kl_beta=0.2", "--max_iters=6"]
-    config = load_config(command)
-    line = how_to_resume(config)
-    assert line.startswith("2 of 6 steps are saved; to resume: python train_grpo.py ")
-    assert load_config(shlex.split(line.partition("train_grpo.py ")[2])) == config
-
-
 def test_a_signal_during_the_table_ends_it(flags, monkeypatch, capsys):
     interrupt = partial(os.kill, os.getpid(), signal.SIGINT)
     monkeypatch.setattr(train_grpo, "evaluate", lambda *_, **__: interrupt())
@@ -327,12 +315,6 @@ def test_rewards_of_the_users_own_and_a_second_judge(flags, own, tmp_path):
         assert line["mean_reward"] == pytest.approx(want, rel=1e-4)
 
 
-def test_a_metric_of_ones_own_that_is_not_finite_ends_no_run(flags, monkeypatch):
-    monkeypatch.setitem(METRICS, "hollow", lambda _: math.nan)
-    _, steps = run(flags)
-    assert [math.isnan(step["hollow"]) for step in steps] == 4 * [True]
-
-
 def test_prompts_of_the_users_own_may_have_any_length(flags, tmp_path):
     (tmp_path / "p.json").write_text(
         json.dumps({"prompts": ["th_ cat", "the ___ cat sat", "_"]}), encoding="utf-8"
@@ -344,11 +326,3 @@ def test_prompts_of_the_users_own_may_have_any_length(flags, tmp_path):
         assert step["grad_norm"] > 0
         assert step["valid_words"] == pytest.approx(step["reward_valid_words"])
     assert any(step["valid_words"] for step in steps)
-
-
-def test_a_metric_of_ones_own_reaches_the_file(flags, monkeypatch):
-    monkeypatch.setitem(
-        METRICS, "longest", lambda rollout: rollout.batch.mask.sum(dim=1).max().item()
-    )
-    _, steps = run(flags)
-    assert all(0 < step["longest"] <= 16 for step in steps)

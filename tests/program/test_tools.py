@@ -1,4 +1,4 @@
-"""Run fill and bench, each by its command, on a run of tiny models."""
+"""Run fill by its command, on a run of tiny models."""
 
 import contextlib
 import math
@@ -6,12 +6,12 @@ import re
 
 import pytest
 import torch
-from conftest import command_line, run
+from conftest import run
 
 from data.dataset import encode_prompt
 from data.vocabulary import BLANK, VOCABULARY, encode
 from grpo.run.checkpoint import load_model
-from grpo.tools import bench, fill
+from grpo.tools import fill
 from model.transformer import Generator, Judge
 
 
@@ -98,15 +98,6 @@ def test_a_sum_is_right_or_wrong_and_other_lines_are_neither(capsys):
         assert verdict == ("right" if int(first) + int(second) == 8 else "wrong")
     (rows,) = printed(capsys, "4_+4=ab", "--run=model/pretrained/sums_latent.pt").values()
     assert all(len(row.split()) == 2 for row in rows[1:])
-
-
-def test_the_benchmark_times_the_parts_of_a_step(flags, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "SECONDS", 0)
-    bench.main(command_line(flags))
-    lines = capsys.readouterr().out.splitlines()
-    names = [line.split("  ")[1] for line in lines if " ms " in line]
-    assert names[0] == "whole step" and {"draw", "score", "reward"} < {*names}
-    assert " 100.0%" in lines[1]
 
 
 @pytest.mark.parametrize(
