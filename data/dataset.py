@@ -42,7 +42,7 @@ class Dataset:
     inputs: Tensor  # (inputs,T)
     lines: list[str]  # the whole split; of a text, that's one line
     kind: str  # text, sums, or lines, which are anything else that comes line by line
-    number_words: Callable  # numbers the hidden words: tokens, mask (B,T) -> (B,T)
+    spaces_end_words: bool = True  # or is each run of blanks a word?
 
     @property
     def vocab_size(self) -> int:
@@ -63,6 +63,10 @@ class Dataset:
             characters = np.array(list(VOCABULARY))[tokens]  # (B,T)
             mask = torch.from_numpy(make_mask(characters, masking, rng))  # (B,T)
         return tokens, mask, self.number_words(tokens, mask)
+
+    def number_words(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Number the hidden words of each input: tokens, mask (B,T) -> words (B,T)."""
+        return typed_words(tokens, mask) if self.spaces_end_words else number_words(mask)
 
     def check_masking(self, masking: str) -> None:
         """Raise a Mistake if a part of `masking` makes no sense for these inputs."""
@@ -151,9 +155,9 @@ def read_dataset(file: Path, block_size: int) -> Dataset:
     tokens = encode(text)  # (characters,)
     if is_text:  # (windows,T), which share the memory of `tokens`
         windows = tokens.unfold(0, block_size, 1)
-        return Dataset(windows, lines, "text", lambda _, mask: number_words(mask))
+        return Dataset(windows, lines, "text", spaces_end_words=False)
     kind = "sums" if all(map(is_right, lines)) else "lines"
-    return Dataset(tokens.view(-1, block_size), lines, kind, typed_words)
+    return Dataset(tokens.view(-1, block_size), lines, kind)
 
 
 def encode_prompt(
@@ -224,4 +228,4 @@ def read_prompts(path: str, train: Dataset, block_size: int, say: Callable = pri
         say(f"{setting}: the model reads {len(changed)} {of} differently, first {changed[0]}")
     if impossible:
         say(f"{setting}: no digits can make {len(impossible)} {of} right, first {impossible[0]}")
-    return replace(train, inputs=rows, number_words=typed_words)
+    return replace(train, inputs=rows, spaces_end_words=True)

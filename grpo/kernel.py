@@ -61,9 +61,11 @@ def agrees(device, V) -> bool:
     mask = (torch.arange(55).view(5, 11) % 3 > 0).to(device)  # (B,T)
     logits.requires_grad_()
     results = []
-    for module in policy, sys.modules[__name__]:
-        y = module.sample_completions(logits.detach(), mask.long(), mask, uniforms, 0.8)  # (B,G,T)
-        scores = module.compute_logprobs(logits, ref_logits, y, mask, 0.8)
+    by_pytorch = policy.sample_completions, policy.compute_logprobs
+    by_kernel = sample_completions, compute_logprobs
+    for sample, score in by_pytorch, by_kernel:
+        y = sample(logits.detach(), mask.long(), mask, uniforms, 0.8)  # (B,G,T)
+        scores = score(logits, ref_logits, y, mask, 0.8)
         gradient = torch.autograd.grad(sum(x.sum() for x in scores), logits)  # a tuple of one
         results.append([y, *scores, *gradient])
     return all(torch.allclose(x, y, atol=1e-4) for x, y in zip(*results))

@@ -85,9 +85,9 @@ class Latent(Rows):
 
     def chain(self, log_q: Tensor, log_pi: Tensor, y: Tensor) -> Tensor:
         """Compute logp_t = L_t − L_{t−1} of each letter, with L_0 = 0: y (M,n) -> (B,n,T)."""
-        L = self.running(log_q, log_pi, y)  # (N,L,n)
-        before = F.pad(L, (0, 0, 1, 0))[:, :-1]  # (N,L,n) 0 before a word's first letter
-        logp = (L - before)[self.word, self.place]  # (M,n)
+        up_to = self.running(log_q, log_pi, y)  # (N,L,n)
+        before = F.pad(up_to, (0, 0, 1, 0))[:, :-1]  # (N,L,n) 0 before a word's first letter
+        logp = (up_to - before)[self.word, self.place]  # (M,n)
         return spread(logp, self.mask).mT
 
     def sample(self) -> Fills:

@@ -1,6 +1,8 @@
 """Turn a text of yours into a dataset: train.txt and val.txt, a paragraph of a to z in each line.
 
-python -m data.text.prepare --input=my.txt --out_dir=data/mine
+    python -m data.text.prepare --input=my.txt --out_dir=data/mine
+
+One paragraph in ten is held out.
 """
 
 import argparse
