@@ -2,6 +2,7 @@
 
     python .github/answers.py even FILE                        # the most even right answer
     python .github/answers.py argmax FILE --run=out            # the ones that a GRPO run found
+    python .github/answers.py passes FILE                      # the base's, one blank a pass
     python .github/answers.py best FILE                        # the judge's best of 16 of the base
     python .github/answers.py best FILE --run=out-a/generator.pt     # or of another generator
 
@@ -19,7 +20,7 @@ from data.dataset import make_if_missing, read_splits
 from data.sums.rule import right_answers
 from data.vocabulary import decode
 from grpo.batch import make_batch
-from grpo.evaluation.rivals import best_by_word
+from grpo.evaluation.rivals import best_by_word, fill_in_passes
 from grpo.reward import log_odds
 from grpo.run.checkpoint import LATEST, load_model
 from grpo.run.config import Config
@@ -42,7 +43,7 @@ def most_even(masked: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("kind", choices=["even", "argmax", "best"])
+    parser.add_argument("kind", choices=["even", "argmax", "passes", "best"])
     parser.add_argument("file")
     parser.add_argument("--run", default=Config.generator_checkpoint)
     parser.add_argument("--seed", type=int, default=0)
@@ -66,6 +67,9 @@ def main() -> None:
                 answers = [most_even(text) for text in masked]
             elif args.kind == "argmax":
                 answers = decode(policy(batch).best_guess())
+            elif args.kind == "passes":
+                filled, _ = fill_in_passes(policy, batch, train.number_words, "left to right")
+                answers = decode(filled)
             else:
                 q = policy(batch)
                 completions = q.sample().completions  # (1000,16,T)
