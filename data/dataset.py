@@ -198,16 +198,11 @@ def read_prompts(path: str, train: Dataset, block_size: int, say: Callable = pri
     setting = f"prompts_file={path}"
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        prompts = content["prompts"]
-        if type(prompts) is not list or set(map(type, prompts)) != {str}:
-            raise TypeError("no list of texts")
-        for key in content.keys() - {"prompts"}:
-            raise KeyError(f"nothing reads {key!r:.100}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Mistake(
-            f"{setting} does not hold prompts ({type(error).__name__}: {error});"
-            ' write JSON: {"prompts": ["th_ c_t", ...]}'
-        ) from None
+    except (OSError, ValueError) as error:
+        raise Mistake(f"{setting} can't be read as JSON ({error}); fix it") from None
+    prompts = content.get("prompts") if isinstance(content, dict) and len(content) == 1 else None
+    if not isinstance(prompts, list) or set(map(type, prompts)) != {str}:
+        raise Mistake(f'{setting} has to hold {{"prompts": ["th_ c_t", ...]}} and nothing else')
     rows = torch.full((len(prompts), block_size), PAD)  # (prompts,T)
     changed, impossible = [], []
     for i, prompt in enumerate(prompts):

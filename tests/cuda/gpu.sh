@@ -73,9 +73,9 @@ def step(kind, batch, V, G):
         with torch.autocast(DEVICE.type, torch.bfloat16):
             return network(*inputs)
 
-    def rewards(fills, batch):
-        reward = judge_logits(lambda rows: run(judge, rows), fills.completions)  # (B,G,T)
-        return reward, {"reward": reward.mean(dim=-1)}
+    def rewards(completions, batch):
+        reward = judge_logits(lambda rows: run(judge, rows), completions)  # (B,G,T)
+        return reward, {"judge": reward}
 
     models = distribution(generator), distribution(reference), rewards
     optimizer = Optimizer(make_adamw(generator, config), config.grad_clip)

@@ -410,11 +410,11 @@ def test_a_prompt_that_would_lose_its_sense_is_refused(prompt, character, text, 
 
 
 def test_a_key_that_nothing_reads_is_refused(text, tmp_path):
-    with pytest.raises(Mistake, match="nothing reads 'masking'"):
+    with pytest.raises(Mistake, match="and nothing else$"):
         prompts(tmp_path, text, "th_", masking="word")
     for content in ("[]", "3", '"prompts"', "{}", '{"prompts": []}', '{"prompts": [3]}', "{"):
         (tmp_path / "p.json").write_text(content, encoding="utf-8")
-        with pytest.raises(Mistake, match="does not hold prompts .*; write JSON: "):
+        with pytest.raises(Mistake, match="and nothing else$|can't be read as JSON .*; fix it"):
             read_prompts(tmp_path / "p.json", text, 16)
 
 
