@@ -1,30 +1,37 @@
-"""Write answers for `python -m model.pretrain --answers=FILE`: a masked sum, a tab and its answer.
+"""Teach the generator somebody else's answers with cross-entropy, to compare that with GRPO.
 
-    python .github/answers.py even FILE                        # the most even right answer
-    python .github/answers.py argmax FILE --run=out            # the ones that a GRPO run found
-    python .github/answers.py passes FILE                      # the base's, one blank a pass
-    python .github/answers.py best FILE                        # the judge's best of 16 of the base
-    python .github/answers.py best FILE --run=out-a/generator.pt     # or of another generator
+    python .github/answers.py even out-even                    # the most even right answer
+    python .github/answers.py argmax out-found --teacher=out       # those that a GRPO run found
+    python .github/answers.py passes out-passes                # the base's own, one blank a pass
+    python .github/answers.py best out-best                    # the judge's best of the base's 16
+    python .github/answers.py best out-more --teacher=out-best/generator.pt   # or of another's 16
 
-The inputs are 100,000 drawn from the training split, as a run would draw them.
+It writes generator.pt into that folder. The inputs are 100,000 drawn from the training split, as a
+run would draw them.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
+import data  # noqa: F401, has to come before torch
+
+# isort: split
+import numpy as np
 import torch
 
-sys.path.append(str(Path(__file__).parents[1]))
 from data.dataset import make_if_missing, read_splits
 from data.sums.rule import right_answers
-from data.vocabulary import decode
+from data.vocabulary import decode, encode
 from grpo.batch import make_batch
 from grpo.evaluation.rivals import best_by_word, fill_in_passes
 from grpo.reward import log_odds
-from grpo.run.checkpoint import LATEST, load_model
+from grpo.run.checkpoint import LATEST, load_model, model_file, write
 from grpo.run.config import Config
 from grpo.run.network import make_judge, make_policy
+from model.losses import PRETRAINING, generator_loss
+from model.pretrain import fit
 from model.transformer import Generator, Judge
 
 SIZE, PART = 100_000, 1000  # all inputs, and those that are filled at once
@@ -41,42 +48,54 @@ def most_even(masked: str) -> str:
     return min(right_answers(masked), key=difference)
 
 
+def answer(kind, batch, teacher, judge, number_words):
+    """Fill the inputs of a batch: -> (B,T)."""
+    if kind == "even":
+        return torch.stack([encode(most_even(text)) for text in decode(batch.masked)])
+    if kind == "argmax":
+        return teacher(batch).best_guess()
+    if kind == "passes":
+        return fill_in_passes(teacher, batch, number_words, "left to right")[0][:, 0]
+    q = teacher(batch)
+    completions = q.sample().completions  # (B,16,T)
+    return best_by_word(q, completions, log_odds(judge, completions, batch))[:, 0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("kind", choices=["even", "argmax", "passes", "best"])
-    parser.add_argument("file")
-    parser.add_argument("--run", default=Config.generator_checkpoint)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("out_dir")
+    parser.add_argument("--teacher", default=Config.generator_checkpoint)
+    parser.add_argument("--updates", type=int, default=1200)
+    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    config = Config(batch_size=PART)
+    config = Config()
     make_if_missing("sums")
     train, _ = read_splits("sums", config.block_size)
-    tokens, mask, words = train.batch(SIZE, config.masking, (3, args.seed))  # (N,T)
-    path = Path(args.run)
+    tokens, mask, words = train.batch(SIZE, config.masking, (3, 0))  # (N,T)
+    path = Path(args.teacher)
     path = path / LATEST if path.is_dir() else path
-    policy = make_policy(load_model(path, Generator), config, CPU)
+    teacher = make_policy(load_model(path, Generator), Config(batch_size=PART), CPU)
     judge = make_judge(load_model(config.judge_checkpoint, Judge), config, CPU)
-    lines = []
     with torch.no_grad():
+        answers = []
         for start in range(0, SIZE, PART):
             rows = slice(start, start + PART)
-            batch = make_batch(tokens[rows], mask[rows], words[rows], 16, (3, args.seed, start))
-            masked = decode(batch.masked)
-            if args.kind == "even":
-                answers = [most_even(text) for text in masked]
-            elif args.kind == "argmax":
-                answers = decode(policy(batch).best_guess())
-            elif args.kind == "passes":
-                filled, _ = fill_in_passes(policy, batch, train.number_words, "left to right")
-                answers = decode(filled)
-            else:
-                q = policy(batch)
-                completions = q.sample().completions  # (1000,16,T)
-                scores = log_odds(judge, completions, batch)  # (1000,16,T)
-                answers = decode(best_by_word(q, completions, scores))
-            lines += [f"{a}\t{b}\n" for a, b in zip(masked, answers)]
-    Path(args.file).write_text("".join(lines), encoding="utf-8")
+            batch = make_batch(tokens[rows], mask[rows], words[rows], 16, (3, 0, start))
+            answers.append(answer(args.kind, batch, teacher, judge, train.number_words))
+    answers = torch.cat(answers)  # (N,T)
+    student = load_model(config.generator_checkpoint, Generator)
+    policy = make_policy(student, config, CPU)
+
+    def loss(step):
+        seed = (PRETRAINING, args.seed, 0, step)
+        rows = np.random.default_rng(seed).integers(SIZE, size=config.batch_size)  # (B,)
+        rows = torch.from_numpy(rows)
+        return generator_loss(policy, make_batch(answers[rows], mask[rows], words[rows], 1, seed))
+
+    fit("student", student, loss, args.updates, 2e-3)
+    write(Path(args.out_dir) / "generator.pt", model_file(student, torch.float16))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ Shapes: B inputs, T characters.
 """
 
 import json
-import shlex
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,14 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.files import PROJECT, find
+from data.files import find
 from data.masking import MASKINGS, make_mask, parse_masking
-from data.per_word import number_words, words_between
+from data.per_word import number_words
 from data.sums.prepare import prepare as prepare_sums
-from data.sums.rule import is_right, right_answers
-from data.text.prepare import normalize, plain
+from data.sums.rule import is_right
 from data.user_mistake import Mistake
-from data.vocabulary import BLANK, MASK_ID, PAD, TEXT_CHARACTERS, VOCABULARY, decode, encode
+from data.vocabulary import (
+    BLANK,
+    MASK_ID,
+    PAD,
+    SPACE,
+    TEXT_CHARACTERS,
+    VOCABULARY,
+    encode,
+    normalize,
+)
 
 DIGITS = {"sums": 3, "sums2": 2}  # of the datasets that a first run makes
 SPLITS = ("train", "val")
@@ -65,8 +71,11 @@ class Dataset:
         return tokens, mask, self.number_words(tokens, mask)
 
     def number_words(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Number the hidden words of each input: tokens, mask (B,T) -> words (B,T)."""
-        return typed_words(tokens, mask) if self.spaces_end_words else number_words(mask)
+        """Number the hidden words of each input: tokens, mask (B,T) -> words (B,T).
+
+        If spaces end words, a sum is one word, although its blanks aren't adjacent.
+        """
+        return number_words(tokens == SPACE if self.spaces_end_words else ~mask, mask)
 
     def check_masking(self, masking: str) -> None:
         """Raise a Mistake if a part of `masking` makes no sense for these inputs."""
@@ -81,30 +90,12 @@ class Dataset:
             )
 
 
-def typed_words(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Number the words of lines, or of what a person typed: tokens, mask (B,T) -> words (B,T).
-
-    All blanks between two spaces are one word. So a sum is one word, although its blanks aren't
-    adjacent.
-    """
-    return words_between(tokens == VOCABULARY.index(" "), mask)
-
-
 def make_if_missing(dataset: str) -> None:
     """Make the sums that ship, unless both of their parts are there already."""
     folder = find(Path("data", dataset))
-    if dataset not in DIGITS or all((folder / f"{split}.txt").exists() for split in SPLITS):
-        return
-    print(f"making {folder}", flush=True)
-    try:
+    if dataset in DIGITS and not all((folder / f"{split}.txt").exists() for split in SPLITS):
+        print(f"making {folder}", flush=True)
         prepare_sums(folder, DIGITS[dataset])
-    except OSError as error:
-        project, other = shlex.quote(str(PROJECT)), shlex.quote(str(Path.home() / dataset))
-        raise Mistake(
-            f"{folder} can't be written ({error.strerror}); run `PYTHONPATH={project} python -m"
-            f" data.sums.prepare --digits={DIGITS[dataset]} --out_dir={other}` and add"
-            f" --dataset={other} to your command"
-        ) from None
 
 
 def read_splits(dataset: str, block_size: int) -> tuple[Dataset, Dataset]:
@@ -125,58 +116,50 @@ def read_dataset(file: Path, block_size: int) -> Dataset:
     """Read train.txt or val.txt, or raise a Mistake that says what's wrong with it.
 
     If all lines have block_size characters, each is an input, and if all of them are right sums,
-    that's what they are. Any other file is a text: every window of block_size characters is an
-    input, and each run of blanks a word.
+    that's what they are. Any other file is a text, of which we keep the words of a to z. Every
+    window of block_size characters is an input then, and each run of blanks a word.
     """
     if not file.exists():
-        out = shlex.quote(str(file.parent))
-        make = f"python -m data.text.prepare --input=FILE --out_dir={out}"
-        raise Mistake(f"there is no {file}; write lines to it, or make it from a text: {make}")
+        raise Mistake(f"there is no {file}; a dataset is a folder with train.txt and val.txt")
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        content = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise Mistake(f"{file} isn't UTF-8 ({error.reason}); save it as UTF-8") from None
-    is_text = set(map(len, lines)) != {block_size}
-    if is_text:
-        lines = [" ".join(lines)]
-    text = "".join(lines)
-    allowed = VOCABULARY[:MASK_ID] if is_text else VOCABULARY.replace(BLANK, "")
-    unknown = "".join(sorted(set(text) - set(allowed)))
+    lines = content.splitlines()
+    if set(map(len, lines)) != {block_size}:
+        return text_dataset(file, content, block_size)
+    allowed = VOCABULARY.replace(BLANK, "")
+    unknown = "".join(sorted(set("".join(lines)) - set(allowed)))
     if unknown:
-        raise Mistake(
-            f"{file} has the characters {unknown!r:.100}; use only a to z and spaces, or lines of"
-            f" exactly block_size={block_size} characters from {VOCABULARY!r}"
-        )
-    if len(text) < block_size:
-        raise Mistake(
-            f"{file} has {len(text)} characters, fewer than block_size={block_size}; lower"
-            " block_size, or use a longer text"
-        )
-    tokens = encode(text)  # (characters,)
-    if is_text:  # (windows,T), which share the memory of `tokens`
-        windows = tokens.unfold(0, block_size, 1)
-        return Dataset(windows, lines, "text", spaces_end_words=False)
+        raise Mistake(f"{file} has the characters {unknown!r:.100}; use only {allowed!r}")
     kind = "sums" if all(map(is_right, lines)) else "lines"
-    return Dataset(tokens.view(-1, block_size), lines, kind)
+    return Dataset(encode("".join(lines)).view(-1, block_size), lines, kind)
+
+
+def text_dataset(file: Path, content: str, block_size: int) -> Dataset:
+    """Make a dataset of a text's words. Raises a Mistake if most of it isn't a to z."""
+    text = normalize(content)
+    if len(text) < max(block_size, len(content) / 2):
+        raise Mistake(
+            f"{file} isn't lines of block_size={block_size} characters each, and as a text it has"
+            f" only {len(text)} letters and spaces; change the file, or block_size"
+        )
+    windows = encode(text).unfold(0, block_size, 1)  # (windows,T), which share memory
+    return Dataset(windows, [text], "text", spaces_end_words=False)
 
 
 def encode_prompt(
     text: str, longest: int, name: str, vocab_size: int = TEXT_CHARACTERS
 ) -> Tensor:  # (T,)
-    """Normalize a text with blanks and turn it into tokens (T,), with T <= longest.
+    """Turn a text with blanks into tokens (T,), with T <= longest.
 
     The model knows the first `vocab_size` characters of VOCABULARY. Raises a Mistake that starts
-    with `name` if the text is too long, has no blank, or means something the model can't read:
-    accents and commas may go, but "room 101" isn't "room".
+    with `name` if the text has others, is too long, or has no blank.
     """
     known = VOCABULARY[:vocab_size]
-    lost = [c for c in plain(text) if (c.isalnum() or c in "+=") and c not in known]
-    if lost:
-        raise Mistake(
-            f"{name} {text!r:.100} has {lost[0]!r}, which this model doesn't know; rewrite it with"
-            f" only {known!r}"
-        )
-    text = normalize(text, VOCABULARY[MASK_ID:vocab_size])
+    for c in text:
+        if c not in known:
+            raise Mistake(f"{name} {text!r:.100} has {c!r}; this model only knows {known!r}")
     if len(text) > longest:
         raise Mistake(
             f"{name} {text!r:.100} has {len(text)} characters, more than {longest}; shorten it"
@@ -188,12 +171,11 @@ def encode_prompt(
     return encode(text)
 
 
-def read_prompts(path: str, train: Dataset, block_size: int, say: Callable = print) -> Dataset:
+def read_prompts(path: str, train: Dataset, block_size: int) -> Dataset:
     """Read the user's own inputs, which replace those of the dataset `train`.
 
     They come as JSON, {"prompts": ["th_ c_t", ...]}, with `_` for a blank. A prompt shorter than
-    block_size ends in PAD. `say` gets a line about what the model reads differently, and one about
-    results that no summands of that form have.
+    block_size ends in PAD.
     """
     setting = f"prompts_file={path}"
     try:
@@ -204,23 +186,7 @@ def read_prompts(path: str, train: Dataset, block_size: int, say: Callable = pri
     if not isinstance(prompts, list) or set(map(type, prompts)) != {str}:
         raise Mistake(f'{setting} has to hold {{"prompts": ["th_ c_t", ...]}} and nothing else')
     rows = torch.full((len(prompts), block_size), PAD)  # (prompts,T)
-    changed, impossible = [], []
     for i, prompt in enumerate(prompts):
         tokens = encode_prompt(prompt, block_size, f"{setting}: prompt {i}", train.vocab_size)
         rows[i, : len(tokens)] = tokens
-        (known,) = decode(tokens[None])
-        if known != prompt:
-            changed.append(f"prompt {i} {prompt!r:.100} as {known!r}")
-        fixed = train.kind == "sums" and BLANK not in known.partition("=")[2]
-        if fixed and not right_answers(known):
-            impossible.append(f"prompt {i} {known!r}")
-    if len(impossible) == len(prompts):
-        raise Mistake(
-            f"{setting}: none of the prompts has a right answer, first {impossible[0]}; change them"
-        )
-    of = f"of {len(prompts)} prompts"
-    if changed:
-        say(f"{setting}: the model reads {len(changed)} {of} differently, first {changed[0]}")
-    if impossible:
-        say(f"{setting}: no digits can make {len(impossible)} {of} right, first {impossible[0]}")
     return replace(train, inputs=rows, spaces_end_words=True)

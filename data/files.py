@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 from uuid import uuid4
 
-from data.user_mistake import Mistake
-
 PROJECT = Path(__file__).parents[1]
 SHIPPED = ("config/", "data/", "model/")
 
@@ -36,19 +34,3 @@ def write_whole(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def write_dataset(folder: str | Path, train: list[str], val: list[str]) -> None:
-    """Write lines as train.txt and val.txt, so that a kill leaves both of them or no dataset.
-
-    train goes last. A val without it is what a killed program left behind, and is replaced. Raises
-    a Mistake if the folder holds a different dataset.
-    """
-    train_file, val_file = (Path(folder, f"{split}.txt") for split in ("train", "val"))
-    files = {val_file: val, train_file: train}
-    files = {file: "\n".join([*lines, ""]).encode() for file, lines in files.items()}
-    for file, content in files.items():
-        if train_file.exists() and file.exists() and file.read_bytes() != content:
-            raise Mistake(f"{file} holds other data; remove it, or name another --out_dir")
-    for file, content in files.items():
-        write_whole(file, content)

@@ -11,16 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def number_words(mask: Tensor) -> Tensor:
-    """Number each run of adjacent blanks as one word: mask (B,T) bool -> words (B,T) int64."""
-    return words_between(~mask, mask)
-
-
-def words_between(ends: Tensor, mask: Tensor) -> Tensor:
+def number_words(ends: Tensor, mask: Tensor) -> Tensor:
     """Number the words that `ends` separate: ends, mask (B,T) bool -> words (B,T) int64.
 
     All blanks between two ends are one word. With spaces as the ends, that makes the two blanks of
-    `h_l_` one word.
+    `h_l_` one word. With everything visible as an end, a word is a run of adjacent blanks.
     """
     segment = (ends.cumsum(dim=1) + 1) * mask  # (B,T)
     return begins_word(segment).cumsum(dim=1) * mask

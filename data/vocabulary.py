@@ -6,7 +6,9 @@ characters used by sums come after the blank, and a model made for text doesn't 
 Shapes: T characters.
 """
 
+import re
 import string
+import unicodedata
 
 import numpy as np
 import torch
@@ -15,8 +17,17 @@ from torch import Tensor
 BLANK = "_"  # the mask token, so it's never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK + string.digits + "+="
 MASK_ID = VOCABULARY.index(BLANK)
+SPACE = VOCABULARY.index(" ")
 TEXT_CHARACTERS = MASK_ID + 1  # with the blank
 PAD = -1  # fills up a prompt shorter than block_size; not a character
+
+
+def normalize(text: str) -> str:
+    """Turn a text into words of a to z, with one space between two: `Didn't!` -> `didnt`."""
+    text = unicodedata.normalize("NFKD", text)
+    text = "".join(c for c in text if not unicodedata.combining(c)).casefold()
+    text = re.sub(r"\b['’]\b", "", text)
+    return re.sub("[^a-z]+", " ", text).strip()
 
 
 def decode(tokens: Tensor) -> list[str]:

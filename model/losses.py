@@ -10,7 +10,6 @@ maps tokens (B,T) to log-odds (B,T). `args` are the settings of `model/pretrain.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,8 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.per_word import mean_over_blanks, mean_over_words
-from data.user_mistake import Mistake
-from data.vocabulary import BLANK, MASK_ID, VOCABULARY, encode
 from grpo.batch import INPUTS, Batch, make_batch
 
 PRETRAINING = 2**31 + 1  # begins the seeds here, so that no run draws the same random numbers
@@ -39,34 +36,6 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
         hide = np.where(whole, 1.0, share)  # (B,)
         stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
         mask = mask & torch.from_numpy(stays)
-    return make_batch(tokens, mask, dataset.number_words(tokens, mask), 1, (*seed, 2))
-
-
-def read_answers(path: str, block_size: int) -> tuple[Tensor, Tensor]:  # each (lines,T)
-    """Read masked inputs and the answers to learn: `4_+4_=88`, a tab and `41+47=88` in each line.
-
-    Raises a Mistake that names the first line that isn't like that.
-    """
-    allowed = set(VOCABULARY.replace(BLANK, ""))
-    lines = Path(path).read_text(encoding="utf-8").splitlines() or [""]
-    pairs = [line.split("\t") for line in lines]
-    for i, pair in enumerate(pairs, 1):
-        fits = [len(text) for text in pair] == [block_size, block_size] and set(pair[1]) <= allowed
-        if not fits or any(a not in (BLANK, b) for a, b in zip(*pair)):
-            raise Mistake(
-                f"answers={path}: line {i} isn't a masked input, a tab, and the input with all"
-                f" blanks filled, of block_size={block_size} characters each; change it"
-            )
-    masked, answers = (torch.stack([encode(text) for text in texts]) for texts in zip(*pairs))
-    return masked, answers
-
-
-def answers_batch(answers: tuple[Tensor, Tensor], dataset, args, seed: tuple) -> Batch:
-    """Draw from what `read_answers` returned."""
-    masked, tokens = answers
-    rng = np.random.default_rng(seed)
-    rows = torch.from_numpy(rng.integers(len(masked), size=args.batch_size))  # (B,)
-    tokens, mask = tokens[rows], masked[rows] == MASK_ID  # (B,T)
     return make_batch(tokens, mask, dataset.number_words(tokens, mask), 1, (*seed, 2))
 
 

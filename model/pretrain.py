@@ -24,11 +24,9 @@ from grpo.run.load import check_length, load_splits
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
 from model.losses import (
     PRETRAINING,
-    answers_batch,
     generator_loss,
     judge_loss,
     masked_batch,
-    read_answers,
 )
 from model.report import report
 from model.transformer import Generator, Judge, TransformerConfig
@@ -41,9 +39,6 @@ class Settings:
     # A generator.pt to begin from. Its size replaces n_layer and n_embd. Empty: random weights.
     start: str = ""
     masking: str = "word:0.6,random:0.4"  # what is hidden from the generator
-    # Learn given answers, whatever the masking: a file with a masked input, a tab and its answer in
-    # each line. Empty: the hidden text is the answer.
-    answers: str = ""
     judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
     block_size: int = 64  # characters per input
     n_layer: int = 6  # layers of the generator
@@ -150,7 +145,6 @@ def pretrain(args):
         val.check_masking(args.masking)
     if args.judge_steps:
         val.check_masking(args.judge_masking)
-    answers = read_answers(args.answers, args.block_size) if args.answers else None
     generator, judge = make_models(args, train.vocab_size)
     set_threads(generator)
     models = [generator]  # these models take turns to fill the judge's inputs
@@ -165,8 +159,6 @@ def pretrain(args):
 
     def loss_of_generator(step):
         seed = (PRETRAINING, args.seed, 0, step)
-        if answers:
-            return generator_loss(policy, answers_batch(answers, train, args, seed))
         return generator_loss(policy, masked_batch(train, args, args.masking, seed, reveal=True))
 
     def loss_of_judge(step):

@@ -17,7 +17,6 @@ import torch
 
 import train_grpo
 from data.per_word import number_words
-from data.text.prepare import prepare
 from data.vocabulary import VOCABULARY
 from grpo import batch
 from grpo.run.checkpoint import model_file, read, write
@@ -30,7 +29,6 @@ os.environ.setdefault("WANDB_MODE", "offline")
 # Tests that a shell starts in the background ignore SIGINT. So we put Python's own handler back.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Paragraphs of random words, so that no two of them share 40 characters in a row.
 WORDS = (
     "the old red big cat cow dog hen sat on mat hat and rat bee fox ran to us me it number".split()
 )
@@ -52,8 +50,19 @@ def encode(*texts):
 
 def make_batch(tokens, mask, mask_id, G, seed):
     """Make a batch in which each run of adjacent blanks is a word, with a mask token of its own."""
-    made = batch.make_batch(tokens, mask, number_words(mask), G, seed)
+    made = batch.make_batch(tokens, mask, number_words(~mask, mask), G, seed)
     return replace(made, masked=tokens.masked_fill(mask, mask_id))
+
+
+def make_dataset(folder):
+    """Write TEXT as a dataset, with every tenth paragraph held out."""
+    paragraphs = TEXT.split("\n\n")
+    folder.mkdir()
+    for split, some in (
+        ("train", [p for i, p in enumerate(paragraphs) if i % 10]),
+        ("val", paragraphs[::10]),
+    ):
+        (folder / f"{split}.txt").write_text("\n\n".join(some), encoding="utf-8")
 
 
 # The tiny runs use these in the place of the defaults: plain GRPO with one update per step.
@@ -76,8 +85,7 @@ def world(tmp_path_factory):
     They are a judge, a generator, and a generator with a latent.
     """
     folder = tmp_path_factory.mktemp("world")
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    prepare(folder / "text", folder / "text.txt")
+    make_dataset(folder / "text")
     torch.manual_seed(0)
     shape = TransformerConfig(block_size=16, n_layer=2, n_head=2, n_embd=32)
     judge = Judge(shape)

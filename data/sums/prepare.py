@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.files import write_dataset
-from data.user_mistake import exit_on_mistake
+from data.files import write_whole
+from data.user_mistake import Mistake, exit_on_mistake
 
 TRAIN, VAL = 200_000, 4_000  # lines
 
@@ -48,11 +48,22 @@ def draw_sums(results: list[int], digits: int, size: int, seed: int) -> list[str
 
 
 def prepare(out_dir: str | Path, digits: int = 3, held_out: str = "report") -> None:
-    """Write train.txt and val.txt into `out_dir`. Raises a Mistake if it holds other sums."""
+    """Write train.txt and val.txt into `out_dir`. Raises a Mistake if it holds other sums.
+
+    A kill leaves both files or no dataset. train.txt goes last, and a val.txt without it is what a
+    killed program left behind.
+    """
     split = split_results(digits)
     train = draw_sums(split["train"], digits, TRAIN, seed=1)
     val = draw_sums(split[held_out], digits, VAL, seed=2)
-    write_dataset(out_dir, train, val)
+    train_file, val_file = (Path(out_dir, f"{name}.txt") for name in ("train", "val"))
+    files = {val_file: val, train_file: train}
+    files = {file: "\n".join([*lines, ""]).encode() for file, lines in files.items()}
+    for file, content in files.items():
+        if train_file.exists() and file.exists() and file.read_bytes() != content:
+            raise Mistake(f"{file} holds other data; remove it, or name another --out_dir")
+    for file, content in files.items():
+        write_whole(file, content)
 
 
 def main(argv: list[str] | None = None) -> None:

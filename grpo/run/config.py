@@ -224,51 +224,19 @@ def load_config(arguments: Sequence[str] = ()) -> Config:
     return config
 
 
-# Settings that are gone, with the value that turned each of them off, or that nearly all runs had.
-GONE = {
-    "direction": "reverse",
-    "clip_delta": 0.0,
-    "sapo_tau": 1.0,
-    "sapo_tau_negative": 1.05,
-    "min_lr": 0.0,
-    "weight_decay": 0.0,
-    "beta1": 0.9,
-    "beta2": 0.99,
-    "xtc_threshold": 0.1,
-    "mask_ratio": 0.15,
-    "hidden_words": 3,
-    "credit": "word",
-    "save_interval": 10,
-    "wandb_log": False,
-}
-
-
-def without_gone(saved: dict, path: Path) -> dict:
-    """Drop the settings of a checkpoint that are gone and were off.
-
-    Raises a Mistake if the run used a setting that is gone, or that has changed its meaning.
-    """
-    dropped = sorted(saved.keys() & GONE)
-    used = [f"{name}={saved[name]}" for name in dropped if saved[name] != GONE[name]]
-    if dropped and saved["reference_mode"] == "ema":  # then, 0.01 meant what 0.99 does now
-        used.append(f"ema_alpha={saved['ema_alpha']}")
-    if used:
-        raise Mistake(
-            f"{path} was made by an older version, and used {', '.join(used)}, which is gone or"
-            " means something else now; resume it with the version that made it"
-        )
-    if dropped and is_first():
-        print(f"{path} was made by an older version; dropped settings: {', '.join(dropped)}")
-    return {name: value for name, value in saved.items() if name not in dropped}
-
-
 def saved_settings(state: dict, given: dict, path: Path) -> Config:
     """Take the settings from the training state in the checkpoint `path`.
 
     A checkpoint may not choose a file that we execute. So if the run's reward names a FILE.py,
     `given` has to name a reward, or this raises a Mistake.
     """
-    saved = without_gone(state["config"], path)
+    saved = state["config"]
+    gone = [f"{name}={value}" for name, value in saved.items() if not hasattr(Config, name)]
+    if gone:
+        raise Mistake(
+            f"{path} was made by another version, with settings that this one doesn't have:"
+            f" {', '.join(gone)}; resume it with the version that made it"
+        )
     config = Config(**read_settings(Config, saved, f"{path}: "))
     if ".py:" in config.reward and "reward" not in given:
         raise Mistake(

@@ -94,8 +94,7 @@ def load_splits(config) -> tuple[Dataset, Dataset]:
     wait_for_all()  # no process reads before the first one has written
     train, val = read_splits(config.dataset, config.block_size)
     if config.prompts_file:
-        say = print if is_first() else lambda _: None
-        train = read_prompts(config.prompts_file, train, config.block_size, say)
+        train = read_prompts(config.prompts_file, train, config.block_size)
     return train, val
 
 

@@ -1,6 +1,5 @@
 """Execute a Python file of the user's, a config file or one with a reward, and call the reward."""
 
-import inspect
 import runpy
 import sys
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from data.files import find
 from data.user_mistake import Mistake
-from data.vocabulary import decode
 from grpo.batch import Batch
 
 
@@ -36,36 +34,16 @@ def load_function(path: str | Path, name: str) -> Callable:
     function = run_file(path, "reward file").get(name)
     if not callable(function):
         raise Mistake(
-            f"reward file {path} has no function {name}; write"
-            f" def {name}(completions, masked, mask, decode) there"
+            f"reward file {path} has no function {name}; write def {name}(completions, batch) there"
         )
     return function
 
 
 def own_reward(name: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
-    """Call a user's function, which returns (B,G) or (B,G,T). If it fails, raise a Mistake.
-
-    It gets what its parameters name, and with **kwargs it gets everything.
-    """
-    # copies, because the user's function may write into them
-    given = {
-        "completions": completions.clone(),
-        "masked": batch.masked.clone(),
-        "mask": batch.mask.clone(),
-        "decode": decode,
-        "words": batch.words.clone(),
-        "step": batch.seed[-1],  # drawn from (seed, step)
-    }
+    """Call a user's function, which returns (B,G) or (B,G,T). If it fails, raise a Mistake."""
     try:
-        parameters = inspect.signature(function).parameters
-        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-            given = {name: value for name, value in given.items() if name in parameters}
-        values = function(**given)
-        if values is None:
-            raise Mistake(f"reward {name} returned None; end it with a return of its rewards")
+        values = function(completions.clone(), batch.map(torch.clone))  # it may write into them
         values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
-    except Mistake:
-        raise
     except (Exception, SystemExit) as error:  # whatever the user's code may raise
         raise Mistake(f"reward {name} failed: {type(error).__name__}: {error}") from error
     B, G, T = completions.shape

@@ -29,11 +29,12 @@ import math
 import torch
 from torch import Tensor
 
-from data.dataset import encode_prompt, typed_words
+from data.dataset import encode_prompt
 from data.files import find
+from data.per_word import number_words
 from data.sums.rule import SUM, is_right
 from data.user_mistake import Mistake, exit_on_mistake
-from data.vocabulary import BLANK, MASK_ID, decode, encode, highlight
+from data.vocabulary import BLANK, MASK_ID, SPACE, decode, encode, highlight
 from grpo.batch import Batch, make_batch
 from grpo.reward import accepts, log_odds
 from grpo.run.checkpoint import LATEST, load_model, read
@@ -48,7 +49,7 @@ def batch_of(masked: Tensor) -> Batch:
     """Make a batch of one input, masked (T,)."""
     tokens = masked[None]  # (1,T)
     mask = tokens == MASK_ID  # (1,T)
-    return make_batch(tokens, mask, typed_words(tokens, mask), 1, (0,))
+    return make_batch(tokens, mask, number_words(tokens == SPACE, mask), 1, (0,))
 
 
 @torch.no_grad()
@@ -115,9 +116,6 @@ def main(arguments: list[str] | None = None) -> None:
             longest = config["block_size"]  # the judge may not know longer texts
         for text in args.text:
             masked = encode_prompt(text, longest, "text", after.vocab_size)  # (T,)
-            (known,) = decode(masked)
-            if known != text:
-                print(f'the model reads "{known}"')
             for title, model in models.items():
                 print(title)
                 show(model, masked, judge, args.k, temperature)

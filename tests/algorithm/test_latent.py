@@ -223,7 +223,7 @@ def test_a_generator_has_a_prior_for_each_word_and_letters_for_each_blank():
     generator = Generator(replace(SHAPE, n_latent=3))
     for weight in generator.parameters():
         torch.nn.init.normal_(weight, std=0.4)
-    words = number_words(TEXT == 5)
+    words = number_words(TEXT != 5, TEXT == 5)
     words[1, 7] = 1  # the last blank belongs to the word of the first, though far from it
     prior, letters = generator(TEXT, words)
     assert prior.shape == (2, 8, 3) and letters.shape == (2, 8, 3, 6)

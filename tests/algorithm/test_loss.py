@@ -135,7 +135,7 @@ def test_loss_and_gradient_equal_the_loops(objective, loss_type, each_word):
     """Ratios differ from 1, and advantages have both signs. The second micro-batch is smaller."""
     config = settings(loss_type=loss_type, **objective)
     now, old = make_scores(MASK, leaf=True), make_scores(MASK, seed=1)
-    words = number_words(MASK)
+    words = number_words(~MASK, MASK)
     assert_equals_the_loops(now, old, make_advantages(words, each_word), words, config)
 
 
@@ -144,7 +144,7 @@ def test_loss_and_gradient_equal_the_loops(objective, loss_type, each_word):
 def test_each_kl_estimator_equals_the_loops(estimator, loss_type):
     config = settings(kl_estimator=estimator, loss_type=loss_type)
     now, old = make_scores(MASK, leaf=True, seed=3), make_scores(MASK, seed=4)
-    words = number_words(MASK)
+    words = number_words(~MASK, MASK)
     assert_equals_the_loops(now, old, make_advantages(words, "word"), words, config)
 
 
@@ -171,7 +171,7 @@ def test_the_first_update_of_every_objective_has_the_gradient_of_reinforce(objec
     A library shipped an objective that had no gradient at all.
     """
     config = settings(kl_beta=0, entropy_coef=0, loss_type="dapo", **objective)
-    now, words = make_scores(MASK, leaf=True), number_words(MASK)
+    now, words = make_scores(MASK, leaf=True), number_words(~MASK, MASK)
     A = make_advantages(words, "word") * MASK[:, None]
     weights = MASK / MASK.sum()
     loss, _ = grpo_loss(now, now.map(torch.detach), A, MASK, weights, config)

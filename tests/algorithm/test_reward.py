@@ -138,8 +138,8 @@ def test_a_blank_is_given_its_words_reward():
 
 
 def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
-    def spoil(completions, masked, mask, decode):
-        for x in (completions, masked, mask):
+    def spoil(completions, batch):
+        for x in (completions, batch.masked, batch.mask):
             x.zero_()
         return torch.tensor([[1.0, 2.0, 3.0]] * 2, requires_grad=True)
 
@@ -148,17 +148,6 @@ def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
     have = own_reward("spoil", spoil, completions, batch)
     assert have.tolist() == [[1.0, 2.0, 3.0]] * 2 and not have.requires_grad
     assert all(map(torch.equal, (completions, batch.masked, batch.mask), before))
-
-
-def test_an_own_reward_with_a_parameter_words_gets_the_number_of_each_blanks_word():
-    def of_words(completions, masked, mask, decode, words):
-        numbers = words[:, None].expand(completions.shape).float()
-        words.zero_()  # it may write into them, too
-        return numbers
-
-    batch = batch_of(MASK)
-    have = own_reward("of_words", of_words, some_completions(2, 3, 4), batch)
-    assert have[:, 0].tolist() == [[1, 1, 0, 2], [0, 1, 0, 2]] == batch.words.tolist()
 
 
 @pytest.mark.parametrize(

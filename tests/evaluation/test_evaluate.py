@@ -31,7 +31,7 @@ from grpo.run.load import HeldOut, Models, load_data
 def held_out_of(texts, masks, words):
     """Make held-out inputs of `texts`. A string in `masks` has `_` at each blank."""
     batch = make_batch(encode(*texts), encode(*masks) == BLANK, BLANK, 1, (0,))
-    return HeldOut(batch, WordRule(" ".join(words)), lambda _, mask: number_words(mask))
+    return HeldOut(batch, WordRule(" ".join(words)), lambda _, mask: number_words(~mask, mask))
 
 
 def figures_of(text, mask, fills, words):

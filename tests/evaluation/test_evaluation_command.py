@@ -157,7 +157,7 @@ def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):
     evil = tmp_path / "evil.py"
     evil.write_text(
         f"open({str(tmp_path / 'owned')!r}, 'w').close()\n"
-        "def half(completions, masked, mask, decode):\n"
+        "def half(completions, batch):\n"
         "    return [[0.5 for _ in row] for row in completions]\n",
         encoding="utf-8",
     )

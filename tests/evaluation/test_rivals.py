@@ -26,7 +26,7 @@ def batch_of(masked):
 
 
 def runs(tokens, mask):
-    return number_words(mask)
+    return number_words(~mask, mask)
 
 
 def fill(logits_of, masked, order, passes=0, n=0):

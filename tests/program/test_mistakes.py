@@ -12,7 +12,6 @@ from conftest import command_line, run
 import train_grpo
 from data import files
 from data.files import find
-from data.text.prepare import main as prepare
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.run import load
 from grpo.run.config import load_config
@@ -45,7 +44,6 @@ MISTAKES = {
         --reward=judge,{x}/r.py:judge
         --reward={x}/r.py:no
         --reward={x}/r.py:flat
-        --reward={x}/r.py:nothing
         --reward={x}/r.py:of_one
         --reward={x}/r.py:not_finite
         --out_dir=
@@ -90,35 +88,30 @@ MISTAKES = {
         --run={w}/generator.pt the""",
     "replay": """
         {x}""",
-    "prepare": """
-        --input={w}/text.txt --out_dir=
-        --out_dir={x}/d --input={x}/no.txt
-        --out_dir={x}/d --input={x}/cut.pt
-        --out_dir={x}/d --input={x}/r.py""",
 }
 COMMANDS = [(name, line.strip()) for name in MISTAKES for line in MISTAKES[name].split("\n")[1:]]
 REWARDS = """
 import sys
 
-def broken(completions, masked, mask, decode):
+def broken(completions, batch):
     return helper()
 
 def helper():
     return nowhere
 
-def flat(completions, masked, mask, decode):
+def flat(completions, batch):
     return completions[:, 0, 0]
 
-def nothing(completions, masked, mask, decode):
+def nothing(completions, batch):
     pass
 
-def of_one(completions, masked, mask, decode):
+def of_one(completions, batch):
     return completions[:, :1] / 1
 
-def not_finite(completions, masked, mask, decode):
+def not_finite(completions, batch):
     return completions / 0.0
 
-def leaves(completions, masked, mask, decode):
+def leaves(completions, batch):
     sys.exit()
 
 judge = broken
@@ -157,7 +150,7 @@ def start(program, arguments, flags):
         names = ("dataset", "block_size", "out_dir")
         arguments = command_line({name: flags[name] for name in names}) + arguments
     mains = {"pretrain": pretrain, "toy": toy, "fill": fill, "replay": replay}
-    (mains[program].main if program in mains else prepare)(arguments)
+    mains[program].main(arguments)
 
 
 @pytest.mark.parametrize("program, line", COMMANDS)

@@ -13,8 +13,6 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
-from data.per_word import number_words
-from data.vocabulary import decode
 from grpo.advantage import compute_advantages
 from grpo.run.config import Config, check, read_arguments
 from grpo.tools import toy
@@ -131,7 +129,11 @@ def test_every_link_leads_somewhere(name):
 
 
 def test_every_flag_named_is_one_of_a_program_and_takes_its_value():
-    sources = [path for folder in ("grpo", "model", "data") for path in Path(folder).rglob("*.py")]
+    sources = [
+        path
+        for folder in ("grpo", "model", "data", ".github")
+        for path in Path(folder).rglob("*.py")
+    ]
     code = "".join(path.read_text(encoding="utf-8") for path in sources)
     settings = vars(pretrain.Settings()) | vars(Config())
     for name, text in READMES.items():
@@ -176,14 +178,12 @@ def test_every_reward_in_python_runs(name):
     """Each reward returns fractions (B,G) or (B,G,T)."""
     completions = encode("the cat", "tho cyt", "eee zzz", "the cut").view(2, 2, 7)
     mask = encode("__e c_t", "th_ ___") == BLANK
+    batch = make_batch(completions[:, 0], mask, BLANK, 2, (0, 0))
     for language, block in FENCE.findall(READMES[name]):
         if language == "python" and "def " in block and "completions" in block:
             namespace = {}
             exec(textwrap.dedent(block), namespace)
             for function in re.findall(r"def (\w+)", block):
-                given = [completions, completions[:, 0], mask, decode]
-                if "words" in inspect.signature(namespace[function]).parameters:
-                    given.append(number_words(mask))
-                values = torch.as_tensor(namespace[function](*given))
+                values = torch.as_tensor(namespace[function](completions, batch))
                 assert values.shape in (completions.shape, completions.shape[:2])
                 assert values.is_floating_point()

@@ -25,17 +25,18 @@ from model.transformer import Judge, TransformerConfig
 
 OWN_REWARDS = """
 from beside import calls
+from data.vocabulary import decode
 
-def few_spaces(completions, masked, mask, decode):
+def few_spaces(completions, batch):
     return [[1 - text.count(" ") / len(text) for text in decode(group)] for group in completions]
 
-def early(completions, masked, mask, decode):
+def early(completions, batch):
     return completions < 5
 
-def flat(completions, masked, mask, decode):
+def flat(completions, batch):
     return 0 * completions
 
-def tired(completions, masked, mask, decode):
+def tired(completions, batch):
     calls.append(1)
     if len(calls) == 11:  # eight calls try it out
         raise RuntimeError("too tired")

@@ -15,7 +15,7 @@ from grpo.run.checkpoint import read
 SLOW = """
 import os, time
 
-def slow(completions, masked, mask, decode):
+def slow(completions, batch):
     if len(completions) == 4:  # not the trial at the start
         os.mkdir("{begun}")
         time.sleep(60)
