@@ -1,4 +1,4 @@
-"""Find which hidden word each blank belongs to, and sum and average over words.
+"""Find which hidden word each blank belongs to, and average over words.
 
 `mask` is True at a blank. `words` numbers the hidden words of each input 1, 2, 3, ... in the order
 of their first blanks, and 0 where there is no blank. In a text a word is a run of adjacent blanks,
@@ -33,15 +33,11 @@ def same_word(words: Tensor) -> Tensor:
     return (words[:, :, None] == words[:, None]) & (words > 0)[:, None]
 
 
-def sum_over_words(x: Tensor, words: Tensor) -> Tensor:
-    """Give each blank the sum of x over its word, and 0 to the rest: (B,G,T) -> (B,G,T)."""
-    return x @ same_word(words).to(x.dtype)
-
-
 def mean_over_words(x: Tensor, words: Tensor) -> Tensor:
     """Give each blank the mean of x over its word, and 0 to the rest: (B,G,T) -> (B,G,T)."""
-    letters = same_word(words).sum(dim=1).clamp(min=1)  # (B,T) the length of each blank's word
-    return sum_over_words(x, words) / letters[:, None]
+    same = same_word(words).to(x.dtype)  # (B,T,T)
+    letters = same.sum(dim=1).clamp(min=1)  # (B,T) the length of each blank's word
+    return x @ same / letters[:, None]
 
 
 def mean_over_blanks(x: Tensor, mask: Tensor) -> Tensor:

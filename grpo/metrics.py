@@ -20,7 +20,7 @@ from grpo.advantage import INDISTINCT
 from grpo.batch import Batch
 from grpo.distributed import gather, total_over_processes
 from grpo.policy import Fills, Scores
-from grpo.reward import accepts, fooled
+from grpo.reward import judge_metrics
 
 PER_BLANK = ("entropy", "mean_log_prob", "mean_kl", "approx_kl", "clip_ratio")
 
@@ -118,8 +118,5 @@ def rollout_metrics(rollout: Rollout, rule: WordRule | SumRule | None) -> dict[s
         metrics[rule.name] = good.sum() / (gaps.sum() * good.shape[1]).clamp(min=1)
     if "judge" in rollout.parts:
         scores = gather(rollout.parts["judge"])  # (B,G,T)
-        metrics["accepts"] = accepts(scores, gather(batch.words)).mean()
-        share = fooled(scores, good, gaps)
-        if share is not None:
-            metrics["fooled"] = share
+        metrics |= judge_metrics(scores, gather(batch.words), good, gaps)
     return {name: float(x) for name, x in metrics.items()}

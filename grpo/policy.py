@@ -101,11 +101,9 @@ class Policy:
 
     def __call__(self, batch: Batch) -> Product:
         recompute = self.config.gradient_checkpointing and torch.is_grad_enabled()
-        size = self.config.batch_size
-        parts = [
-            self.call(masked, words, recompute=recompute)
-            for masked, words in zip(batch.masked.split(size), batch.words.split(size))
-        ]
+        device = next(self.network.parameters()).device
+        inputs = (x.to(device).split(self.config.batch_size) for x in (batch.masked, batch.words))
+        parts = [self.call(masked, words, recompute=recompute) for masked, words in zip(*inputs)]
         tensors = [torch.cat(part).to(batch.masked.device) for part in zip(*parts)]
         return self.kind(*tensors, batch, self.config)
 

@@ -28,7 +28,7 @@ from grpo.batch import Batch
 
 ROWS = {"cpu": 32, "cuda": 256}  # rows that are judged at once; more would overflow a CPU's cache
 SUREST = 8  # nats; the score of a word is cut off at ±8
-FEW = 20  # with fewer wrong fills, `fooled` is too noisy to report
+FEW = 20  # with fewer wrong fills, `fooled` would be noise
 
 
 @torch.no_grad()
@@ -65,13 +65,21 @@ def accepts(scores: Tensor, words: Tensor) -> Tensor:
     return ((scores > 0) & first).sum(dim=-1) / first.sum(dim=-1).clamp(min=1)
 
 
-def fooled(scores: Tensor, good: Tensor, gaps: Tensor) -> Tensor | None:
-    """Compute the share of the wrong fills that the judge accepts: -> (), or None for a few.
+def judge_metrics(
+    scores: Tensor,  # (B,G,T) the judge's
+    words: Tensor,  # (B,T)
+    good: Tensor,  # (B,G,T) what the rule says, from `check_gaps`
+    gaps: Tensor,  # (B,T)
+) -> dict[str, Tensor]:
+    """Compute which share of all fills the judge accepts, and which share of the wrong ones.
 
-    scores (B,G,T) are the judge's, good (B,G,T) and gaps (B,T) are from `check_gaps`.
+    The latter, `fooled`, is left out if hardly anything is wrong.
     """
+    metrics = {"accepts": accepts(scores, words).mean()}
     wrong = gaps[:, None] & ~good  # (B,G,T)
-    return (scores[wrong] > 0).float().mean() if wrong.sum() >= FEW else None
+    if wrong.sum() >= FEW:
+        metrics["fooled"] = (scores[wrong] > 0).float().mean()
+    return metrics
 
 
 def rule_reward(rule, completions: Tensor, batch: Batch) -> Tensor:

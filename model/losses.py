@@ -36,7 +36,8 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
         hide = np.where(whole, 1.0, share)  # (B,)
         stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
         mask = mask & torch.from_numpy(stays)
-    return make_batch(tokens, mask, dataset.number_words(tokens, mask), 1, (*seed, 2))
+    batch = make_batch(tokens, mask, dataset.number_words(tokens, mask), 1, (*seed, 2))
+    return batch.map(lambda x: x.to(args.device))
 
 
 def generator_loss(policy, batch: Batch) -> Tensor:  # ()
@@ -66,7 +67,7 @@ def judge_loss(judge, policy, dataset, args, temperature, seed):
     batch = masked_batch(dataset, args, args.judge_masking, seed)
     drawn = draw_fills(policy, batch, temperature)  # (B,T)
     coins = np.random.default_rng((*seed, 3)).random(batch.mask.shape) < 0.5  # (B,T)
-    coins = torch.from_numpy(coins)
+    coins = torch.from_numpy(coins).to(drawn.device)
     real = coins.gather(1, batch.words)  # (B,T) one coin for a whole word
     completions = torch.where(batch.mask & ~real, drawn, batch.tokens)  # (B,T)
     logits = judge(completions).float()  # (B,T)

@@ -132,7 +132,7 @@ def with_latent(product, n_latent):
 
 def pretrain(args):
     """Train the generator, then the judge, and write each in float16 as soon as it is trained."""
-    device = pick_device(args.device)
+    device = args.device = pick_device(args.device)
     config = Config(
         dataset=args.dataset,
         block_size=args.block_size,
@@ -172,7 +172,7 @@ def pretrain(args):
     fit("generator", generator, loss_of_generator, args.generator_steps, peak)
     write(out / "generator.pt", model_file(generator, torch.float16))
     if not (args.judge_steps or args.start_judge):
-        report(policy, None, val, args.masking)
+        report(policy, None, val, args.masking, device)
         return
     peak = 1e-3
     if not args.start_judge:
@@ -180,7 +180,7 @@ def pretrain(args):
         judge.trunk.load_state_dict(generator.trunk.state_dict())
     fit("judge", judge, loss_of_judge, args.judge_steps, peak)
     write(out / "judge.pt", model_file(judge, torch.float16))
-    report(policy, score, val, args.judge_masking)
+    report(policy, score, val, args.judge_masking, device)
 
 
 def parse(arguments: list[str]) -> Settings:

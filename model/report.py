@@ -42,7 +42,7 @@ def calibration(real, drawn):
 
 
 @torch.no_grad()
-def report(policy, judge, dataset, masking, size=3072):
+def report(policy, judge, dataset, masking, device, size=3072):
     """Print how well the policy fills blanks, and how well the judge tells fills from real text.
 
     There is the mean −log q of a hidden character, in nats. For a judge there is its AUC (0.5 is
@@ -51,8 +51,9 @@ def report(policy, judge, dataset, masking, size=3072):
     Where a rule knows which fills are right, there's the share of these and of the others that the
     judge accepts.
     """
-    tokens, mask, words = dataset.batch(size, masking, (REPORT, 0))  # each (B,T)
-    batch = make_batch(tokens, mask, words, 1, (REPORT, 0))
+    batch = make_batch(*dataset.batch(size, masking, (REPORT, 0)), 1, (REPORT, 0))
+    batch = batch.map(lambda x: x.to(device))
+    tokens, mask, words = batch.tokens, batch.mask, batch.words  # each (B,T)
     log_q = policy(batch).log_prob(tokens[:, None])  # (B,1,T)
     print(f"held-out inputs with masking={masking}: nats {-log_q.sum() / mask.sum():.3f}")
     if judge:

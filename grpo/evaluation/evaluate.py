@@ -20,7 +20,7 @@ from data.rules import SumRule, WordRule, check_gaps
 from data.sums.rule import perfect_blanks
 from data.vocabulary import decode, highlight
 from grpo.evaluation.rivals import best_by_word, fill_in_passes, fill_with_common_words
-from grpo.reward import Rewards, accepts, fooled, log_odds
+from grpo.reward import Rewards, judge_metrics, log_odds
 from grpo.run.load import SAMPLES, HeldOut, Models
 from grpo.run.network import uncompiled
 
@@ -75,10 +75,7 @@ def measure(
         figures[f"pass@{n}"] = solved.any(dim=1).float().mean()
     for name, part in (opinions or {}).items():
         if name == "judge":
-            figures["accepts"] = accepts(part, batch.words).mean()
-            share = fooled(part, good[:, : part.shape[1]], gaps)
-            if share is not None:
-                figures["fooled"] = share
+            figures |= judge_metrics(part, batch.words, good[:, : part.shape[1]], gaps)
         else:
             figures[f"reward_{name}"] = mean_over_blanks(part, batch.mask).mean()
     return {name: float(x) for name, x in figures.items()}

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from data.per_word import sum_over_words
+from data.per_word import same_word
 from data.vocabulary import encode
 from grpo.batch import Batch
 from grpo.policy import Policy, Product, log_softmax
@@ -69,7 +69,7 @@ def best_by_word(q: Product, completions: Tensor, scores: Tensor) -> Tensor:
     under the base model. The largest p has the largest log q + score. The score alone would prefer
     whatever the base model finds unlikely.
     """
-    log_q = sum_over_words(q.log_prob(completions), q.batch.words)  # (N,n,T)
+    log_q = q.log_prob(completions) @ same_word(q.batch.words).float()  # (N,n,T) of whole words
     best = (log_q + scores).argmax(dim=1, keepdim=True)  # (N,1,T)
     return completions.take_along_dim(best, dim=1)  # (N,1,T)
 

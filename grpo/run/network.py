@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -41,27 +42,18 @@ def make_policy(network: torch.nn.Module, config, device: torch.device) -> Polic
 
 
 def make_judge(network: torch.nn.Module, config, device: torch.device) -> Callable:
-    """Return a judge as a function on `device`: tokens (N,T) -> log-odds (N,T)."""
+    """Put a judge on its device, and return it as a function: tokens (N,T) -> log-odds (N,T)."""
     return on_device(network, device, config)
 
 
 def on_device(network: torch.nn.Module, device: torch.device, config) -> Callable:
-    """Move a network to `device`, and return a function that calls it there.
-
-    The function takes the network's inputs on any device.
-    """
+    """Move a network to `device`, and return it as a function of inputs on this device."""
     network.to(device)
     if config.compile == "true" or (config.compile == "auto" and device.type == "cuda"):
         network.trunk.compile(dynamic=False)
     half = pick_dtype(config.dtype, device) == "bfloat16"
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
-    padded = bool(config.prompts_file)
-
-    def call(*inputs, **options):
-        with autocast:
-            return network(*(x.to(device) for x in inputs), padded=padded, **options)
-
-    return call
+    return autocast(partial(network, padded=bool(config.prompts_file)))
 
 
 def pick_device(name: str) -> torch.device:

@@ -158,7 +158,6 @@ def test_words_are_counted_summed_and_averaged_as_in_loops():
     at = mask[:, None]  # (B,1,T)
     assert torch.equal(per_word.begins_word(words), first)
     assert [*zip(*(numbers.tolist() for numbers in per_word.lay_out_words(words)))] == laid_out
-    torch.testing.assert_close(per_word.sum_over_words(x, words), sums)
     torch.testing.assert_close(per_word.mean_over_words(x, words), means)
     torch.testing.assert_close(per_word.mean_over_blanks(x, mask), whole)  # 0 if a row has no blank
     assert torch.equal(per_word.spread(x.mT[mask], mask), (x * at).mT)

@@ -114,4 +114,8 @@ if command -v compute-sanitizer >/dev/null; then
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 part 120 memcheck compute-sanitizer --error-exitcode 9 \
         python3 -m pytest -q -p no:cacheprovider tests/cuda -k "cuda and scores"
 fi
-part 390 times python3 "$OUT/times.py"
+part 60 run python3 train_grpo.py config/quick.py --out_dir="$OUT/run"
+part 60 pretrain python3 -m model.pretrain --dataset=sums --block_size=11 --n_layer=2 --n_embd=32 \
+    --masking=columns --judge_masking=columns --generator_steps=2 --judge_steps=2 \
+    --out_dir="$(mktemp -d)/models"
+part 300 times python3 "$OUT/times.py"

@@ -23,7 +23,7 @@ from grpo.evaluation.evaluate import (
 )
 from grpo.latent import Latent
 from grpo.policy import Product
-from grpo.reward import Rewards, accepts, fooled, log_odds
+from grpo.reward import Rewards, accepts, judge_metrics, log_odds
 from grpo.run.config import Config
 from grpo.run.load import HeldOut, Models, load_data
 
@@ -146,11 +146,8 @@ def test_right_accepts_and_fooled_are_a_loop_over_fills(name):
     batch, completions = some_sums()
     scores = log_odds(JUDGES[name], completions, batch)  # (20,4,T)
     good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
-    have = (
-        good.sum() / (4 * gaps.sum()),
-        accepts(scores, batch.words).mean(),
-        fooled(scores, good, gaps),
-    )
+    metrics = judge_metrics(scores, batch.words, good, gaps)
+    have = good.sum() / (4 * gaps.sum()), metrics["accepts"], metrics["fooled"]
     logits = JUDGES[name](completions.flatten(0, 1)).tolist()
     masks = batch.mask.repeat_interleave(4, dim=0).tolist()
     assert [x.item() for x in have] == pytest.approx(
@@ -166,9 +163,9 @@ def test_few_wrong_fills_say_nothing_about_a_judge():
     batch, completions = some_sums()
     scores = torch.ones(completions.shape)
     good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
-    assert fooled(scores, good, gaps) == 1
+    assert judge_metrics(scores, batch.words, good, gaps) == {"accepts": 1, "fooled": 1}
     good[:, :, batch.mask[0].int().argmax()] = True
-    assert fooled(scores, good, gaps) is None
+    assert judge_metrics(scores, batch.words, good, gaps) == {"accepts": 1}
 
 
 def test_a_judge_of_text_accepts_word_by_word():

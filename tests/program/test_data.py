@@ -311,7 +311,7 @@ def test_the_text_that_ships_is_whole():
 @pytest.mark.parametrize(
     "written, read",
     [
-        ("GROẞ groß Ærø, café", "gross gross r cafe"),
+        ("GROẞ groß Ærø, cafés", "gross gross r cafes"),
         ("didn’t didn't", "didnt didnt"),
         ("it 'is'  so\n", "it is so"),
         ("a_b 12c", "a b c"),

@@ -64,7 +64,7 @@ def runs_of(mask):
 def test_the_generators_loss_is_nats_of_a_hidden_character(world, K):
     """All blanks have the same probabilities. For each run of blanks we sum over the latent z."""
     train = read_dataset(world / "text" / "train.txt", 16)
-    args = Settings(block_size=16, batch_size=50)
+    args = Settings(block_size=16, batch_size=50, device="cpu")
     g = torch.Generator().manual_seed(0)
     prior = torch.rand(K, generator=g)
     q = torch.rand(K, 28, generator=g)
@@ -104,7 +104,7 @@ def test_the_judges_loss_by_hand(world):
     its run. The losses are averaged over the blanks of an input, and then over the inputs.
     """
     train = read_dataset(world / "text" / "train.txt", 16)
-    args = Settings(block_size=16, batch_size=200, judge_masking="word,random")
+    args = Settings(block_size=16, batch_size=200, judge_masking="word,random", device="cpu")
     seen = []
 
     def judge(tokens):
