@@ -168,6 +168,14 @@ def test_few_wrong_fills_say_nothing_about_a_judge():
     assert judge_metrics(scores, batch.words, good, gaps) == {"accepts": 1}
 
 
+def test_a_judge_that_read_some_completions_is_compared_with_what_is_right_of_those():
+    batch, completions = some_sums()
+    scores = torch.ones(20, 3, 8)  # it accepts all that it read but for the first, which is right
+    scores[:, 0] = -1
+    figures = measure(completions, HeldOut(batch, SumRule(), None), {"judge": scores})
+    assert figures["fooled"] == 1 and figures["accepts"] == pytest.approx(2 / 3)
+
+
 def test_a_judge_of_text_accepts_word_by_word():
     batch = make_batch(encode("a cat on a"), encode("a ___ __ a") == BLANK, BLANK, 2, (0,))
     scores = torch.zeros(1, 2, 10)
