@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from data.vocabulary import MASK_ID
-from grpo.distributed import n_processes, share
+from grpo.distributed import local_rows, n_processes
 
 # What a stream of random numbers is for. That goes into its seed.
-INPUTS, LETTERS, SHUFFLE, LATENTS, COINS, OWN = range(6)
+INPUTS, LETTERS, SHUFFLE, LATENTS, COINS, USER = range(6)
 
 
 class Rows:
@@ -60,7 +60,7 @@ def draw_uniforms(shape: tuple, seed: tuple) -> Tensor:
 
 def seed_all(seed: int, step: int) -> None:
     """Seed torch, numpy and random, for code that draws from these."""
-    number = int(np.random.default_rng((seed, step, OWN)).integers(2**32))
+    number = int(np.random.default_rng((seed, step, USER)).integers(2**32))
     torch.manual_seed(number)
     np.random.seed(number)
     random.seed(number)
@@ -90,7 +90,7 @@ def draw_batch(dataset, config, step: int, device: torch.device) -> Batch:
     seed = (config.seed, step)
     tokens, mask, words = dataset.batch(size, config.masking, (*seed, INPUTS))  # each (B,T)
     batch = make_batch(tokens, mask, words, config.group_size, seed)
-    return batch.map(lambda x: share(x).to(device))
+    return batch.map(lambda x: local_rows(x).to(device))
 
 
 def minibatches(batch: Batch, epoch: int, config) -> list[Tensor]:

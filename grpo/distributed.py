@@ -53,13 +53,13 @@ def largest_of_processes(number: int) -> int:
     return max(numbers)
 
 
-def share(x: Tensor) -> Tensor:
+def local_rows(x: Tensor) -> Tensor:
     """Take this process's rows of a tensor with a row for every input of the step."""
     return x.chunk(n_processes())[rank()]
 
 
 def gather(x: Tensor) -> Tensor:
-    """Undo `share`: join the rows of all processes, in their order."""
+    """Undo `local_rows`: join the rows of all processes, in their order."""
     if n_processes() == 1:
         return x
     parts = [torch.empty_like(x) for _ in range(n_processes())]

@@ -154,9 +154,11 @@ class FusedProduct(Product):
     """A `Product` that draws and scores with the kernel."""
 
     def sample(self):
-        given = self.batch.masked, self.batch.mask, self.batch.uniforms
-        return Fills(sample_completions(self.logits, *given, self.config.temperature))
+        batch, temperature = self.batch, self.config.temperature
+        return Fills(
+            sample_completions(self.logits, batch.masked, batch.mask, batch.uniforms, temperature)
+        )
 
     def score(self, fills, reference):
-        given = reference.logits, fills.completions, self.batch.mask
-        return Scores(*compute_logprobs(self.logits, *given, self.config.temperature))
+        y, mask, temperature = fills.completions, self.batch.mask, self.config.temperature
+        return Scores(*compute_logprobs(self.logits, reference.logits, y, mask, temperature))

@@ -59,13 +59,15 @@ class Product(Rows):
 
     def sample(self) -> Fills:
         """Fill every blank G times in parallel, with the batch's own random numbers."""
-        given = self.batch.masked, self.batch.mask, self.batch.uniforms
-        return Fills(sample_completions(self.logits, *given, self.config.temperature))
+        batch, temperature = self.batch, self.config.temperature
+        return Fills(
+            sample_completions(self.logits, batch.masked, batch.mask, batch.uniforms, temperature)
+        )
 
     def score(self, fills: Fills, reference: "Product") -> Scores:
         """Score fills under this policy and a reference. Gradients reach this policy's logits."""
-        given = reference.logits, fills.completions, self.batch.mask
-        return Scores(*compute_logprobs(self.logits, *given, self.config.temperature))
+        y, mask, temperature = fills.completions, self.batch.mask, self.config.temperature
+        return Scores(*compute_logprobs(self.logits, reference.logits, y, mask, temperature))
 
     def log_prob(self, completions: Tensor) -> Tensor:
         """Compute log q of each character, without truncation: (B,n,T) -> (B,n,T).

@@ -26,7 +26,7 @@ from data.per_word import begins_word, mean_over_words
 from data.rules import check_gaps
 from grpo.batch import Batch
 
-ROWS = {"cpu": 32, "cuda": 256}  # rows that are judged at once; more would overflow a CPU's cache
+AT_ONCE = {"cpu": 32, "cuda": 256}  # rows per batch; more would overflow a CPU's cache
 SUREST = 8  # nats; the score of a word is cut off at ±8
 FEW = 20  # with fewer wrong fills, `fooled` would be noise
 
@@ -38,7 +38,7 @@ def judge_logits(judge: Callable, completions: Tensor) -> Tensor:
     We judge equal completions only once, in batches that all have the same shape.
     """
     rows, which = completions.flatten(0, 1).unique(dim=0, return_inverse=True)  # (D,T), (B·G,)
-    size = min(ROWS[rows.device.type], len(which))
+    size = min(AT_ONCE[rows.device.type], len(which))
     rows = F.pad(rows, (0, 0, 0, -len(rows) % size))  # (multiple of size,T)
     logits = torch.cat([judge(part) for part in rows.split(size)])  # the shape of `rows`
     return logits.float()[which].view(completions.shape)

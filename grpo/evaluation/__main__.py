@@ -12,7 +12,6 @@ We don't run a file just because a checkpoint names it. So if the run's reward i
 it with --reward.
 """
 
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,22 +44,20 @@ def compare(out_dirs: list[str]) -> str:
     return "\n".join([*format_rows(rows), "mean ± half the range over the seeds"])
 
 
-def again(args: Namespace) -> str:
+def again(out_dir: str, reward: str | None) -> str:
     """Measure a run again. Saves the table if the inputs and the reward are the run's own."""
-    (out_dir,) = args.out_dir
     path = Path(out_dir) / LATEST
-    given = {"reward": args.reward} if args.reward else {}
-    content = read(path)
-    own = saved_settings(training_state(path), given, path)
+    given = {"reward": reward} if reward else {}
+    saved = saved_settings(training_state(path), given, path)
     # the table needs no reference, and its file may be gone
-    config = replace(own, reference_checkpoint="", **given)
+    config = replace(saved, reference_checkpoint="", **given)
     device = pick_device(config.device)
     models = load_models(config, device)
-    load_weights(models.policy.network, content["weights"], path)
+    load_weights(models.policy.network, read(path)["weights"], path)
     _, rule, held_out = load_data(config, device)
     rewards = load_rewards(config, models.judge, rule, device)
     result = evaluate(models, rewards, held_out, everything=True)
-    if config.reward == own.reward:
+    if config.reward == saved.reward:
         save_table(out_dir, result, list_completions(models, rewards, held_out))
     return format_table(result)
 
@@ -78,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
         elif len(args.out_dir) > 1:
             raise Mistake("only one run can be measured at a time; name one out_dir")
         else:
-            print(again(args))
+            print(again(args.out_dir[0], args.reward))
 
 
 if __name__ == "__main__":

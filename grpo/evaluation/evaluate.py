@@ -10,6 +10,7 @@ Shapes: N held-out inputs, n completions of each, T characters.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -116,7 +117,7 @@ def fill_rows(
 
     `everything` adds those that take more than some seconds.
     """
-    batch, rule, numbering = held_out.batch, held_out.rule, held_out.number_words
+    batch, rule = held_out.batch, held_out.rule
     base, policy = models.base(batch), models.policy(batch)
     yield "the truth", batch.tokens[:, None], 0
     yield "before, sampled", base.sample().completions, 1
@@ -131,17 +132,16 @@ def fill_rows(
         completions = base.sample().completions  # (N,n,T)
         scores = log_odds(models.judge, completions, batch)  # (N,n,T)
         yield "best of 16, judge", best_by_word(base, completions, scores), 1
+    fill = partial(fill_in_passes, models.base, batch, held_out.number_words)
     if not isinstance(rule, SumRule):  # there are many blanks, so 16 draws would take minutes
-        yield "one by one, argmax", *fill_in_passes(models.base, batch, numbering, "confidence")
+        yield "one by one, argmax", *fill("confidence")
         return
     for passes in (2, 3, 4, 6):
-        given = models.base, batch, numbering, "confidence", passes, SAMPLES
-        yield f"by confidence, {passes} passes", *fill_in_passes(*given)
-    given = models.base, batch, numbering, "left to right"
-    yield "left to right, 2 passes", *fill_in_passes(*given, 2, SAMPLES)
-    yield "left to right, argmax", *fill_in_passes(*given)
-    given = models.policy, batch, numbering, "confidence", 2, SAMPLES
-    yield "after, 2 passes", *fill_in_passes(*given)
+        yield f"by confidence, {passes} passes", *fill("confidence", passes, SAMPLES)
+    yield "left to right, 2 passes", *fill("left to right", 2, SAMPLES)
+    yield "left to right, argmax", *fill("left to right")
+    fill = partial(fill_in_passes, models.policy, batch, held_out.number_words)
+    yield "after, 2 passes", *fill("confidence", 2, SAMPLES)
 
 
 @torch.no_grad()

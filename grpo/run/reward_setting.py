@@ -7,7 +7,7 @@ from functools import partial
 
 from data.user_mistake import Mistake
 from grpo.reward import Rewards, log_odds, rule_reward
-from grpo.run.user_file import load_function, own_reward
+from grpo.run.user_file import load_function, user_reward
 
 PART = re.compile(
     r"(judge|valid_words|right|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
@@ -38,7 +38,6 @@ def make_rewards(text: str, judge: Callable | None, rule, load_judge: Callable) 
     """
     parts = {}
     for name, weight in parse_reward(text).items():
-        path, _, function = name.rpartition(":")  # my.py:f has the short name f in the metrics
         if name == "judge":
             if judge is None:
                 raise Mistake(f"reward={text} needs a judge; name one as judge_checkpoint")
@@ -53,9 +52,9 @@ def make_rewards(text: str, judge: Callable | None, rule, load_judge: Callable) 
         elif name.endswith(".pt"):
             part = partial(log_odds, load_judge(name))
         else:
-            name = function
-            part = partial(own_reward, name, load_function(path, name))
-        if name in parts:
-            raise Mistake(f"reward={text}: the name {name} is taken; rename one")
+            path, _, name = name.rpartition(":")  # in the metrics, my.py:f is called f
+            if name in {"judge", "valid_words", "right", *parts}:
+                raise Mistake(f"reward={text}: the name {name} is taken; rename the function")
+            part = partial(user_reward, name, load_function(path, name))
         parts[name] = (part, weight)
     return Rewards(parts)

@@ -39,7 +39,7 @@ def load_function(path: str | Path, name: str) -> Callable:
     return function
 
 
-def own_reward(name: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
+def user_reward(name: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
     """Call a user's function, which returns (B,G) or (B,G,T). If it fails, raise a Mistake."""
     try:
         values = function(completions.clone(), batch.map(torch.clone))  # it may write into them

@@ -14,7 +14,7 @@ from grpo.reward import (
     rule_reward,
 )
 from grpo.run.reward_setting import parse_reward
-from grpo.run.user_file import own_reward
+from grpo.run.user_file import user_reward
 
 PAD = -1
 
@@ -145,7 +145,7 @@ def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
 
     completions, batch = some_completions(2, 3, 4), batch_of(MASK)
     before = [x.clone() for x in (completions, batch.masked, batch.mask)]
-    have = own_reward("spoil", spoil, completions, batch)
+    have = user_reward("spoil", spoil, completions, batch)
     assert have.tolist() == [[1.0, 2.0, 3.0]] * 2 and not have.requires_grad
     assert all(map(torch.equal, (completions, batch.masked, batch.mask), before))
 
