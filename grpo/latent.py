@@ -1,30 +1,27 @@
-"""Choose, then spell: this policy draws a latent z for each hidden word before its letters.
+"""Choose, then spell: draw a latent z for each hidden word, then all of its letters at once.
 
     q(y) = Π_words Σ_z π(z) Π_{t in word} q_z,t(y_t)
 
-A product of independent blanks cannot draw `help` and `half` without also drawing `helf`. A mixture
-of K products can. With one z the blanks spell `help`, and with another `half`. Each completion
-draws a z for each word, and then the letters of the word in parallel. We do not keep z, because
-scoring sums over all of its values. We score each letter given the letters before it in its word.
-By the chain rule its log-probability is
+Independent blanks can't draw `help` and `half` without drawing `helf`, too. A mixture of K such
+products can: with one z the blanks spell `help`, with another `half`. Once the letters are drawn we
+forget z, because scoring sums over all of its values. Each letter is scored given those before it
+in its word. By the chain rule its log-probability is
 
     logp_t = L_t − L_{t−1},    L_t = log Σ_z π(z) Π_{s≤t} q_z,s(y_s)
 
-The logp_t of a word add up to the word's exact log-probability. Every letter has a ratio and a clip
-of its own. With K = 1 each logp_t is the same as in `Product`.
+These add up to the word's exact log-probability, and every letter has a ratio and a clip of its
+own. With K = 1 each logp_t is that of `Product`.
 
-KL and entropy are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖q_ref,z), where
-q_ref,z is the reference's q_z. The first blank of a word adds KL(π‖π_ref), with its π.
-The sum over all blanks is an upper bound of the KL of the fills. All of this is plain PyTorch, and
-autograd differentiates it.
+KL and entropy are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖q_ref,z), and the
+first blank of a word adds KL(π‖π_ref). Their sum is an upper bound of the KL of the fills. It's all
+plain PyTorch, differentiated by autograd.
 
-Temperature acts on the letters and on the prior π, a truncation on the letters of each z alone.
-Others have used a shared latent for translation (Shen et al. 2019, 1902.07816) and mixtures for
-discrete diffusion (Di4C, 2410.08709).
+Temperature acts on the letters and on π, a truncation on the letters of each z alone. Others have
+used a shared latent for translation (Shen et al. 2019, 1902.07816) and mixtures for discrete
+diffusion (Di4C, 2410.08709).
 
-Shapes: B inputs, T characters, K values of z, V vocabulary. A step draws G completions of each
-input. A function that takes any number of completions calls this number n. All inputs together have
-M blanks and N hidden words. In a shape, L is the number of letters of the longest word.
+Shapes: B inputs, T characters, K values of z, V vocabulary, G completions of each input (n where
+any number will do). All inputs together have M blanks and N hidden words, the longest of L letters.
 """
 
 from dataclasses import dataclass
@@ -73,8 +70,7 @@ class Latent(Rows):
     def running(self, log_q: Tensor, log_pi: Tensor, y: Tensor) -> Tensor:
         """Compute L_t, the log-probability of a word's first t letters, for every word and t.
 
-        y (M,n) holds n letters for each blank. The result has the shape (N,L,n), where L is the
-        number of letters of the longest word. It holds L_t at [:, t - 1].
+        y (M,n) holds n letters for each blank. The result (N,L,n) has L_t at [:, t - 1].
         """
         each = log_q.take_along_dim(y[:, None], dim=2)  # (M,K,n) log q_z(y)
         N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # without blanks N = 0, L = 1
@@ -112,8 +108,8 @@ class Latent(Rows):
         def over_pairs(letters, priors):
             """Compute the expectation over the pair of z and the letter v: -> (B,T).
 
-            `letters` (M,K,V) has a number for each blank, z and v. `priors` (N,K) has a number for
-            each word and z. The first blank of a word adds the numbers of its word.
+            `letters` (M,K,V) has a number for each blank, z and v, and `priors` (N,K) one for each
+            word and z. Those of a word are added at its first blank.
             """
             given_z = (log_q.exp() * letters).sum(dim=-1)  # (M,K)
             each = given_z + first * priors[self.word]  # (M,K)
@@ -138,8 +134,8 @@ class Latent(Rows):
     def best_guess(self) -> Tensor:
         """Fill each word with a likely spelling: -> (B,T).
 
-        Each z proposes its most likely letters. The proposal that is most likely under the mixture
-        of all z wins. A spelling that no z proposes may be more likely still.
+        Each z proposes its most likely letters, and the mixture picks the likeliest proposal. (A
+        spelling that no z proposes could be likelier still.)
         """
         log_q = self.log_q()  # (M,K,V)
         candidates = log_q.argmax(dim=-1)  # (M,K)

@@ -26,9 +26,9 @@ PER_BLANK = ("entropy", "mean_log_prob", "mean_kl", "approx_kl", "clip_ratio")
 
 
 def check_finite(metrics: dict[str, float], step: int) -> None:
-    """Raise FloatingPointError for the first metric that is not finite.
+    """Raise FloatingPointError for the first metric that isn't finite.
 
-    A metric that others are computed from comes before them, so this is where the trouble began.
+    Metrics come after those they're computed from, so the first one is where the trouble began.
     """
     for name, number in metrics.items():
         if not math.isfinite(number):

@@ -29,8 +29,8 @@ def make_adamw(network: torch.nn.Module, config) -> torch.optim.AdamW:
 class Optimizer:
     """Add up the gradients of all processes, clip the sum, and take a step of `wrapped`.
 
-    `wrapped` is an optimizer of PyTorch. If the loss or the gradient of any process is not finite,
-    it takes no step.
+    `wrapped` is an optimizer of PyTorch. It takes no step if the loss or the gradient of any
+    process isn't finite.
     """
 
     def __init__(self, wrapped, grad_clip):

@@ -9,8 +9,8 @@ Your own reward is a function of the completions (B,G,T) and their `Batch` (grpo
 `rule_reward` below. It returns (B,G), or (B,G,T) with a number for each character.
 grpo/run/reward_setting.py reads the setting, and user_file.py beside it calls your function.
 
-A judge is a model that maps tokens (N,T) to logits (N,T). The mean of a word's logits is the
-judge's log-odds that the word stood in the text and was not filled in.
+A judge is a model that maps tokens (N,T) to logits (N,T). The mean of a word's logits is how sure
+it is, in log-odds, that the word is real and nobody filled it in.
 
 Shapes: B masked inputs, T characters, G completions of each, N rows of tokens, D rows without
 repeats.
@@ -45,11 +45,11 @@ def judge_logits(judge: Callable, completions: Tensor) -> Tensor:
 
 
 def log_odds(judge: Callable, completions: Tensor, batch: Batch) -> Tensor:
-    """Score each hidden word by the judge's log-odds that it is from the text: -> (B,G,T).
+    """Score each hidden word by the judge's log-odds that it's real: -> (B,G,T).
 
-    A well trained judge's log-odds of a word are log(p/q_ref). Here p is the word's probability in
-    real text, and q_ref is its probability under the generator whose draws the judge learned from
-    (model/losses.py). Every letter gets the score of its word, in nats, within ±8.
+    A well trained judge scores a word by log(p/q_ref), where p is its probability in real text, and
+    q_ref that under the generator whose draws the judge learned from (model/losses.py). Every
+    letter gets the score of its word, in nats, within ±8.
     """
     logits = judge_logits(judge, completions)  # (B,G,T)
     return mean_over_words(logits, batch.words).clamp(-SUREST, SUREST)

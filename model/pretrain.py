@@ -43,8 +43,7 @@ class Settings:
     block_size: int = 64  # characters per input
     n_layer: int = 6  # layers of the generator
     start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
-    # The checkpoint of a run. If it is given, the judge learns from this policy's draws as well as
-    # from the generator's.
+    # A run's checkpoint. The judge then learns from this policy's draws and from the generator's.
     policy: str = ""
     n_embd: int = 128  # width, a multiple of 32
     n_latent: int = 1  # how many values the latent can take (grpo/latent.py); 1: no latent
@@ -78,7 +77,7 @@ def schedule(step, steps):
 
 
 def fit(name, model, loss_fn, steps, learning_rate):
-    """Train the model to minimise `loss_fn(step)`."""
+    """Train the model to minimize `loss_fn(step)`."""
     optimizers = make_optimizers(model, learning_rate)
     bar = tqdm(range(steps), desc=name, dynamic_ncols=True)
     for step in bar:

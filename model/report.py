@@ -45,11 +45,11 @@ def calibration(real, drawn):
 def report(policy, judge, dataset, masking, device, size=3072):
     """Print how well the policy fills blanks, and how well the judge tells fills from real text.
 
-    There is the mean −log q of a hidden character, in nats. For a judge there is its AUC (0.5 is
+    The policy gets its mean −log q of a hidden character, in nats. The judge gets its AUC (0.5 is
     chance), the slope that `calibration` fits to its scores, and the mean of exp(score) over the
-    policy's draws. If the scores are log p/q, this mean is Σ q · p/q = 1, and the slope is 1, too.
-    Where a rule knows which fills are right, there's the share of these and of the others that the
-    judge accepts.
+    policy's draws. For scores that really are log p/q that's Σ q · p/q = 1, and so is the slope. If
+    a rule knows which fills are right, we also print how many of those the judge accepts, and how
+    many of the others.
     """
     batch = make_batch(*dataset.batch(size, masking, (REPORT, 0)), 1, (REPORT, 0))
     batch = batch.map(lambda x: x.to(device))

@@ -4,8 +4,8 @@ Shapes: B inputs, T characters, V vocabulary. The features have width C (n_embd)
 attention heads has width D = C / H. A latent has K values. All inputs together have M blanks.
 
 The trunk has RMSNorm (1910.07467), rotary positions (2104.09864), a GELU MLP, and
-scaled_dot_product_attention without a causal mask. There is no dropout anywhere: in GRPO the policy
-that is sampled must be the policy that is differentiated.
+scaled_dot_product_attention without a causal mask. It has no dropout, because GRPO must
+differentiate the very policy that was sampled.
 """
 
 from dataclasses import dataclass
@@ -99,9 +99,8 @@ class Trunk(nn.Module):
     def forward(self, tokens, padded=False, recompute=False):
         """Map tokens (B,T) to features (B,T,C).
 
-        `padded` says that some tokens may be negative. Those are padding, and no position attends
-        to them. `recompute` saves memory: the transformer keeps no activations inside its blocks,
-        and computes them again in the backward pass.
+        If `padded`, negative tokens are padding that nothing attends to. `recompute` saves memory:
+        the blocks keep no activations, and the backward pass computes them again.
         """
         T = tokens.shape[1]
         attended = None  # attend to everything; a mask would be slower
@@ -135,11 +134,10 @@ class Generator(nn.Module):
     def forward(self, tokens, words, **options):
         """Map masked inputs (B,T) to the tensors that the policy is made from, as a tuple.
 
-        words (B,T) numbers the hidden words of each input. For `Product`, which does not need it,
-        there is one tensor, the logits (B,T,V). For `Latent` there are two tensors. The first has
-        the logits of the prior (B,T,K), equal at all blanks of a word. The second has the logits of
-        the letters for each z (B,T,K,V). Both are 0 where there is no blank. The options are those
-        of `Trunk`.
+        `Product` is made from one tensor, the logits (B,T,V). `Latent` takes two: the logits of the
+        prior (B,T,K), the same at all blanks of a word, and those of the letters for each z
+        (B,T,K,V), both 0 where there's no blank. It needs words (B,T), which numbers the hidden
+        words of each input. The options are those of `Trunk`.
         """
         features = self.trunk(tokens, **options)  # (B,T,C)
         if self.n_latent == 1:

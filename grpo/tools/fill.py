@@ -19,7 +19,7 @@ Nothing is drawn here, so everybody sees the same list. The first column is the 
 that the model writes this completion in one pass. Sums are `right` or `wrong`. If the run has a
 judge, it has `accepted` a completion when each hidden word scores above 0, and `rejected` the rest.
 
-All blanks between two spaces are one word. So those of h_l_ are, and those of a sum.
+All blanks between two spaces count as one word: h_l_ is one, and so is a sum.
 
 Shapes: T characters, V vocabulary, n completions.
 """
