@@ -1,8 +1,8 @@
 """Draw masked inputs, fill them, and compute the losses of the generator and the judge.
 
-The generator learns to fill in hidden characters (masked language modeling, 1810.04805). Some of its
-inputs have part of the blanks filled in already, as a model that fills blank by blank gets to see
-them. The judge learns to tell real words from those that the generator drew.
+The generator learns to fill in hidden characters (masked language modeling, 1810.04805). In some of
+its inputs part of the blanks are filled in already, which is what a model that fills blank by blank
+gets to see. The judge learns to tell real words from those that the generator drew.
 
 Shapes: B inputs, T characters. A policy maps a `Batch` to a distribution over its fills, a judge
 maps tokens (B,T) to log-odds (B,T). `args` are the settings of `model/pretrain.py`.
@@ -57,7 +57,7 @@ def judge_loss(judge, policy, dataset, args, temperature, seed):
     """Compute the judge's cross-entropy at telling real words from drawn ones: -> a scalar.
 
     For each hidden word a coin decides whether the judge sees the real one or the one that the
-    policy drew. The logit of a word is the mean over its letters, and the loss is least where that's
+    policy drew. The logit of a word is the mean over its letters, and the loss is least where it's
     log(p/q), with p the word's probability in real text and q that under the policy (residual
     energy-based models, 2004.11714). A drawn word that happens to be the real one still counts as
     drawn.
