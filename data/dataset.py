@@ -140,9 +140,11 @@ def text_dataset(file: Path, content: str, block_size: int) -> Dataset:
     """Make a dataset of a text's words. Raises a Mistake if most of it isn't a to z."""
     text = normalize(content)
     if len(text) < max(block_size, len(content) / 2):
+        first = content.partition("\n")[0]
         raise Mistake(
-            f"{file} isn't lines of block_size={block_size} characters each, and as a text it has"
-            f" only {len(text)} letters and spaces; change the file, or block_size"
+            f"{file} isn't lines of block_size={block_size} characters each (the first has"
+            f" {len(first)}), and as a text it has only {len(text)} letters and spaces; change"
+            " block_size, or the file"
         )
     windows = encode(text).unfold(0, block_size, 1)  # (windows,T), which share memory
     return Dataset(windows, [text], "text", spaces_end_words=False)
