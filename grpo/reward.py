@@ -100,21 +100,17 @@ class Rewards:
         self.parts = parts
 
     def __call__(self, completions: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the reward of each blank (B,G,T), and its parts {name: (B,G,T)} unweighted."""
-        parts = {
-            name: of_blanks(function(completions, batch), completions, batch.words)
-            for name, (function, _) in self.parts.items()
-        }
-        weights = [weight for _, weight in self.parts.values()]
-        return sum(weight * part for weight, part in zip(weights, parts.values())), parts
+        """Return the reward of each blank (B,G,T), and its parts {name: (B,G,T)} unweighted.
 
-
-def of_blanks(values: Tensor, completions: Tensor, words: Tensor) -> Tensor:
-    """Give each blank its reward: (B,G) or (B,G,T) -> (B,G,T).
-
-    One number for each completion goes to all of its blanks. Of one number for each letter, a word
-    gets the mean over its letters.
-    """
-    if values.shape == completions.shape[:2]:
-        return values[..., None].expand(completions.shape)
-    return mean_over_words(values, words)
+        One number for each completion goes to all of its blanks. Of one number for each letter, a
+        word gets the mean over its letters.
+        """
+        reward, parts = 0.0, {}
+        for name, (function, weight) in self.parts.items():
+            values = function(completions, batch)
+            if values.shape == completions.shape[:2]:
+                parts[name] = values[..., None].expand(completions.shape)
+            else:
+                parts[name] = mean_over_words(values, batch.words)
+            reward = reward + weight * parts[name]
+        return reward, parts

@@ -19,7 +19,7 @@ from grpo.run.reward_setting import make_rewards
 from model.transformer import Generator, Judge
 
 EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
-END = 2**31 - 1  # the step that a reward of the user's gets in the table, after any curriculum
+END = 2**31 - 1  # the number of the step in the table's seed, larger than any in training
 SAMPLES = 16  # how many completions of each held-out input we draw
 
 
