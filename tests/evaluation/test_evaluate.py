@@ -164,7 +164,8 @@ def test_few_wrong_fills_say_nothing_about_a_judge():
     scores = torch.ones(completions.shape)
     good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
     assert judge_metrics(scores, batch.words, good, gaps) == {"accepts": 1, "fooled": 1}
-    good[:, :, batch.mask[0].int().argmax()] = True
+    good[6:, :, batch.mask[0].int().argmax()] = True  # the first blank of each
+    assert 0 < (gaps[:, None] & ~good).sum() < 20
     assert judge_metrics(scores, batch.words, good, gaps) == {"accepts": 1}
 
 
@@ -274,6 +275,14 @@ def test_every_row(dataset, make, request):
     short, _ = evaluated(config, make(0), make(0))
     assert 4 < len(short) < len(result)
     assert all(result[title] == row for title, row in short.items())
+
+
+def test_only_the_rows_after_are_about_the_policy(sums):
+    one, _ = evaluated(sums, product(0), product(5), everything=True)
+    other, _ = evaluated(sums, product(1), product(5), everything=True)
+    changed = {title for title, row in one.items() if row != other[title]}
+    assert "after, sampled" in changed
+    assert all(title.startswith("after") for title in changed)
 
 
 def test_own_rewards_have_columns(settings):

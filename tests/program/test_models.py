@@ -1,6 +1,7 @@
 """Check the networks, their losses, their evaluation report, and the training program."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,17 @@ import torch.nn.functional as F
 
 from data.dataset import read_dataset
 from data.per_word import number_words
+from grpo.batch import make_batch
 from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.checkpoint import load_model, read
 from grpo.run.config import Config, load_config
+from grpo.run.network import make_judge, make_policy
 from model import pretrain
 from model.losses import generator_loss, judge_loss, masked_batch
 from model.pretrain import Settings
 from model.report import auc, calibration
-from model.transformer import Generator, Judge, TransformerConfig
+from model.transformer import Block, Generator, Judge, TransformerConfig
 
 SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32, blank=8)
 LATENT = TransformerConfig(9, 12, 2, 2, 32, n_latent=3, blank=8)
@@ -52,6 +55,26 @@ def test_neither_training_mode_nor_recomputing_changes_anything(shape):
     out = run(model.eval(), TOKENS)
     for other in (run(model.train(), TOKENS), run(model, TOKENS, recompute=True)):
         assert torch.equal(other, out)
+
+
+def test_settings_of_the_machine_reach_the_network(monkeypatch):
+    """bfloat16 is what the layers compute in, and recomputing runs every block once more."""
+    calls = []
+    forward = Block.forward
+    monkeypatch.setattr(Block, "forward", lambda *given: calls.append(1) or forward(*given))
+    mask = TOKENS == 3
+    batch = make_batch(TOKENS, mask, mask.long(), 1, (0,))
+    batch = replace(batch, masked=TOKENS.masked_fill(mask, 8))
+    for dtype in ("float32", "bfloat16"):
+        for recompute in (False, True):
+            config = Config(dtype=dtype, gradient_checkpointing=recompute)
+            logits = make_policy(Generator(SHAPE), config, torch.device("cpu"))(batch).logits
+            assert logits.dtype == getattr(torch, dtype)
+            logits.float().sum().backward()
+            assert len(calls) == (1 + recompute) * SHAPE.n_layer
+            calls.clear()
+        assert make_judge(Judge(SHAPE), config, torch.device("cpu"))(TOKENS).dtype == logits.dtype
+        calls.clear()
 
 
 def runs_of(mask):
