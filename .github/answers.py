@@ -48,14 +48,14 @@ def most_even(masked: str) -> str:
     return min(right_answers(masked), key=difference)
 
 
-def answer(kind, batch, teacher, judge, number_words):
+def answer(kind, batch, teacher, judge):
     """Fill the inputs of a batch: -> (B,T)."""
     if kind == "even":
         return torch.stack([encode(most_even(text)) for text in decode(batch.masked)])
     if kind == "argmax":
         return teacher(batch).best_guess()
     if kind == "passes":
-        return fill_in_passes(teacher, batch, number_words, "left to right")[0][:, 0]
+        return fill_in_passes(teacher, batch, "left to right")[0][:, 0]
     q = teacher(batch)
     completions = q.sample().completions  # (B,16,T)
     return best_by_word(q, completions, log_odds(judge, completions, batch))[:, 0]
@@ -83,7 +83,7 @@ def main() -> None:
         for start in range(0, SIZE, PART):
             rows = slice(start, start + PART)
             batch = make_batch(tokens[rows], mask[rows], words[rows], 16, (3, 0, start))
-            answers.append(answer(args.kind, batch, teacher, judge, train.number_words))
+            answers.append(answer(args.kind, batch, teacher, judge))
     answers = torch.cat(answers)  # (N,T)
     student = load_model(config.generator_checkpoint, Generator)
     policy = make_policy(student, config, CPU)

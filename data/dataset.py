@@ -48,7 +48,8 @@ class Dataset:
     inputs: Tensor  # (inputs,T)
     lines: list[str]  # the whole split; of a text, that's one line
     kind: str  # text, sums, or lines, which are anything else that comes line by line
-    spaces_end_words: bool = True  # or is each run of blanks a word?
+    # If only spaces end words, a sum is one word. Otherwise each run of blanks is a word.
+    spaces_end_words: bool = True
 
     @property
     def vocab_size(self) -> int:
@@ -68,14 +69,8 @@ class Dataset:
         else:
             characters = np.array(list(VOCABULARY))[tokens]  # (B,T)
             mask = torch.from_numpy(make_mask(characters, masking, rng))  # (B,T)
-        return tokens, mask, self.number_words(tokens, mask)
-
-    def number_words(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Number the hidden words of each input: tokens, mask (B,T) -> words (B,T).
-
-        If spaces end words, a sum is one word, although its blanks aren't adjacent.
-        """
-        return number_words(tokens == SPACE if self.spaces_end_words else ~mask, mask)
+        ends = tokens == SPACE if self.spaces_end_words else ~mask  # (B,T)
+        return tokens, mask, number_words(ends, mask)
 
     def check_masking(self, masking: str) -> None:
         """Raise a Mistake if a part of `masking` makes no sense for these inputs."""

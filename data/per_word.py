@@ -1,8 +1,9 @@
 """Find which hidden word each blank belongs to, and average over words.
 
 `mask` is True at a blank. `words` numbers the hidden words of each input 1, 2, 3, ... in the order
-of their first blanks, and 0 where there is no blank. In a text a word is a run of adjacent blanks,
-but nothing here needs them to be adjacent.
+of their first blanks, and is 0 where there's no blank. In a text a word is a run of adjacent
+blanks, but nothing here needs them to be adjacent. Once blanks are filled in, numbers may be
+missing.
 
 Shapes: B inputs, T characters, G completions of each input, M blanks of all inputs.
 """
@@ -58,9 +59,9 @@ def lay_out_words(words: Tensor) -> tuple[Tensor, Tensor]:
     Both count from 0. Words are numbered over all inputs, in the order of their first blanks.
     """
     blank = words > 0  # (B,T)
-    per_input = words.amax(dim=1)  # (B,) how many words each input has
-    earlier = per_input.cumsum(dim=0) - per_input  # (B,) how many words the inputs before it have
-    word = (words - 1 + earlier[:, None])[blank]  # (M,)
-    # (M,) the number of earlier blanks in the same word
-    place = same_word(words).tril(diagonal=-1).sum(dim=-1)[blank]
-    return word, place
+    same = same_word(words)  # (B,T,T)
+    begun = begins_word(words).flatten().cumsum(dim=0).view_as(words)  # (B,T) words up to here
+    first = same.int().argmax(dim=-1)  # (B,T) where the word of each blank begins
+    word = begun.gather(1, first) - 1  # (B,T)
+    place = same.tril(diagonal=-1).sum(dim=-1)  # (B,T) how many of the word's blanks come before
+    return word[blank], place[blank]

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from data.per_word import begins_word, lay_out_words, spread
 from grpo.batch import Batch, Rows
-from grpo.policy import Fills, Product, Scores, log_softmax
-from grpo.truncation import Truncated, allowed_characters, restrict, truncates
+from grpo.policy import Fills, Scores, log_softmax
+from grpo.truncation import allowed_characters, restrict, truncates
 
 
 def draw(log_q: Tensor, uniforms: Tensor) -> Tensor:
@@ -142,11 +142,3 @@ class Latent(Rows):
         best = self.running(log_q, self.log_pi(), candidates)[:, -1].argmax(dim=1)  # (N,)
         letters = candidates.take_along_dim(best[self.word, None], dim=1)  # (M,1)
         return self.batch.masked.masked_scatter(self.mask, letters)
-
-    def marginal(self) -> Product:
-        """Mix the q_z of each blank into one distribution, Σ_z π(z) q_z."""
-        joint = self.log_pi()[self.word][..., None] + self.log_q()  # (M,K,V)
-        log_m = joint.logsumexp(dim=1)  # (M,V)
-        logits = spread(self.config.temperature * log_m, self.mask)  # (B,T,V)
-        kind = Truncated if truncates(self.config) else Product
-        return kind(logits, self.batch, self.config)

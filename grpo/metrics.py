@@ -17,7 +17,7 @@ from torch import Tensor
 from data.per_word import mean_over_blanks
 from data.rules import SumRule, WordRule, check_gaps
 from grpo.advantage import INDISTINCT
-from grpo.batch import Batch
+from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
 from grpo.policy import Fills, Scores
 from grpo.reward import judge_metrics
@@ -37,7 +37,7 @@ def check_finite(metrics: dict[str, float], step: int) -> None:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class Rollout(Rows):
     """Keep the fills of a step, their scores and rewards, for the log."""
 
     batch: Batch
@@ -96,27 +96,24 @@ def rollout_metrics(rollout: Rollout, rule: WordRule | SumRule | None) -> dict[s
     The share of gaps that are filled well has the rule's name (data/rules.py). `accepts` and
     `fooled` need the judge to be a part of the reward.
     """
-    batch, completions = rollout.batch, rollout.fills.completions
-    mask = gather(batch.mask)  # (B,T) of all processes, like everything below
-    reward = mean_over_blanks(gather(rollout.reward), mask)  # (B,G)
+    parts = {name: gather(part) for name, part in rollout.parts.items()}  # of all processes
+    rollout = rollout.map(gather)
+    batch, groups, mask = rollout.batch, rollout.fills.completions, rollout.batch.mask
+    reward = mean_over_blanks(rollout.reward, mask)  # (B,G)
     span = reward.amax(dim=1) - reward.amin(dim=1)  # (B,)
-    groups = gather(completions)  # (B,G,T)
     metrics = {
-        f"reward_{name}": mean_over_blanks(gather(part), mask).mean()
-        for name, part in rollout.parts.items()
+        f"reward_{name}": mean_over_blanks(part, mask).mean() for name, part in parts.items()
     }
     metrics["mean_reward"] = reward.mean()
     metrics["std_reward"] = reward.std(dim=1, correction=0).mean()
     metrics["frac_reward_zero_std"] = (span <= INDISTINCT).float().mean()
     metrics["different_fills"] = sum(len(group.unique(dim=0)) for group in groups) / len(groups)
     # far from 0, the baseline is off
-    advantages = gather(rollout.advantages) * mask[:, None]  # (B,G,T)
+    advantages = rollout.advantages * mask[:, None]  # (B,G,T)
     metrics["mean_advantage"] = advantages.sum() / (mask.sum() * reward.shape[1]).clamp(min=1)
-    good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)  # (B,G,T), (B,T)
-    good, gaps = gather(good), gather(gaps)
+    good, gaps = check_gaps(rule, groups, batch.tokens, mask)  # (B,G,T), (B,T)
     if rule:
         metrics[rule.name] = good.sum() / (gaps.sum() * good.shape[1]).clamp(min=1)
-    if "judge" in rollout.parts:
-        scores = gather(rollout.parts["judge"])  # (B,G,T)
-        metrics |= judge_metrics(scores, gather(batch.words), good, gaps)
+    if "judge" in parts:
+        metrics |= judge_metrics(parts["judge"], batch.words, good, gaps)
     return {name: float(x) for name, x in metrics.items()}

@@ -75,16 +75,12 @@ class Product(Rows):
         Visible text gets 0, so the sum over T is the log-probability of the fill.
         """
         log_q = log_softmax(self.logits, self.config.temperature)  # (B,T,V)
-        y = draws_by_position(completions, self.batch.mask)  # (B,T,n)
+        y = completions.clamp(min=0).mT  # (B,T,n) padding is -1
         return torch.where(self.batch.mask[:, None], log_q.gather(-1, y).mT, 0)
 
     def best_guess(self) -> Tensor:
         """Fill each blank with its most likely character: -> (B,T)."""
         return torch.where(self.batch.mask, self.logits.argmax(dim=-1), self.batch.masked)
-
-    def marginal(self) -> "Product":
-        """Return the distribution of each blank by itself, which is this one already."""
-        return self
 
 
 class Policy:
@@ -134,17 +130,12 @@ def log_softmax(logits: Tensor, temperature: float) -> Tensor:
     return torch.log_softmax(precise / temperature, dim=-1)
 
 
-def draws_by_position(completions: Tensor, mask: Tensor) -> Tensor:
-    """Turn completions (B,G,T) into the draws of each blank (B,T,G), with 0 at visible text."""
-    return torch.where(mask[:, None], completions, 0).mT
-
-
 def logprobs_forward(logits, ref_logits, completions, mask, temperature):
     """Compute logp, ref_logp (B,G,T), kl, entropy (B,T) from logits and ref_logits (B,T,V)."""
     log_q = log_softmax(logits, temperature)  # (B,T,V)
     log_q_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
     q = log_q.exp()  # (B,T,V)
-    y = draws_by_position(completions, mask)  # (B,T,G)
+    y = completions.clamp(min=0).mT  # (B,T,G) padding is -1
 
     logp = log_q.gather(-1, y).mT  # (B,G,T)
     ref_logp = log_q_ref.gather(-1, y).mT  # (B,G,T)
@@ -176,7 +167,7 @@ def logprobs_backward(
     log_q = log_softmax(logits, temperature)  # (B,T,V)
     log_q_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
     q = log_q.exp()  # (B,T,V)
-    y = draws_by_position(completions, mask)  # (B,T,G)
+    y = completions.clamp(min=0).mT  # (B,T,G) padding is -1
     g_logp = g_logp.mT  # (B,T,G)
 
     drawn = torch.zeros_like(q).scatter_add(-1, y, g_logp)  # (B,T,V)  Σ_j g_logp[j]·1[v = y_j]

@@ -28,14 +28,14 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
     """
     size = args.batch_size
     rng = np.random.default_rng((*seed, 1))
-    tokens, mask, _ = dataset.batch(size, masking, (*seed, INPUTS))
+    tokens, mask, words = dataset.batch(size, masking, (*seed, INPUTS))
     if reveal:
         whole = rng.random(size) < 0.6  # (B,) do all blanks stay hidden?
         share = rng.random(size)  # (B,) otherwise, the chance that a blank stays hidden
         hide = np.where(whole, 1.0, share)  # (B,)
         stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
         mask = mask & torch.from_numpy(stays)
-    batch = make_batch(tokens, mask, dataset.number_words(tokens, mask), 1, (*seed, 2))
+    batch = make_batch(tokens, mask, words * mask, 1, (*seed, 2))
     return batch.map(lambda x: x.to(args.device))
 
 

@@ -132,7 +132,7 @@ def fill_rows(
         completions = base.sample().completions  # (N,n,T)
         scores = log_odds(models.judge, completions, batch)  # (N,n,T)
         yield "best of 16, judge", best_by_word(base, completions, scores), 1
-    fill = partial(fill_in_passes, models.base, batch, held_out.number_words)
+    fill = partial(fill_in_passes, models.base, batch)
     if not isinstance(rule, SumRule):  # there are many blanks, so 16 draws would take minutes
         yield "one by one, argmax", *fill("confidence")
         return
@@ -140,8 +140,7 @@ def fill_rows(
         yield f"by confidence, {passes} passes", *fill("confidence", passes, SAMPLES)
     yield "left to right, 2 passes", *fill("left to right", 2, SAMPLES)
     yield "left to right, argmax", *fill("left to right")
-    fill = partial(fill_in_passes, models.policy, batch, held_out.number_words)
-    yield "after, 2 passes", *fill("confidence", 2, SAMPLES)
+    yield "after, 2 passes", *fill_in_passes(models.policy, batch, "confidence", 2, SAMPLES)
 
 
 @torch.no_grad()

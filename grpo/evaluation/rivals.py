@@ -7,7 +7,6 @@ Shapes: N inputs, T characters, n completions of each input.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,14 +15,13 @@ from torch import Tensor
 from data.per_word import same_word
 from data.vocabulary import encode
 from grpo.batch import Batch
-from grpo.policy import Policy, Product, log_softmax
+from grpo.policy import Policy, Product
 
 
 @torch.no_grad()
 def fill_in_passes(
     policy: Policy,
     batch: Batch,
-    number_words: Callable,
     order: str,
     passes: int = 0,
     n: int = 0,
@@ -41,19 +39,20 @@ def fill_in_passes(
     blanks = batch.mask.sum(dim=1)  # (M,)
     planned = blanks.clamp(max=passes) if passes else blanks  # (M,) how many passes each input gets
     filled, left = batch.masked.clone(), batch.mask.clone()  # (M,T)
-    rng = torch.Generator().manual_seed(1)
+    generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
     for done in range(int(planned.max())):
-        uniforms = torch.rand(left.shape, generator=rng).to(left.device)  # (M,T)
-        words = number_words(batch.tokens, left)  # (M,T)
-        now = replace(batch, masked=filled, mask=left, words=words, uniforms=uniforms[:, None])
-        q = policy(now).marginal()
-        characters = q.best_guess()  # (M,T)
+        letters, latents = (  # each (M,1,T)
+            torch.rand(len(left), 1, T, generator=each).to(left.device) for each in generators
+        )
+        still = replace(batch, masked=filled, mask=left, words=batch.words * left)
+        q = policy(replace(still, uniforms=letters, latent_uniforms=latents))
+        characters = best = q.best_guess()  # (M,T)
         if n:
             last = (planned - done == 1)[:, None]  # (M,1)
-            characters = torch.where(last, characters, q.sample().completions[:, 0])  # (M,T)
+            characters = torch.where(last, best, q.sample().completions[:, 0])  # (M,T)
         preference = -torch.arange(T, device=left.device).expand(left.shape).float()  # (M,T)
         if order == "confidence":
-            preference = log_softmax(q.logits, q.config.temperature).amax(dim=-1)  # (M,T)
+            preference = q.log_prob(best[:, None])[:, 0]  # (M,T)
         rank = preference.masked_fill(~left, -torch.inf).argsort(dim=1, descending=True).argsort()
         share = (left.sum(dim=1) / (planned - done).clamp(min=1)).ceil()  # (M,)
         chosen = left & (rank < share[:, None])  # (M,T)

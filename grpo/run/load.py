@@ -29,7 +29,6 @@ class HeldOut:
 
     batch: Batch  # N inputs, with the random numbers for 16 completions of each
     rule: WordRule | SumRule | None  # says which fills are good (data/rules.py)
-    number_words: Callable  # numbers the hidden words: tokens, mask (N,T) -> (N,T)
 
 
 class Models(NamedTuple):
@@ -107,7 +106,7 @@ def load_data(config, device: torch.device):
     # that the spread of their figures includes the luck of the draw.
     drawn = val.batch(config.eval_inputs, config.masking, (EVALUATION_SEED, 0))  # each (N,T)
     batch = make_batch(*drawn, SAMPLES, (EVALUATION_SEED + config.seed, END))
-    held_out = HeldOut(batch.map(lambda x: x.to(device)), rule, val.number_words)
+    held_out = HeldOut(batch.map(lambda x: x.to(device)), rule)
     if config.prompts_file:
         rule = pick_rule(train, cut=False)  # a prompt begins and ends with whole words
     return train, rule, held_out

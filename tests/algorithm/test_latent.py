@@ -160,16 +160,6 @@ def test_draws_follow_the_mixture():
         torch.testing.assert_close(have.double(), want.detach(), rtol=0, atol=0.006)
 
 
-def test_what_a_blank_says_by_itself_is_the_sum_over_z():
-    have = make(*leaves(0)).marginal().log_prob(EVERY_FILL).exp()  # (B,243,T)
-    for (b, w), blanks in BLANKS.items():
-        table = pairs(*leaves(0), ALL, b, w).sum(dim=0)
-        for i, t in enumerate(blanks):
-            others = [d for d in range(len(blanks)) if d != i]
-            alone = table.sum(dim=others) if others else table  # (V,)
-            torch.testing.assert_close(have[b, :, t], alone[EVERY_FILL[b, :, t]])
-
-
 def test_the_best_guess_is_the_likeliest_of_what_each_z_would_write():
     for seed in range(8):
         prior, letters = leaves(seed)
@@ -246,7 +236,7 @@ def test_a_latent_begins_as_copies_of_a_product(monkeypatch):
     )  # (M,K,V)
     assert (letters - letters[:, :1]).abs().max() > 1e-4
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
-    have = Latent(*with_latent(product, 4)(TEXT, batch.words), batch, Config()).marginal()
+    have = Latent(*with_latent(product, 4)(TEXT, batch.words), batch, Config())
     want = Product(*product(TEXT, batch.words), batch, Config())
     y = torch.randint(5, (2, 9, 8), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(have.log_prob(y), want.log_prob(y))

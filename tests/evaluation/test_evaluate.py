@@ -8,7 +8,6 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
-from data.per_word import number_words
 from data.rules import SumRule, WordRule, check_gaps
 from data.sums.prepare import prepare as prepare_sums
 from data.sums.rule import is_right
@@ -31,7 +30,7 @@ from grpo.run.load import HeldOut, Models, load_data
 def held_out_of(texts, masks, words):
     """Make held-out inputs of `texts`. A string in `masks` has `_` at each blank."""
     batch = make_batch(encode(*texts), encode(*masks) == BLANK, BLANK, 1, (0,))
-    return HeldOut(batch, WordRule(" ".join(words)), lambda _, mask: number_words(~mask, mask))
+    return HeldOut(batch, WordRule(" ".join(words)))
 
 
 def figures_of(text, mask, fills, words):
@@ -86,7 +85,7 @@ BLANKS = ["1_+3_=46", "__+__=46", "_5+_1=66", "__+1_=54"]
 def test_sums_by_hand():
     """Of two completions each: 1 and 0, 2 (of two different ones), 1, and 0 are right."""
     batch = make_batch(encode(*SUMS), encode(*BLANKS) == BLANK, BLANK, 2, (0,))
-    held_out = HeldOut(batch, SumRule(), None)
+    held_out = HeldOut(batch, SumRule())
     fills = ["13+33=46", "11+31=46", "12+34=46", "34+12=46"]
     fills += ["45+21=66", "05+61=66", "41+14=54", "09+15=54"]
     figures = measure(encode(*fills).view(4, 2, -1), held_out)
@@ -95,7 +94,7 @@ def test_sums_by_hand():
     assert figures["pass@2"] == 3 / 4
     blanks = {"2 blanks": (1 + 0 + 1 + 0) / 4, "3 blanks": 0, "4 blanks": 2 / 2}
     assert {name: figures[name] for name in figures if "blanks" in name} == blanks
-    lines = HeldOut(batch, None, None)
+    lines = HeldOut(batch, None)
     assert measure(batch.tokens[:, None], lines) == {"exact": 1}
     assert measure(encode(*fills).view(4, 2, -1), lines) == {"exact": 1.5 / 8, "pass@2": 1 / 4}
 
@@ -173,7 +172,7 @@ def test_a_judge_that_read_some_completions_is_compared_with_what_is_right_of_th
     batch, completions = some_sums()
     scores = torch.ones(20, 3, 8)  # it accepts all that it read but for the first, which is right
     scores[:, 0] = -1
-    figures = measure(completions, HeldOut(batch, SumRule(), None), {"judge": scores})
+    figures = measure(completions, HeldOut(batch, SumRule()), {"judge": scores})
     assert figures["fooled"] == 1 and figures["accepts"] == pytest.approx(2 / 3)
 
 

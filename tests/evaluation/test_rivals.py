@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from conftest import BLANK, encode, make_batch
 
-from data.per_word import number_words
 from data.vocabulary import VOCABULARY
 from grpo.evaluation.rivals import best_by_word, fill_in_passes, fill_with_common_words
 from grpo.latent import Latent
@@ -25,17 +24,13 @@ def batch_of(masked):
     return make_batch(masked, masked == BLANK, BLANK, 1, (0,))
 
 
-def runs(tokens, mask):
-    return number_words(~mask, mask)
-
-
 def fill(logits_of, masked, order, passes=0, n=0):
     """Fill with a `Product`. `logits_of` maps tokens (N,T) to logits (N,T,V)."""
 
     def policy(batch):
         return Product(logits_of(batch.masked), batch, Config())
 
-    return fill_in_passes(policy, batch_of(masked), runs, order, passes, n)
+    return fill_in_passes(policy, batch_of(masked), order, passes, n)
 
 
 def copycat(calls):
@@ -122,7 +117,7 @@ def test_all_but_the_last_pass_draw_from_the_policys_marginals(policy_class, p):
     batch = batch_of(torch.full((6, 2), BLANK))
     shares = {}
     for name, config in (("all", Config()), ("two", Config(top_k=2))):
-        filled, _ = fill_in_passes(partial(policy, config), batch, runs, "left to right", n=100)
+        filled, _ = fill_in_passes(partial(policy, config), batch, "left to right", n=100)
         assert (filled[..., 1] == 1).all()
         shares[name] = (filled[..., 0].flatten().bincount(minlength=4) / 600).tolist()
     assert shares["all"] == pytest.approx([0, 0.6, 0.3, 0.1], abs=0.06)

@@ -126,14 +126,10 @@ def test_digits_hides_one_to_all_digits_of_the_summands():
     assert sizes == {n: pytest.approx(750, rel=0.15) for n in (1, 2, 3, 4)}
 
 
-def test_a_sum_is_one_word_also_after_a_reveal(folder):
+def test_a_sum_is_one_word(folder):
     data = read_dataset(folder / "train.txt", 8)
     tokens, mask, words = data.batch(50, "columns", (0, 1))
     assert torch.equal(words, mask.long()) and all(map(is_right, decode(tokens)))
-    mask[:, :2] = False
-    assert torch.equal(data.number_words(tokens, mask), mask.long())
-    again = data.batch(50, "columns", (0, 1))
-    assert torch.equal(again[0], tokens) and not torch.equal(again[1], mask)
 
 
 def test_prompts_take_the_characters_that_their_dataset_has(folder, tmp_path):
