@@ -22,7 +22,7 @@ import torch
 
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.advantage import compute_advantages
-from grpo.batch import draw_batch, minibatches, seed_all
+from grpo.batch import draw_batch, minibatches
 from grpo.distributed import is_first, join_processes
 from grpo.evaluation.evaluate import evaluate, format_table, list_completions, peek, try_out
 from grpo.loss import grpo_loss, loss_weights
@@ -140,7 +140,6 @@ def main(arguments=(), quiet=False):
             # The inputs and random numbers of a step depend on (seed, step) and nothing else. Each
             # process draws all of them and keeps its share.
             batch = draw_batch(train, config, step, device)
-            seed_all(config.seed, step)  # nothing here needs it, but your own reward may
             rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
             # With reference_mode=ema or periodic the reference follows the policy.
             update_reference(reference.network, policy.network, step + 1, config)

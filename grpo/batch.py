@@ -6,7 +6,6 @@ resumed at any step, and several processes agree on the whole step before each t
 Shapes: B masked inputs, T characters, G completions of each input.
 """
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
@@ -18,7 +17,7 @@ from data.vocabulary import MASK_ID
 from grpo.distributed import local_rows, n_processes
 
 # What a stream of random numbers is for. That goes into its seed.
-INPUTS, LETTERS, SHUFFLE, LATENTS, COINS, USER = range(6)
+INPUTS, LETTERS, SHUFFLE, LATENTS, COINS = range(5)
 
 
 class Rows:
@@ -50,20 +49,12 @@ class Batch(Rows):
     uniforms: Tensor  # (B,G,T) in [0,1) to draw the characters
     latent_uniforms: Tensor  # (B,G,T) to draw z, if there's a latent
     coins: Tensor  # (B,T) in [0,1), for a truncation that tosses one
-    seed: tuple  # what all of this was drawn from: (seed, step)
+    seed: tuple  # what all of this was drawn from: (the run's seed, the step)
 
 
 def draw_uniforms(shape: tuple, seed: tuple) -> Tensor:
     """Draw float32 numbers in [0,1), on the CPU: a seed gives the same ones everywhere."""
     return torch.from_numpy(np.random.default_rng(seed).random(shape, dtype=np.float32))
-
-
-def seed_all(seed: int, step: int) -> None:
-    """Seed torch, numpy and random, for code that draws from these."""
-    number = int(np.random.default_rng((seed, step, USER)).integers(2**32))
-    torch.manual_seed(number)
-    np.random.seed(number)
-    random.seed(number)
 
 
 def make_batch(tokens: Tensor, mask: Tensor, words: Tensor, G: int, seed: tuple) -> Batch:

@@ -20,7 +20,8 @@ REWARD = """
 import torch
 
 def late(completions, batch):
-    return (completions > 5).float().mean(dim=-1) + torch.rand(())
+    own = torch.Generator().manual_seed(hash(batch.seed))
+    return (completions > 5).float().mean(dim=-1) + torch.rand((), generator=own)
 """
 CUT_SHORT = """{"iteration": 3, "written": "after the last checkpoint, before the kill"}
 {"iteration": 4, "cut sho"""
