@@ -12,11 +12,13 @@ grpo/one_file.py. From Python:
 Shapes: B masked inputs, T characters of each, G completions of each input.
 """
 
-import data  # noqa: F401, sets how threads wait, which must come before the first import of torch
-
-# isort: split
+import os
 import sys
 import time
+
+# Threads that wait should sleep. Beside another busy program, spinning ones make a step twice as
+# slow. PyTorch reads this when it's imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 

@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
-import data  # noqa: F401, has to come before torch
 
 # isort: split
 import numpy as np

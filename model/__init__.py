@@ -1,1 +1,0 @@
-import data  # noqa: F401, sets how threads wait, which must come before the first import of torch

@@ -8,10 +8,13 @@ learns to tell the generator's draws from text. `model/losses.py` has both losse
 """
 
 import math
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in train_grpo.py
 
 import torch
 from tqdm import tqdm
