@@ -3,10 +3,13 @@
 Shapes: B masked inputs, T characters, G completions of each, V vocabulary.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from grpo.policy import compute_logprobs
+from grpo.policy import Product, compute_logprobs
+from grpo.run.config import Config
 from model.transformer import IMPOSSIBLE
 
 B, G, T, V = 2, 3, 4, 5
@@ -20,6 +23,7 @@ def make(seed=0):
     logits = torch.randn(B, T, V, generator=g, dtype=torch.float64) * 2
     ref_logits = torch.randn(B, T, V, generator=g, dtype=torch.float64) * 2
     completions = torch.randint(V, (B, G, T), generator=g)
+    completions[1, :, 3] = -1  # padding
     return logits, ref_logits, completions, MASK
 
 
@@ -67,6 +71,9 @@ def test_values_and_gradient_equal_the_definition(temperature):
     have = values_and_gradient(compute_logprobs, make(), temperature)
     want = values_and_gradient(slow, make(), temperature)
     torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-12)
+    logits, _, completions, mask = make()
+    q = Product(logits, SimpleNamespace(mask=mask), Config(temperature=temperature))
+    torch.testing.assert_close(q.log_prob(completions), want["logp"])
 
 
 def test_banned_characters_and_rows_without_blanks():
