@@ -3,7 +3,7 @@
 Some take several passes, one chooses among many draws, and one cheats: it never looks at the
 context.
 
-Shapes: N inputs, T characters, n completions of each input.
+Shapes: N inputs, T characters, n completions of each input, M completions of all inputs.
 """
 
 from collections import Counter
@@ -20,19 +20,15 @@ from grpo.policy import Policy, Product
 
 @torch.no_grad()
 def fill_in_passes(
-    policy: Policy,
-    batch: Batch,
-    order: str,
-    passes: int = 0,
-    n: int = 0,
+    policy: Policy, batch: Batch, order: str, passes: int = 0, n: int = 0
 ) -> tuple[Tensor, float]:  # (N,n,T)
     """Fill the blanks in several forward passes, each of which sees what the others filled in.
 
     `order` is `confidence` (the blanks whose most likely character is the most probable go first),
-    or `left to right`. Each pass fills an equal share of the blanks; with passes=0 it
-    fills only one. Draws n completions of each input, but for the last pass, which takes the most
-    likely characters. With n=0 all passes do. Returns the completions, and how many passes an
-    input took on average.
+    or `left to right`. Each pass fills an equal share of the blanks; with passes=0 it fills only
+    one. This draws n completions of each input, but for the last pass, which takes the policy's
+    best guess. With n=0 all passes do. Returns the completions, and how many passes an input took
+    on average.
     """
     N, T = batch.masked.shape
     batch = batch[torch.arange(N, device=batch.mask.device).repeat_interleave(max(n, 1))]
@@ -44,9 +40,17 @@ def fill_in_passes(
         letters, latents = (  # each (M,1,T)
             torch.rand(len(left), 1, T, generator=each).to(left.device) for each in generators
         )
-        still = replace(batch, masked=filled, mask=left, words=batch.words * left)
-        q = policy(replace(still, uniforms=letters, latent_uniforms=latents))
-        characters = best = q.best_guess()  # (M,T)
+        now = replace(
+            batch,
+            masked=filled,
+            mask=left,
+            words=batch.words * left,
+            uniforms=letters,
+            latent_uniforms=latents,
+        )
+        q = policy(now)
+        best = q.best_guess()  # (M,T)
+        characters = best
         if n:
             last = (planned - done == 1)[:, None]  # (M,1)
             characters = torch.where(last, best, q.sample().completions[:, 0])  # (M,T)
