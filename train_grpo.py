@@ -97,7 +97,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                 metrics.add(now, old[rows], terms, mask)
             # Clip the gradient, take a step of AdamW, clear the gradient. If the loss or gradient
             # isn't finite, no weight changes, and `main` ends the run when it sees the metrics.
-            grad_norm = optimizer.step(loss_of_update)
+            grad_norm = optimizer.step_if_finite(loss_of_update)
             metrics.end_update(grad_norm)
     return Rollout(batch, fills, old, reward, parts, advantages), metrics.result()
 

@@ -1,11 +1,12 @@
 """Draw the pictures of the pages from finished runs.
 
-    python .github/figures.py moving out                      # sums, filled as training goes on
-    python .github/figures.py passes out out-latent           # right, by forward passes
-    python .github/figures.py judge out out-fooled            # what it accepts, and what's right
-    python .github/figures.py dose 60=out-a,out-b 8000=out    # by training steps of the judge
+    python .github/figures.py moving out                         # sums, filled over the steps
+    python .github/figures.py passes out out-latent out-even-measured  # right, by forward passes
+    python .github/figures.py judge out-1,out-2 out-fooled-1,out-fooled-2  # accepted, and right
+    python .github/figures.py dose 60=out-a,out-b 8000=out       # by training steps of the judge
 
-Each command writes .github/NAME.svg. The runs of `passes` need `grpo.evaluation OUT --again` first.
+Each command writes .github/NAME.svg. The first two runs of `passes` need `grpo.evaluation OUT
+--again` first. config/README.md has the commands that make all of these runs.
 """
 
 import json
@@ -141,38 +142,43 @@ def moving(run: str) -> None:
     write("moving", 370, body, style)
 
 
-def passes(run: str, latent: str) -> None:
+def passes(run: str, latent: str, supervised: str) -> None:
     """Plot what's right against forward passes. A dot's area is the different answers in 16."""
-    panel = Panel(50, 450, (0.5, 6.5), "three digits: right, by forward passes")
+
+    def dot(panel, row, label, kind, **where):
+        panel.dot(row["passes"], row["right"], row.get("different_right", 1), kind)
+        panel.label(row["passes"], row["right"], label, kind, **where)
+
+    def ceiling(panel, rows):
+        right = rows["exact marginals"]["right"]
+        panel.line([(panel.low, right), (panel.high, right)], "d")
+
     rows = table(run)
-    panel.ticks({n: str(n) for n in range(1, 7)}, "forward passes")
-
-    def dot(panel, title, label, kind, at=None, **where):
-        row = panel.rows[title]
-        x = at or row["passes"]
-        panel.dot(x, row["right"], row.get("different_right", 1), kind)
-        panel.label(x, row["right"], label, kind, **where)
-
-    panel.rows = rows
-    ceiling = rows["exact marginals"]["right"]
-    panel.line([(0.5, ceiling), (6.5, ceiling)], "d")
-    panel.label(
-        6.5, ceiling, "best if blanks are independent and no answer is dropped", "d", -4, -10, "end"
-    )
-    dot(panel, "before, sampled", "base", "c", dx=14, dy=22)
+    panel = Panel(50, 450, (0.5, 4.5), "three digits: right, by forward passes (mean)")
+    panel.ticks({n: str(n) for n in range(1, 5)}, "forward passes")
+    ceiling(panel, rows)
+    words = "perfect pretraining, in one pass"
+    panel.label(4.5, rows["exact marginals"]["right"], words, "d", -4, -10, "end")
+    dot(panel, rows["before, sampled"], "base", "c", dx=14, dy=22)
     for n in (2, 3, 4, 6):
-        words = "base, surest blanks first" if n == 4 else ""
-        dot(panel, f"by confidence, {n} passes", words, "c", n, dx=22, dy=16)
-    dot(panel, "left to right, 2 passes", "base, left number first", "c", dx=22, dy=14)
-    dot(panel, "after, sampled", "GRPO", "a", dy=28, anchor="middle")
+        words = "base, surest blanks first" if n == 3 else ""
+        dot(panel, rows[f"by confidence, {n} passes"], words, "c", dx=20, dy=14)
+    dot(panel, rows["left to right, 2 passes"], "base, left number first", "c", dx=22, dy=14)
+    words = "base, one blank per pass, argmax"
+    dot(panel, rows["left to right, argmax"], words, "c", dx=14, dy=-14, anchor="end")
+    learned = table(supervised)["before, sampled"]
+    dot(panel, learned, "supervised", "d", dx=14, dy=0)
+    dot(panel, rows["after, sampled"], "GRPO", "a", dy=28, anchor="middle")
+
+    rows = table(latent)
     other = Panel(570, 230, (0.5, 2.5), "two digits")
-    other.rows = table(latent)
     other.ticks({1: "1", 2: "2"}, "forward passes")
-    ceiling = other.rows["exact marginals"]["right"]
-    other.line([(0.5, ceiling), (2.5, ceiling)], "d")
-    dot(other, "before, sampled", "latent, base", "c", dx=18)
-    dot(other, "after, sampled", "latent, GRPO", "a", dx=18, dy=24)
-    dot(other, "left to right, 2 passes", "", "c")
+    ceiling(other, rows)
+    dot(other, rows["before, sampled"], "latent, base", "c", dx=18)
+    dot(other, rows["after, sampled"], "latent, GRPO", "a", dx=18, dy=24)
+    words = "left first"
+    dot(other, rows["left to right, 2 passes"], words, "c", dx=-22, dy=0, anchor="end")
+
     body = panel.body + other.body
     body.append(text(50, 370, "Area: different right answers in 16 draws", "faint"))
     for x, n in ((360, 1), (420, 5), (490, 10)):
@@ -182,27 +188,23 @@ def passes(run: str, latent: str) -> None:
     write("passes", 390, body)
 
 
-def smooth(values: list[float]) -> list[float]:
-    near = [values[max(0, i - 2) : i + 3] for i in range(len(values))]
-    return [sum(part) / len(part) for part in near]
-
-
 def judge(good: str, weak: str) -> None:
-    """Plot what the judge accepts and what's right, over the steps of two runs."""
+    """Plot what the judge accepts and what's right, over the steps: means over runs A,B,..."""
     body = []
-    for left, run, title in ((50, good, "a good judge"), (460, weak, "a weak judge")):
-        metrics = read_lines(run, "metrics.jsonl")
-        panel = Panel(left, 250, (0, len(metrics) - 1), title)
-        panel.ticks({0: "0", len(metrics) - 1: str(len(metrics))}, "step")
+    for left, runs, title in ((50, good, "a good judge"), (460, weak, "a weak judge")):
+        metrics = [read_lines(run, "metrics.jsonl") for run in runs.split(",")]
+        last = len(metrics[0]) - 1
+        panel = Panel(left, 250, (0, last), title)
+        panel.ticks({0: "0", last: str(last + 1)}, "step")
         ends = {}
         for name, kind in (("accepts", "b"), ("right", "a")):
-            values = smooth([line[name] for line in metrics])
+            values = [sum(line[name] for line in step) / len(step) for step in zip(*metrics)]
             panel.line([*enumerate(values)], kind)
             ends[name] = values[-1]
         apart = 0 if abs(ends["accepts"] - ends["right"]) > 0.08 else 10
         words = {"accepts": "judge accepts", "right": "right"}
         for name, kind, dy in (("accepts", "b", 5 - apart), ("right", "a", 5 + apart)):
-            panel.label(len(metrics) - 1, ends[name], words[name], kind, 8, dy)
+            panel.label(last, ends[name], words[name], kind, 8, dy)
         body += panel.body
     write("judge", 345, body)
 

@@ -1,5 +1,5 @@
-# Real text, where no rule exists and the judge is all you have: English documentation, with whole
-# words of two to four letters hidden, because the letters of a word clash most.
+# Real text, where no rule knows which word was there, and the judge is all you have. It comes from
+# English documentation, and we hide whole words of two to four letters: their letters clash most.
 #     python train_grpo.py config/text.py
 
 out_dir = "out-text"

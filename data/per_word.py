@@ -15,10 +15,10 @@ from torch import Tensor
 def number_words(ends: Tensor, mask: Tensor) -> Tensor:
     """Number the words that `ends` separate: ends, mask (B,T) bool -> words (B,T) int64.
 
-    All blanks between two ends are one word. With spaces as the ends, that makes the two blanks of
-    `h_l_` one word. With everything visible as an end, a word is a run of adjacent blanks.
+    All blanks between two ends are one word. With spaces as the ends, `to h_l_ _t` has the words
+    0000101020. With everything visible as an end, a word is a run of adjacent blanks: 0000102030.
     """
-    segment = (ends.cumsum(dim=1) + 1) * mask  # (B,T)
+    segment = (ends.cumsum(dim=1) + 1) * mask  # (B,T) such as 0000202030: numbered with gaps
     return begins_word(segment).cumsum(dim=1) * mask
 
 
@@ -56,7 +56,8 @@ def spread(values: Tensor, mask: Tensor) -> Tensor:
 def lay_out_words(words: Tensor) -> tuple[Tensor, Tensor]:
     """Return each blank's word number and its place in the word: words (B,T) -> (M,), (M,).
 
-    Both count from 0. Words are numbered over all inputs, in the order of their first blanks.
+    Both count from 0. Words are numbered over all inputs, in the order of their first blanks. An
+    input with the words 0101022 comes out as the words 0011 and the places 0101.
     """
     blank = words > 0  # (B,T)
     same = same_word(words)  # (B,T,T)

@@ -20,8 +20,15 @@ INDISTINCT = 1e-6  # rewards of a group that span no more than this count as equ
 
 
 def minus_mean(reward: Tensor) -> Tensor:
-    """r − the mean of the group, as in GRPO (2402.03300, section 4.1.2): (B,G,T) -> (B,G,T)."""
-    return reward - reward.mean(dim=1, keepdim=True)
+    """r − the mean of the group, as in GRPO (2402.03300, section 4.1.2): (B,G,T) -> (B,G,T).
+
+    If a group's rewards are all equal, that's exactly 0. The rounding error of the mean would be a
+    tiny advantage, and dividing by a tiny deviation would blow it up.
+    """
+    centered = reward - reward.mean(dim=1, keepdim=True)  # (B,G,T)
+    span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)  # (B,1,T)
+    equal = span <= INDISTINCT  # a NaN compares as False, stays in, and ends the run
+    return centered.masked_fill(equal, 0)
 
 
 def minus_mean_of_others(reward: Tensor) -> Tensor:
@@ -30,7 +37,7 @@ def minus_mean_of_others(reward: Tensor) -> Tensor:
     It's G/(G−1) times `minus_mean`, and the one whose expectation is the policy gradient itself.
     """
     G = reward.shape[1]
-    return (reward - reward.mean(dim=1, keepdim=True)) * (G / (G - 1))
+    return minus_mean(reward) * (G / (G - 1))
 
 
 def minus_nothing(reward: Tensor) -> Tensor:
@@ -50,8 +57,9 @@ def deviation_of_batch(reward: Tensor, mask: Tensor) -> Tensor:
     """The standard deviation over all blanks of the step + 1e-4 (2508.08221): -> ()."""
     every = gather(reward)  # (B,G,T) of all processes
     counted = gather(mask)[:, None].expand(every.shape).to(every.dtype)  # (B,G,T)
-    mean = (counted * every).sum() / counted.sum()
-    variance = (counted * (every - mean) ** 2).sum() / counted.sum()
+    blanks = counted.sum().clamp(min=1)
+    mean = (counted * every).sum() / blanks
+    variance = (counted * (every - mean) ** 2).sum() / blanks
     return variance.sqrt() + EPSILON
 
 
@@ -64,16 +72,9 @@ SCALES = {"none": undivided, "group": deviation_of_group, "batch": deviation_of_
 
 
 def compute_advantages(reward: Tensor, entropy: Tensor, mask: Tensor, config) -> Tensor:
-    """Compare each fill with its group: reward (B,G,T), entropy, mask (B,T) -> (B,G,T).
-
-    A group whose rewards are all equal gets exactly 0. Without that, the rounding error of the mean
-    would be a tiny advantage, and dividing by a tiny deviation would blow it up.
-    """
+    """Compare each fill with its group: reward (B,G,T), entropy, mask (B,T) -> (B,G,T)."""
     centered = BASELINES[config.baseline](reward)  # (B,G,T)
-    scaled = centered / SCALES[config.scale_rewards](reward, mask)  # (B,G,T)
-    span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)  # (B,1,T)
-    equal = span <= INDISTINCT  # a NaN compares as False, stays in, and ends the run
-    advantages = scaled.masked_fill(equal, 0)
+    advantages = centered / SCALES[config.scale_rewards](reward, mask)  # (B,G,T)
     if config.top_entropy_quantile < 1:
         uncertain = most_uncertain(entropy, mask, config.top_entropy_quantile)  # (B,T)
         advantages = advantages * uncertain[:, None]
@@ -83,7 +84,8 @@ def compute_advantages(reward: Tensor, entropy: Tensor, mask: Tensor, config) ->
 def most_uncertain(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
     """Find the share of the step's blanks with the largest entropy: (B,T) -> (B,T) bool.
 
-    Only these learn from the reward ("Beyond the 80/20 rule", 2506.01939). Ties are in.
+    Only these learn from the reward ("Beyond the 80/20 rule", 2506.01939). So do those that tie
+    with the last of them.
     """
     at_blanks = gather(entropy).where(gather(mask), torch.nan)  # (B,T) of all processes
     threshold = torch.nanquantile(at_blanks, 1 - share)  # ()

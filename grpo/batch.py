@@ -27,7 +27,7 @@ class Rows:
         return self.map(lambda x: x[rows])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Rows":
-        """Return a copy with `change` applied to every tensor, nested `Rows` included."""
+        """Return a copy with `change` applied to every tensor, in a dict or other `Rows`, too."""
         changed = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -35,6 +35,8 @@ class Rows:
                 changed[field.name] = change(value)
             elif isinstance(value, Rows):
                 changed[field.name] = value.map(change)
+            elif isinstance(value, dict):
+                changed[field.name] = {name: change(x) for name, x in value.items()}
         return replace(self, **changed)
 
 

@@ -1,5 +1,6 @@
 // sample_completions, logprobs_forward and logprobs_backward of grpo/policy.py, written for a GPU.
-// Keep that file open next to this one: same names, same formulas. No GPU has run it yet.
+// Keep that file open next to this one: same names, same formulas, but all math in float64, and KL
+// and H go from the forward to the backward function. No GPU has run it yet.
 //
 // Never seen CUDA? It's C, except that thousands of threads run a function marked __global__ at the
 // same time. They come in blocks of blockDim.x threads. All that tells one thread from another is
@@ -10,7 +11,6 @@
 //
 // Tensors arrive as bare pointers, so we do the indexing. Position i = b * T + t has its logits at
 // logits + i * V. Its first completion is number `first`, and the next one is always T further on.
-// The math is in float64, like PyTorch's when it draws.
 
 // log Σ_v exp(s[v] / τ). Take it from s[v] / τ, and you have log q[v].
 __device__ double log_sum_exp(const float* s, int V, double temperature) {

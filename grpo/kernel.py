@@ -1,9 +1,9 @@
 """Let a CUDA kernel draw and score in place of the PyTorch code in `grpo/policy.py`.
 
 The kernel is three short functions in kernel.cu, and each does in one launch what takes PyTorch
-some ten to twenty. `usable` decides, when a run starts, whether to use it. NVRTC, CUDA's compiler
-as a library, compiles it then, so there's no build step and nothing to install besides PyTorch's
-own CUDA packages.
+many. That should be the gain, but no GPU has measured it yet. `usable` decides, when a run starts,
+whether to use it. NVRTC, CUDA's compiler as a library, compiles it then, so there's no build step
+and nothing to install besides PyTorch's own CUDA packages.
 
 Shapes: B masked inputs, T characters, G completions of each input, V vocabulary.
 """
@@ -33,8 +33,8 @@ def usable(config, device, network) -> bool:
         return False
     if device.type != "cuda":
         reason = f"it needs a CUDA device, and this run is on {device.type}"
-    elif network.n_latent > 1 or truncates(config) or config.repetition_penalty != 1:
-        reason = "it knows no latent, truncation or repetition_penalty"
+    elif network.n_latent > 1 or truncates(config):
+        reason = "it knows no latent and no truncation"
     else:
         try:
             if agrees(device, network.vocab_size):

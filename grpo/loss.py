@@ -21,11 +21,12 @@ from grpo.policy import Scores
 #
 #     logp, old_logp   (B,G,T) its log-probability now, and when it was drawn
 #     A                (B,G,T) its advantage
-#     mask             (B,T)   True at a blank
+#     mask             (B,T)   True at a blank (gspo averages over them)
+#     config           the settings, for the bounds
 #
-# and return the objective (B,G,T), and where a bound has stopped its gradient (B,G,T), which is
-# what the metric clip_ratio counts. ρ = q/q_old is the importance ratio. In the first update after
-# a rollout ρ is 1, and all of them have the gradient A·∇log q(y).
+# and return the objective (B,G,T), and where a bound is in force (B,G,T), which is what the metric
+# clip_ratio counts. ρ = q/q_old is the importance ratio. In the first update after a rollout ρ is
+# 1, and all of them have the gradient A·∇log q(y).
 
 
 def clip(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
@@ -54,7 +55,7 @@ def gspo(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
 def cispo(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
     """sg(min(ρ, 1+ε_high))·A·log q: CISPO (2506.13585, eq. 4 and 5).
 
-    Every character keeps its gradient; the ratio is only a weight. TRL's epsilon_high is the whole
+    The ratio is only a weight, so the bound never stops a gradient. TRL's epsilon_high is the whole
     bound, 1 + ε_high here.
     """
     ratio = (logp - old_logp).exp()  # (B,G,T)
@@ -169,7 +170,7 @@ def grpo_loss(
     config,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the loss of one micro-batch: -> a scalar, and its metrics {name: scalar}."""
-    objective, stopped = OBJECTIVES[config.objective](now.logp, old.logp, advantages, mask, config)
+    objective, bounded = OBJECTIVES[config.objective](now.logp, old.logp, advantages, mask, config)
     kl = KL_ESTIMATORS[config.kl_estimator](now).expand_as(objective)  # (B,G,T)
     entropy = now.entropy[:, None].expand_as(objective)  # (B,G,T) the G draws share it
     weights = weights[:, None]  # (B,1,T)
@@ -177,6 +178,6 @@ def grpo_loss(
     pg_loss = -(weights * objective).sum()
     kl_penalty = config.kl_beta * (weights * kl).sum()
     loss = pg_loss + kl_penalty - config.entropy_coef * (weights * entropy).sum()
-    clipped = (stopped & mask[:, None]).sum() / objective.shape[1]
+    clipped = (bounded & mask[:, None]).sum() / objective.shape[1]
     terms = {"clip_ratio": clipped, "loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty}
     return loss, terms

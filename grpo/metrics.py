@@ -96,14 +96,12 @@ def rollout_metrics(rollout: Rollout, rule: WordRule | SumRule | None) -> dict[s
     The share of gaps that are filled well has the rule's name (data/rules.py). `accepts` and
     `fooled` need the judge to be a part of the reward.
     """
-    parts = {name: gather(part) for name, part in rollout.parts.items()}  # of all processes
-    rollout = rollout.map(gather)
+    rollout = rollout.map(gather)  # of all processes
     batch, groups, mask = rollout.batch, rollout.fills.completions, rollout.batch.mask
+    parts = rollout.parts
     reward = mean_over_blanks(rollout.reward, mask)  # (B,G)
     span = reward.amax(dim=1) - reward.amin(dim=1)  # (B,)
-    metrics = {
-        f"reward_{name}": mean_over_blanks(part, mask).mean() for name, part in parts.items()
-    }
+    metrics = {f"reward_{name}": mean_over_blanks(x, mask).mean() for name, x in parts.items()}
     metrics["mean_reward"] = reward.mean()
     metrics["std_reward"] = reward.std(dim=1, correction=0).mean()
     metrics["frac_reward_zero_std"] = (span <= INDISTINCT).float().mean()

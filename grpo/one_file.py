@@ -3,11 +3,10 @@
     python -m grpo.one_file    # in the project's folder
 
 The generator fills all blanks of a sum such as `4_7+4_1=888` in one step. No blank sees what the
-others get, so few sums are right. A rule can check a sum, but no gradient leads from the rule back
+others get, so few sums are right. A rule can check a sum, but no gradient leads from it back
 through the draw of a digit. GRPO doesn't need one. It fills each input G times, and makes the
 digits of right fills more likely and those of wrong fills less likely, until the blanks agree. With
-a learned judge, `reward` would ask a second network for its score, and nothing else would change. A
-test checks that this file trains exactly like config/rule.py.
+a judge, `reward` would return a second network's score. config/rule.py takes the same steps.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
@@ -22,7 +21,8 @@ from model.transformer import Generator, TransformerConfig
 VOCABULARY = " abcdefghijklmnopqrstuvwxyz_0123456789+="  # a token is an index into these
 BLANK = VOCABULARY.index("_")
 B, G, T = 64, 32, 11
-STEPS, WARMUP, UPDATES = 120, 5, 2  # all steps, those that warm up, and the updates in each step
+STEPS, WARMUP = 120, 5  # while it warms up, the learning rate rises
+UPDATES = 2  # each group of completions is used twice
 LEARNING_RATE = 1e-3
 CLIP = 0.2  # the ratio is clipped to 1 ± CLIP
 BETA = 0.05  # the weight of the KL

@@ -42,7 +42,7 @@ class Optimizer:
         for group in self.wrapped.param_groups:
             group["lr"] = lr
 
-    def step(self, loss):
+    def step_if_finite(self, loss):
         """Update the parameters if the loss and the gradient of every process are finite.
 
         The scalar `loss` is this process's own. Returns the norm of the gradient before the clip.

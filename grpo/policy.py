@@ -100,9 +100,11 @@ class Policy:
     def __call__(self, batch: Batch) -> Product:
         recompute = self.config.gradient_checkpointing and torch.is_grad_enabled()
         device = next(self.network.parameters()).device
-        inputs = (x.to(device).split(self.config.batch_size) for x in (batch.masked, batch.words))
-        parts = [self.call(masked, words, recompute=recompute) for masked, words in zip(*inputs)]
-        tensors = [torch.cat(part).to(batch.masked.device) for part in zip(*parts)]
+        masked = batch.masked.to(device).split(self.config.batch_size)
+        words = batch.words.to(device).split(self.config.batch_size)
+        outputs = [self.call(*part, recompute=recompute) for part in zip(masked, words)]
+        # A network returns a tuple: logits, or with a latent the prior's logits and the letters'.
+        tensors = [torch.cat(parts).to(batch.masked.device) for parts in zip(*outputs)]
         return self.kind(*tensors, batch, self.config)
 
 

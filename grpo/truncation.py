@@ -93,25 +93,24 @@ def top_choices(q: Tensor) -> Tensor:
     return top & (q > least)
 
 
-def with_penalty(kind: Callable, blank: int) -> Callable:
-    """Make a kind of distribution that penalizes repetition before anything else."""
+def penalized(call: Callable, blank: int, penalty: float) -> Callable:
+    """Make a network's `call` penalize repetition: its last output is logits, of any policy."""
 
-    def penalized(*given):
-        *tensors, logits, batch, config = given
-        logits = penalize_repetition(logits, batch, blank, config.repetition_penalty)
-        return kind(*tensors, logits, batch, config)
+    def call_and_penalize(masked, words, **how):
+        *prior, logits = call(masked, words, **how)
+        return *prior, penalize_repetition(logits, masked, blank, penalty)
 
-    return penalized
+    return call_and_penalize
 
 
-def penalize_repetition(logits: Tensor, batch, blank: int, penalty: float) -> Tensor:
+def penalize_repetition(logits: Tensor, masked: Tensor, blank: int, penalty: float) -> Tensor:
     """Make characters of the visible text less likely: logits (B,T,...,V) -> (B,T,...,V).
 
     CTRL (1909.05858, section 4.1) divides logits by the penalty. That would raise a negative one,
     so we multiply those, as others do.
     """
     V = logits.shape[-1]
-    visible = batch.masked.masked_fill(batch.mask | (batch.masked < 0), blank)  # (B,T)
+    visible = masked.masked_fill(masked < 0, blank)  # (B,T) padding is -1
     seen = torch.zeros(len(visible), V, dtype=torch.bool, device=visible.device)
     seen = seen.scatter(1, visible, True)  # (B,V)
     seen = seen.view(-1, *(1,) * (logits.dim() - 2), V)  # (B,1,...,V)

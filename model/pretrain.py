@@ -20,6 +20,7 @@ import torch
 from tqdm import tqdm
 
 from data.masking import parse_masking
+from data.rules import pick_rule
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, read_arguments
@@ -143,6 +144,7 @@ def pretrain(args):
         compile="false",
     )
     train, val = load_splits(config)
+    rule = pick_rule(train)
     if args.generator_steps:
         val.check_masking(args.masking)
     if args.judge_steps:
@@ -174,7 +176,7 @@ def pretrain(args):
     fit("generator", generator, loss_of_generator, args.generator_steps, peak)
     write(out / "generator.pt", model_file(generator, torch.float16))
     if not (args.judge_steps or args.start_judge):
-        report(policy, None, val, args.masking, device)
+        report(policy, None, val, rule, args.masking, device)
         return
     peak = 1e-3
     if not args.start_judge:
@@ -182,7 +184,7 @@ def pretrain(args):
         judge.trunk.load_state_dict(generator.trunk.state_dict())
     fit("judge", judge, loss_of_judge, args.judge_steps, peak)
     write(out / "judge.pt", model_file(judge, torch.float16))
-    report(policy, score, val, args.judge_masking, device)
+    report(policy, score, val, rule, args.judge_masking, device)
 
 
 def parse(arguments: list[str]) -> Settings:

@@ -6,7 +6,7 @@ Shapes: B inputs, T characters, N hidden words.
 import torch
 
 from data.per_word import begins_word, mean_over_words
-from data.rules import check_gaps, pick_rule
+from data.rules import check_gaps
 from grpo.batch import make_batch
 from grpo.reward import judge_logits
 from model.losses import draw_fills
@@ -42,7 +42,7 @@ def calibration(real, drawn):
 
 
 @torch.no_grad()
-def report(policy, judge, dataset, masking, device, size=3072):
+def report(policy, judge, dataset, rule, masking, device, size=3072):
     """Print how well the policy fills blanks, and how well the judge tells fills from real text.
 
     The policy gets its mean −log q of a hidden character, in nats. The judge gets its AUC (0.5 is
@@ -64,7 +64,7 @@ def report(policy, judge, dataset, masking, device, size=3072):
             f"judge: auc {auc(real, drawn):.3f}  slope {calibration(real, drawn):.2f}"
             f"  mean p/q {drawn.exp().mean():.2f}"
         )
-        good, gaps = check_gaps(pick_rule(dataset), both[:, 1:], tokens, mask)  # (B,1,T), (B,T)
+        good, gaps = check_gaps(rule, both[:, 1:], tokens, mask)  # (B,1,T), (B,T)
         for name, which in {"right": good, "wrong": gaps[:, None] & ~good}.items():
             if which.any():
                 print(f"it accepts {(scores[:, 1:][which] > 0).float().mean():.3f} of the {name}")

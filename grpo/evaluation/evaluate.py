@@ -93,17 +93,21 @@ def mean_number_of_different(completions: Tensor, counted: Tensor) -> float:
     return len(different) / len(completions)
 
 
+def read_by_judge(rule: WordRule | SumRule | None) -> int:
+    """Return how many completions of an input the judge reads."""
+    return SAMPLES if isinstance(rule, SumRule) else 2
+
+
 def ask(
     models: Models, rewards: Rewards, completions: Tensor, held_out: HeldOut
 ) -> dict[str, Tensor]:
     """Ask the judge and the user's rewards about completions (N,n,T): -> {name: (N,n,T)}.
 
     `judge` are the judge's scores. Every other part of the reward that isn't the rule has its name.
-    On text the judge is slow, so it reads only the first two of the n completions.
+    On text the judge is slow, so it reads only the first few of the n completions.
     """
     batch, rule = held_out.batch, held_out.rule
-    if not isinstance(rule, SumRule):
-        completions = completions[:, :2]
+    completions = completions[:, : read_by_judge(rule)]
     _, parts = rewards(completions, batch)
     if models.judge and "judge" not in parts:
         parts = {"judge": log_odds(models.judge, completions, batch)} | parts
@@ -176,11 +180,11 @@ def list_completions(models: Models, rewards: Rewards, held_out: HeldOut) -> lis
     There's one dict for each completion: its input, its text, and the opinions of it.
     """
     batch = held_out.batch
-    completions = models.policy(batch).sample().completions  # (N,n,T)
+    completions = models.policy(batch).sample().completions  # (N,16,T)
+    completions = completions[:, : read_by_judge(held_out.rule)]  # (N,n,T)
     opinions = ask(models, rewards, completions, held_out)
-    (n,) = {part.shape[1] for part in opinions.values()} or {SAMPLES}
-    masked = batch.masked[:, None].expand(-1, n, -1)  # (N,n,T)
-    columns = {"input": decode(masked), "completion": decode(completions[:, :n])}
+    masked = batch.masked[:, None].expand(completions.shape)  # (N,n,T)
+    columns = {"input": decode(masked), "completion": decode(completions)}
     for name, part in opinions.items():
         mean = mean_over_blanks(part, batch.mask)  # (N,n)
         columns[name] = [round(x, 4) for x in mean.flatten().tolist()]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,15 +13,17 @@ from data.user_mistake import Mistake
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first, wait_for_all
 from grpo.policy import Policy
-from grpo.reward import Rewards
+from grpo.reward import Rewards, log_odds, rule_reward
 from grpo.run.checkpoint import load_model
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
-from grpo.run.reward_setting import make_rewards
+from grpo.run.reward_setting import parse_reward
+from grpo.run.user_file import load_function, user_reward
 from model.transformer import Generator, Judge
 
 EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
 END = 2**31 - 1  # the number of the step in the table's seed, larger than any in training
 SAMPLES = 16  # how many completions of each held-out input we draw
+RULES = (WordRule.name, SumRule.name)
 
 
 @dataclass
@@ -113,5 +116,29 @@ def load_data(config, device: torch.device):
 
 
 def load_rewards(config, judge: Callable | None, rule, device: torch.device) -> Rewards:
-    """Make what the setting `reward` says."""
-    return make_rewards(config.reward, judge, rule, lambda file: load_judge(file, config, device))
+    """Make the rewards that the setting `reward` names, with the run's own judge and rule.
+
+    Raises a Mistake for a judge or a rule that it names and the run doesn't have.
+    """
+    parts = {}
+    for name, weight in parse_reward(config.reward).items():
+        if name == "judge":
+            if judge is None:
+                raise Mistake(f"reward={config.reward} needs a judge; name one as judge_checkpoint")
+            part = partial(log_odds, judge)
+        elif name in RULES:
+            if rule is None or name != rule.name:
+                allowed = ["judge", "JUDGE.pt", "FILE.py:FUNCTION", *([rule.name] if rule else [])]
+                raise Mistake(
+                    f"reward={name}: this dataset has no such rule; use {', '.join(allowed)}"
+                )
+            part = partial(rule_reward, rule)
+        elif name.endswith(".pt"):
+            part = partial(log_odds, load_judge(name, config, device))
+        else:
+            path, _, name = name.rpartition(":")  # in the metrics, my.py:f is called f
+            if name in {"judge", *RULES, *parts}:
+                raise Mistake(f"reward={config.reward}: the name {name} is taken; rename it")
+            part = partial(user_reward, name, load_function(path, name))
+        parts[name] = (part, weight)
+    return Rewards(parts)

@@ -17,7 +17,7 @@ from data.user_mistake import Mistake
 from grpo import kernel
 from grpo.latent import Latent
 from grpo.policy import Policy, Product
-from grpo.truncation import Truncated, truncates, with_penalty
+from grpo.truncation import Truncated, penalized, truncates
 
 SMALL = 500_000  # parameters; with fewer, threads wait for each other more than they compute
 THREADS = torch.get_num_threads()  # what PyTorch uses by default
@@ -36,9 +36,10 @@ def make_policy(network: torch.nn.Module, config, device: torch.device) -> Polic
         kind = Latent
     if kernel.usable(config, device, network):
         kind = kernel.FusedProduct
+    call = on_device(network, device, config)
     if config.repetition_penalty != 1:
-        kind = with_penalty(kind, network.blank)
-    return Policy(network, on_device(network, device, config), kind, config)
+        call = penalized(call, network.blank, config.repetition_penalty)
+    return Policy(network, call, kind, config)
 
 
 def make_judge(network: torch.nn.Module, config, device: torch.device) -> Callable:

@@ -26,13 +26,14 @@ def slow_advantages(reward, mask, baseline, scale):
         m = sum(row) / G
         std = math.sqrt(sum((r - m) ** 2 for r in row) / G)
         divisor = {"group": std + 1e-4, "batch": batch_std + 1e-4, "none": 1.0}[scale]
-        others = {"mean": [m] * G, "leave_one_out": [(sum(row) - r) / (G - 1) for r in row]}
-        found = [(r - b) / divisor for r, b in zip(row, others[baseline])]
+        others = [(sum(row) - r) / (G - 1) for r in row]
+        subtracted = {"mean": [m] * G, "leave_one_out": others, "none": [0.0] * G}[baseline]
+        found = [(r - b) / divisor for r, b in zip(row, subtracted)]
         advantages[b, :, t] = torch.tensor(found, dtype=reward.dtype)
     return advantages
 
 
-@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "none"])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_advantages_equal_the_loops(baseline, scale):
     """Visible characters have rewards here, but these do not change the blanks' advantages."""
@@ -53,6 +54,14 @@ def test_equal_rewards_give_exactly_zero(scale):
     A = compute_advantages(reward, None, mask, Config(scale_rewards=scale))
     assert (A[0] == 0).all(), "advantages of rounding noise"
     assert (A[1] != 0).all(), "advantages of different rewards"
+
+
+def test_without_a_baseline_a_group_of_right_fills_teaches_its_fills():
+    """That's rejection sampling: every good fill is a label, whatever the rest of its group."""
+    reward = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]).view(2, 3, 1)  # (B,G,T)
+    mask = torch.ones(2, 1).bool()
+    A = compute_advantages(reward, None, mask, Config(baseline="none"))
+    assert torch.equal(A, reward)
 
 
 @pytest.mark.parametrize(

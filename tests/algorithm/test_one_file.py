@@ -85,7 +85,7 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
     source = FILE.read_text(encoding="utf-8")
     smaller = {
         "B, G, T = 64, 32,": "B, G, T = 2, 2,",
-        "= 120, 5, 2": "= 20, 1, 1",
+        "= 120, 5": "= 20, 1",
         "held_out, 256,": "held_out, 8,",
     }
     for old, new in smaller.items():

@@ -159,7 +159,7 @@ def test_scores_and_gradients_are_those_of_pytorch(device, V, blanks, dtype):
 
 
 def config(**changes):
-    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0, "repetition_penalty": 1}
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0}
     return SimpleNamespace(**off | {"temperature": 0.8, "kernel": "auto"} | changes)
 
 
@@ -211,7 +211,6 @@ def fails(*_):
         ("cuda", {"top_p": 0.9}, 1, works, "truncation", 1),
         ("cuda", {"min_p": 0.1}, 1, works, "truncation", 1),
         ("cuda", {"xtc_probability": 0.1}, 1, works, "truncation", 1),
-        ("cuda", {"repetition_penalty": 1.2}, 1, works, "repetition_penalty", 1),
         ("cuda", {}, 1, lambda *_: False, "results differ", 1),
         ("cuda", {}, 1, fails, "RuntimeError: CUDA_ERROR_NO_DEVICE", 1),
         ("cuda", {}, 1, lambda *_: __import__("cuda.bindings.nothing"), "ModuleNotFoundError: ", 1),

@@ -7,7 +7,8 @@ import torch
 
 from data.user_mistake import Mistake
 from grpo.batch import make_batch
-from grpo.run.reward_setting import make_rewards
+from grpo.run.config import Config
+from grpo.run.load import load_rewards
 from grpo.run.user_file import user_reward
 
 COMPLETIONS = torch.arange(24).view(2, 3, 4)  # (B,G,T)
@@ -34,4 +35,4 @@ def test_a_rule_that_does_not_fit_the_data_set_is_one_line():
     words = SimpleNamespace(name="valid_words")
     for rule, allowed in ((None, "FILE.py:FUNCTION$"), (words, "FUNCTION, valid_words$")):
         with pytest.raises(Mistake, match=f"reward=right: this dataset .*{allowed}"):
-            make_rewards("right", None, rule, None)
+            load_rewards(Config(reward="right"), None, rule, None)

@@ -39,7 +39,7 @@ def words_of(text):
 
 
 def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path, monkeypatch):
-    """Inputs with a single blank come last, and each gap knows if it's filled with a real word."""
+    """Each gap knows whether it's filled with a real word."""
     expected = []
 
     def spy(name):
