@@ -1,7 +1,7 @@
 """Draw the pictures of the pages from finished runs.
 
     python .github/figures.py moving out                         # sums, filled over the steps
-    python .github/figures.py passes out out-latent out-even-measured  # right, by forward passes
+    python .github/figures.py passes out out-latent out-even-measured     # right, by forward passes
     python .github/figures.py judge out-1,out-2 out-fooled-1,out-fooled-2  # accepted, and right
     python .github/figures.py dose 60=out-a,out-b 8000=out       # by training steps of the judge
 
