@@ -23,7 +23,7 @@ text { font: 15px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill:
 .a { fill: #1a7f37; } .b { fill: #bc4c00; } .c { fill: #0969da; } .d { fill: #59636e; }
 path.a, path.b, path.c, path.d { fill: none; stroke-width: 2.5; } .dot { fill-opacity: .75; }
 path.a { stroke: #1a7f37; } path.b { stroke: #bc4c00; } path.c { stroke: #0969da; }
-path.d { stroke: #59636e; stroke-dasharray: 5 4; }
+path.d { stroke: #59636e; stroke-dasharray: 5 4; } path.thin { stroke-width: 1; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; } .faint, .d { fill: #9da7b1; } .grid { stroke: #30363d; }
   .a { fill: #3fb950; } .b { fill: #f0883e; } .c { fill: #58a6ff; }
@@ -154,30 +154,32 @@ def passes(run: str, latent: str, supervised: str) -> None:
         panel.line([(panel.low, right), (panel.high, right)], "d")
 
     rows = table(run)
-    panel = Panel(50, 450, (0.5, 4.5), "three digits: right, by forward passes (mean)")
+    panel = Panel(50, 450, (0.5, 4.5), "three digits: right, by forward passes")
     panel.ticks({n: str(n) for n in range(1, 5)}, "forward passes")
     ceiling(panel, rows)
     words = "perfect pretraining, in one pass"
     panel.label(4.5, rows["exact marginals"]["right"], words, "d", -4, -10, "end")
     dot(panel, rows["before, sampled"], "base", "c", dx=14, dy=22)
-    for n in (2, 3, 4, 6):
-        words = "base, surest blanks first" if n == 3 else ""
-        dot(panel, rows[f"by confidence, {n} passes"], words, "c", dx=20, dy=14)
+    by_confidence = [rows[f"by confidence, {n} passes"] for n in (2, 3, 4, 6)]
+    points = [(row["passes"], row["right"]) for row in (rows["before, sampled"], *by_confidence)]
+    panel.line(points, "c thin")
+    for i, row in enumerate(by_confidence):
+        dot(panel, row, "base, surest blanks first" if i == 1 else "", "c", dx=20, dy=14)
     dot(panel, rows["left to right, 2 passes"], "base, left number first", "c", dx=22, dy=14)
     words = "base, one blank per pass, argmax"
-    dot(panel, rows["left to right, argmax"], words, "c", dx=14, dy=-14, anchor="end")
+    dot(panel, rows["left to right, argmax"], words, "c", dx=60, dy=-12, anchor="end")
     learned = table(supervised)["before, sampled"]
     dot(panel, learned, "supervised", "d", dx=14, dy=0)
     dot(panel, rows["after, sampled"], "GRPO", "a", dy=28, anchor="middle")
 
     rows = table(latent)
-    other = Panel(570, 230, (0.5, 2.5), "two digits")
+    other = Panel(570, 230, (0.5, 2.5), "two digits: choose, then spell")
     other.ticks({1: "1", 2: "2"}, "forward passes")
     ceiling(other, rows)
-    dot(other, rows["before, sampled"], "latent, base", "c", dx=18)
-    dot(other, rows["after, sampled"], "latent, GRPO", "a", dx=18, dy=24)
-    words = "left first"
-    dot(other, rows["left to right, 2 passes"], words, "c", dx=-22, dy=0, anchor="end")
+    dot(other, rows["before, sampled"], "base", "c", dx=18)
+    dot(other, rows["after, sampled"], "GRPO", "a", dx=18, dy=5)
+    words = "base, left first"
+    dot(other, rows["left to right, 2 passes"], words, "c", dx=34, dy=46, anchor="end")
 
     body = panel.body + other.body
     body.append(text(50, 370, "Area: different right answers in 16 draws", "faint"))

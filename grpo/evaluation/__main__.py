@@ -44,8 +44,8 @@ def compare(out_dirs: list[str]) -> str:
     return "\n".join([*format_rows(rows), "mean ± half the range over the seeds"])
 
 
-def again(out_dir: str, reward: str | None) -> str:
-    """Measure a run again. Saves the table if the inputs and the reward are the run's own."""
+def again(out_dir: str, reward: str | None, everything: bool) -> str:
+    """Measure a run again. With `everything` and the run's own reward, this saves the table."""
     path = Path(out_dir) / LATEST
     given = {"reward": reward} if reward else {}
     saved = saved_settings(training_state(path), given, path)
@@ -56,8 +56,8 @@ def again(out_dir: str, reward: str | None) -> str:
     load_weights(models.policy.network, read(path)["weights"], path)
     _, rule, held_out = load_data(config, device)
     rewards = load_rewards(config, models.judge, rule, device)
-    result = evaluate(models, rewards, held_out, everything=True)
-    if config.reward == saved.reward:
+    result = evaluate(models, rewards, held_out, everything)
+    if everything and config.reward == saved.reward:
         save_table(out_dir, result, list_completions(models, rewards, held_out))
     return format_table(result)
 
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="python -m grpo.evaluation", description="Print the table of a run.")
     add = parser.add_argument
     add("out_dir", nargs="+", help="the folder of a run; several are compared")
-    add("--again", action="store_true", help="measure again, and save the table")
+    add("--again", action="store_true", help="measure again with the slow rows, and save it")
     add("--reward", help="measure this reward; if it's a FILE.py, it runs")
     with exit_on_mistake("evaluation"):
         args = parser.parse_args(arguments)
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
         elif len(args.out_dir) > 1:
             raise Mistake("only one run can be measured at a time; name one out_dir")
         else:
-            print(again(args.out_dir[0], args.reward))
+            print(again(args.out_dir[0], args.reward, args.again))
 
 
 if __name__ == "__main__":

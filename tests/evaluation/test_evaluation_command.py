@@ -166,7 +166,7 @@ def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):
     assert f"--reward={reward}" in refused(capsys, out, "--again")
     main([str(out), "--reward=judge"])
     assert not (tmp_path / "owned").exists() and not files_of(out)
-    main([str(out), f"--reward={reward}"])
+    main([str(out), "--again", f"--reward={reward}"])
     assert (tmp_path / "owned").exists() and files_of(out)  # the run's own reward, so it is saved
     assert " half" in capsys.readouterr().out
 
