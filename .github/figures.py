@@ -1,12 +1,12 @@
 """Draw the pictures of the pages from finished runs.
 
     python .github/figures.py moving out                         # sums, filled over the steps
-    python .github/figures.py passes out out-latent out-even-measured     # right, by forward passes
+    python .github/figures.py passes out-1,out-2 out-even-measured  # right, by forward passes
     python .github/figures.py judge out-1,out-2 out-fooled-1,out-fooled-2  # accepted, and right
     python .github/figures.py dose 60=out-a,out-b 8000=out       # by training steps of the judge
 
-Each command writes .github/NAME.svg. The first two runs of `passes` need `grpo.evaluation OUT
---again` first. config/README.md has the commands that make all of these runs.
+Each command writes .github/NAME.svg. The first run of `passes` needs `grpo.evaluation OUT --again`
+first. config/README.md has the commands that make all of these runs.
 """
 
 import json
@@ -131,57 +131,49 @@ def moving(run: str) -> None:
     body.append(text(60, 40, "Every blank is filled in one forward pass.", "bold"))
     body.append(text(60, 352, legend, "faint"))
     style = f"""
-.frame {{ opacity: 0; animation: frame {seconds}s infinite step-end; }}
+.frame {{ visibility: hidden; animation: frame {seconds}s infinite step-end; }}
 .last {{ animation-name: last; }}
-@keyframes frame {{ 0% {{ opacity: 1; }} {100 / seconds:.3f}% {{ opacity: 0; }} }}
-@keyframes last {{ 0% {{ opacity: 1; }} {400 / seconds:.3f}% {{ opacity: 0; }} }}
+@keyframes frame {{ 0% {{ visibility: visible; }} {100 / seconds:.3f}% {{ visibility: hidden; }} }}
+@keyframes last {{ 0% {{ visibility: visible; }} {400 / seconds:.3f}% {{ visibility: hidden; }} }}
 @media (prefers-reduced-motion: reduce) {{
-  .frame {{ animation: none; }} .last {{ opacity: 1; }}
+  .frame {{ animation: none; }} .last {{ visibility: visible; }}
 }}
 """
     write("moving", 370, body, style)
 
 
-def passes(run: str, latent: str, supervised: str) -> None:
-    """Plot what's right against forward passes. A dot's area is the different answers in 16."""
+def passes(runs: str, supervised: str) -> None:
+    """Plot what's right against forward passes. A dot's area is the different answers in 16.
 
-    def dot(panel, row, label, kind, **where):
+    The base model's rows are those of the first of the runs A,B,... and GRPO's is their mean.
+    """
+    tables = [table(run) for run in runs.split(",")]
+    rows = tables[0]
+    panel = Panel(50, 660, (0.5, 4.5), "right, by forward passes")
+    panel.ticks({n: str(n) for n in range(1, 5)}, "forward passes (mean over the inputs)")
+
+    def dot(row, label, kind, **where):
         panel.dot(row["passes"], row["right"], row.get("different_right", 1), kind)
         panel.label(row["passes"], row["right"], label, kind, **where)
 
-    def ceiling(panel, rows):
-        right = rows["exact marginals"]["right"]
-        panel.line([(panel.low, right), (panel.high, right)], "d")
-
-    rows = table(run)
-    panel = Panel(50, 450, (0.5, 4.5), "three digits: right, by forward passes")
-    panel.ticks({n: str(n) for n in range(1, 5)}, "forward passes")
-    ceiling(panel, rows)
-    words = "perfect pretraining, in one pass"
-    panel.label(4.5, rows["exact marginals"]["right"], words, "d", -4, -10, "end")
-    dot(panel, rows["before, sampled"], "base", "c", dx=14, dy=22)
+    ceiling = rows["exact marginals"]["right"]
+    panel.line([(0.5, ceiling), (4.5, ceiling)], "d")
+    panel.label(4.5, ceiling, "perfect pretraining, one pass", "d", -4, -10, "end")
     by_confidence = [rows[f"by confidence, {n} passes"] for n in (2, 3, 4, 6)]
     points = [(row["passes"], row["right"]) for row in (rows["before, sampled"], *by_confidence)]
     panel.line(points, "c thin")
+    dot(rows["before, sampled"], "base", "c", dx=14, dy=22)
     for i, row in enumerate(by_confidence):
-        dot(panel, row, "base, surest blanks first" if i == 1 else "", "c", dx=20, dy=14)
-    dot(panel, rows["left to right, 2 passes"], "base, left number first", "c", dx=22, dy=14)
-    words = "base, one blank per pass, argmax"
-    dot(panel, rows["left to right, argmax"], words, "c", dx=60, dy=-12, anchor="end")
-    learned = table(supervised)["before, sampled"]
-    dot(panel, learned, "supervised", "d", dx=14, dy=0)
-    dot(panel, rows["after, sampled"], "GRPO", "a", dy=28, anchor="middle")
+        dot(row, "base, surest blanks first" if i == 1 else "", "c", dx=20, dy=14)
+    dot(rows["left to right, 2 passes"], "base, left number first", "c", dx=22, dy=14)
+    one_by_one = rows["left to right, argmax"]
+    dot(one_by_one, "base, one blank per pass, argmax", "c", dx=-16, dy=-2, anchor="end")
+    dot(table(supervised)["before, sampled"], "supervised", "d", dx=14, dy=0)
+    after = [each["after, sampled"] for each in tables]
+    mean = {name: sum(row[name] for row in after) / len(after) for name in after[0]}
+    dot(mean, "GRPO", "a", dy=28, anchor="middle")
 
-    rows = table(latent)
-    other = Panel(570, 230, (0.5, 2.5), "two digits: choose, then spell")
-    other.ticks({1: "1", 2: "2"}, "forward passes")
-    ceiling(other, rows)
-    dot(other, rows["before, sampled"], "base", "c", dx=18)
-    dot(other, rows["after, sampled"], "GRPO", "a", dx=18, dy=5)
-    words = "base, left first"
-    dot(other, rows["left to right, 2 passes"], words, "c", dx=34, dy=46, anchor="end")
-
-    body = panel.body + other.body
+    body = panel.body
     body.append(text(50, 370, "Area: different right answers in 16 draws", "faint"))
     for x, n in ((360, 1), (420, 5), (490, 10)):
         r = 4 + 3.2 * math.sqrt(n)
