@@ -56,6 +56,15 @@ def test_equal_rewards_give_exactly_zero(scale):
     assert (A[1] != 0).all(), "advantages of different rewards"
 
 
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "none"])
+def test_a_nan_is_not_taken_for_equal_rewards(baseline):
+    """It reaches the loss and the metrics, which end the run."""
+    reward = torch.ones(1, G, 1)
+    reward[0, 0] = torch.nan
+    A = compute_advantages(reward, None, torch.ones(1, 1).bool(), Config(baseline=baseline))
+    assert A.isnan().any()
+
+
 def test_without_a_baseline_a_group_of_right_fills_teaches_its_fills():
     """That's rejection sampling: every good fill is a label, whatever the rest of its group."""
     reward = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]).view(2, 3, 1)  # (B,G,T)

@@ -58,8 +58,9 @@ def test_the_same_table_again_and_another_is_only_printed(finished, flags, capsy
     main([str(out)])
     assert capsys.readouterr().out == first  # it prints the stored table
     json.loads(own[0], parse_constant=pytest.fail)
-    main([str(out), f"--reward=judge,{flags['judge_checkpoint']}"])
-    assert capsys.readouterr().out != first and files_of(out) == own
+    for again in ([], ["--again"]):
+        main([str(out), f"--reward=judge,{flags['judge_checkpoint']}", *again])
+        assert capsys.readouterr().out != first and files_of(out) == own
 
 
 @pytest.fixture

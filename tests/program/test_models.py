@@ -1,6 +1,7 @@
 """Check the networks, their losses, their evaluation report, and the training program."""
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 
 from data.dataset import read_dataset
 from data.per_word import number_words
+from data.vocabulary import decode
 from grpo.batch import make_batch
 from grpo.latent import Latent
 from grpo.policy import Product
@@ -18,9 +20,9 @@ from grpo.run.checkpoint import load_model, read
 from grpo.run.config import Config, load_config
 from grpo.run.network import make_judge, make_policy
 from model import pretrain
-from model.losses import generator_loss, judge_loss, masked_batch
+from model.losses import draw_fills, generator_loss, judge_loss, masked_batch
 from model.pretrain import Settings
-from model.report import auc, calibration
+from model.report import REPORT, auc, calibration, report
 from model.transformer import Block, Generator, Judge, TransformerConfig
 
 SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32, blank=8)
@@ -163,6 +165,80 @@ def test_a_judge_is_measured_by_auc_and_slope():
         return -F.logsigmoid(slope * real).sum() - F.logsigmoid(-slope * drawn).sum()
 
     assert slope == pytest.approx(min(np.arange(0.5, 2, 1e-3), key=loss), abs=1e-3)
+
+
+class Letters:
+    """This rule calls a word good if it is spelled with the letters of `allowed` alone."""
+
+    def __init__(self, allowed):
+        self.allowed = allowed
+
+    def gaps(self, original, mask):
+        return [match.span() for match in re.finditer("_+", hidden(original, mask))]
+
+    def is_good(self, fill, start, end):
+        return set(fill[start:end]) <= set(self.allowed)
+
+
+def hidden(text, mask):
+    return "".join("_" if blank else c for c, blank in zip(text, mask))
+
+
+def test_the_report_is_a_loop_over_words(world, capsys):
+    """A judge likes some letters and the rule others, so they disagree in both directions."""
+    dataset = read_dataset(world / "text" / "val.txt", 16)
+    generator = load_model(world / "generator.pt", Generator)
+    config = Config(dtype="float32", compile="false")
+    policy = make_policy(generator, config, torch.device("cpu"))
+    likes = torch.randn(28, generator=torch.Generator().manual_seed(1))  # (V,)
+
+    def judge(tokens):
+        return likes[tokens] + 0.01 * tokens[:, :1]  # (N,T)
+
+    rule = Letters("abcdefghijklmnop")
+    report(policy, judge, dataset, rule, "short", torch.device("cpu"), size=64)
+    printed = [float(x) for x in re.findall(r"-?[0-9]+\.[0-9]+", capsys.readouterr().out)]
+
+    batch = batch_of_report(dataset, 64)
+    drawn = draw_fills(policy, batch, 1.0)
+    nats = -policy(batch).log_prob(batch.tokens[:, None]).sum() / batch.mask.sum()
+    real_scores, drawn_scores, good = [], [], []
+    for text, fill, runs in zip(batch.tokens, drawn, runs_of(batch.mask)):
+        for run in runs:
+            real_scores.append(judge(text[None])[0, run].mean().item())
+            drawn_scores.append(judge(fill[None])[0, run].mean().item())
+            good.append(set(decode(fill[None])[0][run]) <= set(rule.allowed))
+    pairs = [(a > b) + 0.5 * (a == b) for a in real_scores for b in drawn_scores]
+    accepted = {which: [] for which in (True, False)}
+    for score, is_good in zip(drawn_scores, good):
+        accepted[is_good].append(score > 0)
+    assert printed == pytest.approx(
+        [
+            nats.item(),
+            np.mean(pairs),
+            calibration(torch.tensor(real_scores), torch.tensor(drawn_scores)),
+            np.exp(drawn_scores).mean(),
+            np.mean(accepted[True]),
+            np.mean(accepted[False]),
+        ],
+        abs=6e-3,
+    )
+    assert 0 < np.mean(accepted[True]) < 1 and accepted[False]
+
+
+def batch_of_report(dataset, size):
+    return make_batch(*dataset.batch(size, "short", (REPORT, 0)), 1, (REPORT, 0))
+
+
+def test_the_report_knows_the_words_of_train_alone(world, tmp_path, monkeypatch):
+    """Only the held-out text of this dataset has the word zebra."""
+    shutil.copytree(world / "text", tmp_path / "text")
+    with open(tmp_path / "text" / "val.txt", "a", encoding="utf-8") as file:
+        file.write(" zebra ")
+    rules = []
+    monkeypatch.setattr(pretrain, "report", lambda *given: rules.append(given[3]))
+    pretrained(tmp_path, tmp_path / "out", "--generator_steps=1", "--judge_steps=1")
+    assert "cat" in rules[0].lexicon and "zebra" not in rules[0].lexicon
 
 
 def pretrained(world, out, *more):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import command_line, encode, run, same
+from conftest import command_line, run, same
 
 import train_grpo
 from data.user_mistake import Mistake
@@ -167,8 +167,8 @@ def test_the_reference_that_is_saved_has_followed_the_policy(flags):
 def test_held_out_words_are_not_in_the_lexicon(flags, tmp_path):
     """Only the held-out text of this dataset has the word zebra."""
     folder = shutil.copytree(flags["dataset"], tmp_path / "text")
-    with open(folder / "val.bin", "ab") as file:
-        file.write(bytes(encode(" zebra ")[0].tolist()))
+    with open(folder / "val.txt", "a", encoding="utf-8") as file:
+        file.write(" zebra ")
     config = Config(**read_arguments(Config, command_line(flags, dataset=folder)))
     _, rule, held_out = load_data(config, torch.device("cpu"))
     assert "cat" in rule.lexicon & held_out.rule.lexicon

@@ -77,7 +77,9 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, se
     )  # only one process prints
     for loss, each in own.items():
         base = read((flags | each)["generator_checkpoint"])["weights"]
-        have = read(tmp_path / loss / "checkpoint.pt")["weights"]
+        saved = read(tmp_path / loss / "checkpoint.pt")
+        assert saved["training"]["processes"] == 2
+        have = saved["weights"]
         batches = [{"gradient_accumulation_steps": 2}]
         if loss in ("dapo", "latent"):
             batches.append({"batch_size": 8})
