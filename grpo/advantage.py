@@ -16,7 +16,17 @@ from torch import Tensor
 from grpo.distributed import gather
 
 EPSILON = 1e-4  # added to a standard deviation
-INDISTINCT = 1e-6  # rewards of a group that span no more than this count as equal
+INDISTINCT = 1e-6  # rewards that differ by less than this share of the largest count as equal
+
+
+def all_equal(reward: Tensor) -> Tensor:
+    """Tell for each group whether its rewards are equal, but for rounding: (B,G,...) -> (B,1,...).
+
+    A NaN compares as False, stays in, and ends the run.
+    """
+    span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)
+    largest = reward.abs().amax(dim=1, keepdim=True)
+    return span <= INDISTINCT * largest.clamp(min=1)
 
 
 def minus_mean(reward: Tensor) -> Tensor:
@@ -26,9 +36,7 @@ def minus_mean(reward: Tensor) -> Tensor:
     tiny advantage, and dividing by a tiny deviation would blow it up.
     """
     centered = reward - reward.mean(dim=1, keepdim=True)  # (B,G,T)
-    span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)  # (B,1,T)
-    equal = span <= INDISTINCT  # a NaN compares as False, stays in, and ends the run
-    return centered.masked_fill(equal, 0)
+    return centered.masked_fill(all_equal(reward), 0)
 
 
 def minus_mean_of_others(reward: Tensor) -> Tensor:
@@ -84,8 +92,8 @@ def compute_advantages(reward: Tensor, entropy: Tensor, mask: Tensor, config) ->
 def most_uncertain(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
     """Find the share of the step's blanks with the largest entropy: (B,T) -> (B,T) bool.
 
-    Only these learn from the reward ("Beyond the 80/20 rule", 2506.01939). So do those that tie
-    with the last of them.
+    Only these learn from the reward ("Beyond the 80/20 rule", 2506.01939), plus any that tie with
+    the last of them.
     """
     at_blanks = gather(entropy).where(gather(mask), torch.nan)  # (B,T) of all processes
     threshold = torch.nanquantile(at_blanks, 1 - share)  # ()

@@ -16,7 +16,7 @@ from torch import Tensor
 from data.vocabulary import MASK_ID
 from grpo.distributed import local_rows, n_processes
 
-# What a stream of random numbers is for. That goes into its seed.
+# One number per stream of random numbers. It's a part of that stream's seed.
 INPUTS, LETTERS, SHUFFLE, LATENTS, COINS = range(5)
 
 

@@ -3,8 +3,8 @@
     loss = Σ_{b,g,t} weight[b,t] · ( −objective[b,g,t] + β · KL[b,t] − c · H[b,t] )
 
 The default is the first function of each kind: `clip`, `exact_kl` and `mean_of_completions`. Read
-those and `grpo_loss`, and you've read GRPO's loss. What others have published comes after, with the
-same arguments. To add one of your own, write such a function and a line in the table below it: the
+those and `grpo_loss`, and you've read GRPO's loss. Variants from other papers follow, with the same
+arguments. To add one of your own, write such a function and a line in the table below it: the
 line's name is then a value of the setting. Everything is plain PyTorch, and autograd differentiates
 it.
 
@@ -89,7 +89,7 @@ def k1(now: Scores) -> Tensor:
 
 
 def k2(now: Scores) -> Tensor:
-    """Half of k1 squared. Its expected gradient is that of KL(q‖q_ref)."""
+    """Half of k1 squared. For independent blanks its expected gradient is that of KL(q‖q_ref)."""
     d = now.ref_logp - now.logp  # (B,G,T)
     return d * d / 2
 
@@ -97,7 +97,8 @@ def k2(now: Scores) -> Tensor:
 def k3(now: Scores) -> Tensor:
     """r − 1 − log r with r = q_ref(y)/q(y): what the papers use.
 
-    Its expected gradient is that of KL(q_ref‖q), as long as q is still the policy that drew y.
+    For independent blanks its expected gradient is that of KL(q_ref‖q), as long as q is still the
+    policy that drew y.
     """
     d = now.ref_logp - now.logp  # (B,G,T)
     return d.exp() - 1 - d

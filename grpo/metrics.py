@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.per_word import mean_over_blanks
 from data.rules import SumRule, WordRule, check_gaps
-from grpo.advantage import INDISTINCT
+from grpo.advantage import all_equal
 from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
 from grpo.policy import Fills, Scores
@@ -32,7 +32,7 @@ def check_finite(metrics: dict[str, float], step: int) -> None:
     """
     for name, number in metrics.items():
         if not math.isfinite(number):
-            line = f"step {step}: {name} is {number}, so an update was skipped"
+            line = f"step {step}: {name} is {number}"
             raise FloatingPointError(f"{line}; lower learning_rate, or check models and reward")
 
 
@@ -100,13 +100,12 @@ def rollout_metrics(rollout: Rollout, rule: WordRule | SumRule | None) -> dict[s
     batch, groups, mask = rollout.batch, rollout.fills.completions, rollout.batch.mask
     parts = rollout.parts
     reward = mean_over_blanks(rollout.reward, mask)  # (B,G)
-    span = reward.amax(dim=1) - reward.amin(dim=1)  # (B,)
     metrics = {f"reward_{name}": mean_over_blanks(x, mask).mean() for name, x in parts.items()}
     metrics["mean_reward"] = reward.mean()
     metrics["std_reward"] = reward.std(dim=1, correction=0).mean()
-    metrics["frac_reward_zero_std"] = (span <= INDISTINCT).float().mean()
+    metrics["frac_reward_zero_std"] = all_equal(reward).float().mean()
     metrics["different_fills"] = sum(len(group.unique(dim=0)) for group in groups) / len(groups)
-    # far from 0, the baseline is off
+    # if this is far from 0, something is wrong with the baseline
     advantages = rollout.advantages * mask[:, None]  # (B,G,T)
     metrics["mean_advantage"] = advantages.sum() / (mask.sum() * reward.shape[1]).clamp(min=1)
     good, gaps = check_gaps(rule, groups, batch.tokens, mask)  # (B,G,T), (B,T)

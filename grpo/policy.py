@@ -86,8 +86,8 @@ class Product(Rows):
 class Policy:
     """Call a network as a distribution: policy(batch) -> q. `policy.network` is what learns.
 
-    The network sees each masked input once, batch_size inputs at a time. It may live on another
-    device than the batch. `call` runs it (grpo/run/network.py), and `kind` makes the distribution
+    The network sees each masked input once, batch_size inputs at a time. It may live on a different
+    device from the batch. `call` runs it (grpo/run/network.py), and `kind` makes the distribution
     from what it returns: `Product`, `Latent`, or the kernel's. Add your own kind there.
     """
 

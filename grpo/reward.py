@@ -48,8 +48,9 @@ def log_odds(judge: Callable, completions: Tensor, batch: Batch) -> Tensor:
     """Score each hidden word by the judge's log-odds that it's real: -> (B,G,T).
 
     A well trained judge scores a word by log(p/q_ref), where p is its probability in real text, and
-    q_ref that under the generator whose draws the judge learned from (model/losses.py). Every
-    letter gets the score of its word, in nats, within ±8.
+    q_ref that under the generator whose draws the judge learned from (model/losses.py). It doesn't
+    see what was hidden, so q_ref is an average over maskings. Every letter gets the score of its
+    word, in nats, within ±8.
     """
     logits = judge_logits(judge, completions)  # (B,G,T)
     return mean_over_words(logits, batch.words).clamp(-SUREST, SUREST)
@@ -102,8 +103,8 @@ class Rewards:
     def __call__(self, completions: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the reward of each blank (B,G,T), and its parts {name: (B,G,T)} unweighted.
 
-        One number for each completion goes to all of its blanks. Of one number for each letter, a
-        word gets the mean over its letters.
+        One number for each completion goes to all of its blanks. Of one number for each character,
+        a word gets the mean over its blanks, and those of visible characters don't count.
         """
         reward, parts = 0.0, {}
         for name, (function, weight) in self.parts.items():

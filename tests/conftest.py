@@ -80,9 +80,10 @@ PLAIN = {
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
-    """Make a folder with a text and three untrained models.
+    """Make a folder with a text and untrained models.
 
-    They are a judge, a generator, and a generator with a latent.
+    They are a judge, and generators: one like the judge, one with a latent, one that is wider, and
+    one that knows more characters.
     """
     folder = tmp_path_factory.mktemp("world")
     make_dataset(folder / "text")
@@ -93,6 +94,8 @@ def world(tmp_path_factory):
     write(folder / "generator.pt", model_file(Generator(shape)))
     latent = Generator(replace(shape, n_latent=2))
     write(folder / "latent.pt", model_file(latent))
+    write(folder / "wide.pt", model_file(Generator(replace(shape, n_embd=64))))
+    write(folder / "digits.pt", model_file(Generator(replace(shape, vocab_size=40))))
     write(folder / "judge.pt", model_file(judge))
     return folder
 

@@ -117,7 +117,8 @@ def load_checkpoint(config, policy, reference, optimizer) -> int:
     content = read(path)
     state = content["training"]
     load_weights(policy.network, content["weights"], path)
-    load_weights(reference.network, state["reference"], path)
+    if config.reference_checkpoint == state["config"]["reference_checkpoint"]:  # else a new one
+        load_weights(reference.network, state["reference"], path)
     wrapped = optimizer.wrapped
     wrapped.load_state_dict(wrapped.state_dict() | {"state": state["optimizer"]["state"]})
     return state["iteration"]

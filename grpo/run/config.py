@@ -67,7 +67,7 @@ class Config:
     top_k: int = 0  # draw from the k likeliest characters; 0: from all
     top_p: float = 1.0  # draw from the fewest characters with this total probability; 1: from all
     min_p: float = 0.0  # drop characters with less than this share of the top probability; 0: none
-    # XTC drops each character with a probability of at least .1, but for the least likely of these.
+    # XTC drops every character with a probability of at least .1, except the least likely of them.
     xtc_probability: float = 0.0  # chance that XTC is used at a blank; 0: off
     # A penalty above 1 makes the characters of the visible text less likely. This changes little,
     # because the visible text has most of the alphabet.

@@ -1,7 +1,7 @@
 """Read the files that settings name: the networks and the data."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -44,22 +44,24 @@ class Models(NamedTuple):
 def load_models(config, device: torch.device) -> Models:
     """Load the generator, the reference and the judge, and put them on their devices.
 
-    Raises a Mistake if one was made for shorter texts, or if the generator and the reference have
-    another n_latent.
+    Raises a Mistake if one was made for shorter texts, or the reference doesn't fit the generator.
     """
     generator, base = (load_model(config.generator_checkpoint, Generator) for _ in range(2))
     set_threads(generator)
     reference = load_model(config.reference_checkpoint or config.generator_checkpoint, Generator)
     check_length(config.block_size, generator, reference)
-    if reference.n_latent != generator.n_latent:
+    ours, its = generator.trunk.config, reference.trunk.config
+    same_outputs = (ours.vocab_size, ours.n_latent) == (its.vocab_size, its.n_latent)
+    if not same_outputs or (config.reference_mode != "static" and ours != its):
         raise Mistake(
-            f"the generator has n_latent={generator.n_latent}, but the reference has"
-            f" n_latent={reference.n_latent}; name another reference_checkpoint"
+            f"the generator is a {ours}, and the reference another kind of network, a {its}; name"
+            " another reference_checkpoint"
         )
     reference_device = pick_device(config.reference_device or config.device)
     return Models(
         policy=make_policy(generator, config, device),
-        reference=make_policy(reference, config, reference_device),
+        # the policy draws and scores, and takes only the logits of the reference
+        reference=make_policy(reference, replace(config, kernel="torch"), reference_device),
         base=make_policy(base, config, device),
         judge=load_judge(config.judge_checkpoint, config, device),
     )

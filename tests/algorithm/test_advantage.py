@@ -48,12 +48,14 @@ def test_advantages_equal_the_loops(baseline, scale):
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_equal_rewards_give_exactly_zero(scale):
-    reward = torch.full((2, G, 1), 0.7) + torch.rand(2, G, 1) * 1e-7  # rounding noise
+    reward = torch.tensor([0.7, 0.7, 12345.678, 0.003]).view(4, 1, 1).expand(4, G, 1)
+    reward = reward * (1 + torch.rand(4, G, 1) * 1e-7)  # rounding noise
     reward[1, 0] = 0.1
-    mask = torch.ones(2, 1).bool()
+    reward[3, 0] = 0.0031
+    mask = torch.ones(4, 1).bool()
     A = compute_advantages(reward, None, mask, Config(scale_rewards=scale))
-    assert (A[0] == 0).all(), "advantages of rounding noise"
-    assert (A[1] != 0).all(), "advantages of different rewards"
+    assert (A[[0, 2]] == 0).all(), "advantages of rounding noise"
+    assert (A[[1, 3]] != 0).all(), "advantages of different rewards"
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "none"])

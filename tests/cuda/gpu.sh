@@ -58,7 +58,7 @@ def operations(sample, compute, logits, ref_logits, batch):
 
 
 def step(kind, batch, V, G):
-    """Make a function that takes a training step, compiled and in bfloat16 as on any GPU."""
+    """Make a function that takes a training step, compiled and in bfloat16."""
     config = load_config([f"--group_size={G}", f"--batch_size={len(batch.mask)}"])
     shape = TransformerConfig(vocab_size=V, block_size=T)
     networks = [network(shape).to(DEVICE) for network in (Generator, Generator, Judge)]
@@ -109,10 +109,10 @@ for B, G in sizes:
             print(line)
 END_OF_PYTHON
 
-part 90 tests python3 -m pytest -q -p no:cacheprovider --tb=short tests/cuda -k cuda
+part 90 tests python3 -m pytest -q -p no:cacheprovider --tb=short tests/cuda
 if command -v compute-sanitizer >/dev/null; then
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 part 120 memcheck compute-sanitizer --error-exitcode 9 \
-        python3 -m pytest -q -p no:cacheprovider tests/cuda -k "cuda and scores"
+        python3 -m pytest -q -p no:cacheprovider tests/cuda -k "cuda:0 and scores"
 fi
 part 60 run python3 train_grpo.py config/quick.py --out_dir="$OUT/run"
 part 60 pretrain python3 -m model.pretrain --dataset=sums --block_size=11 --n_layer=2 --n_embd=32 \

@@ -66,6 +66,8 @@ MISTAKES = {
         --judge_checkpoint={x}/r.py
         --judge_checkpoint={w}/generator.pt
         --reference_checkpoint={w}/latent.pt
+        --reference_checkpoint={w}/digits.pt
+        --reference_mode=ema --reference_checkpoint={w}/wide.pt
         --init_from=resume --out_dir={x}/no
         --out_dir={x}
         --out_dir={x} --reward={x}/r.py:flat

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +95,19 @@ def test_a_moved_reference_stays_and_the_table_compares_with_the_base(flags, fol
     assert again["before, sampled"] == table["before, sampled"]
     kept = read(folder / "out" / "checkpoint.pt")["training"]["reference"]
     assert same(kept, first["training"]["reference"]) and same(kept, first["weights"])
+
+
+def test_a_reference_that_is_named_anew_replaces_the_saved_one(flags, world):
+    before, _ = run(flags)
+    wide = world / "wide.pt"
+    out = f"--out_dir={flags['out_dir']}"
+    resume(out, "--max_iters=5", f"--reference_checkpoint={wide}")
+    after = read(Path(flags["out_dir"]) / "checkpoint.pt")
+    assert same(after["training"]["reference"], read(wide)["weights"])
+    assert not same(after["weights"], before["weights"])
+    resume(out, "--max_iters=6")  # and stays
+    after = read(Path(flags["out_dir"]) / "checkpoint.pt")
+    assert same(after["training"]["reference"], read(wide)["weights"])
 
 
 def test_a_run_that_is_done_or_runs_a_file_says_what_to_do(flags, folder):
