@@ -94,12 +94,14 @@ def make_if_missing(dataset: str) -> None:
 
 
 def read_splits(dataset: str, block_size: int) -> tuple[Dataset, Dataset]:
-    """Read train and val of a dataset, a folder under data/ or any other path.
+    """Read train and val of a dataset: the name of a folder under data/, or an absolute path.
 
-    Raises a Mistake if there's nothing in val that train doesn't have.
+    Raises a Mistake if they're of different kinds, or if val has nothing that train doesn't have.
     """
     folder = find(Path("data", dataset))
     train, val = (read_dataset(folder / f"{split}.txt", block_size) for split in SPLITS)
+    if train.kind != val.kind:
+        raise Mistake(f"{folder}: train is {KINDS[train.kind]}, but val is {KINDS[val.kind]}")
     if set(val.lines) <= set(train.lines):
         raise Mistake(
             f"{folder}: all of val is in train, so nothing is held out; change one of them"
@@ -120,9 +122,15 @@ def read_dataset(file: Path, block_size: int) -> Dataset:
         content = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise Mistake(f"{file} isn't UTF-8 ({error.reason}); save it as UTF-8") from None
-    lines = content.splitlines()
-    if set(map(len, lines)) != {block_size}:
+    lines = [line for line in content.splitlines() if line]
+    others = [line for line in lines if len(line) != block_size]
+    if 2 * len(others) >= len(lines):
         return text_dataset(file, content, block_size)
+    if others:
+        raise Mistake(
+            f"{file} has the line {others[0]!r:.100}, but most have block_size={block_size}"
+            " characters; change that line, or block_size"
+        )
     allowed = VOCABULARY.replace(BLANK, "")
     unknown = "".join(sorted(set("".join(lines)) - set(allowed)))
     if unknown:

@@ -80,7 +80,7 @@ def parse_masking(text: str) -> dict[str, float]:
         if name not in MASKINGS or name in weights or not 0 < number <= 1e9:
             raise Mistake(
                 f"masking={text!r}: {part!r} is not allowed; write NAME or NAME:WEIGHT, where each"
-                f" NAME is another one of {', '.join(MASKINGS)}, and 0 < WEIGHT <= 1e9"
+                f" NAME is one of {', '.join(MASKINGS)}, used at most once, and 0 < WEIGHT <= 1e9"
             )
         weights[name] = number
     total = sum(weights.values())

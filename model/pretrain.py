@@ -38,7 +38,7 @@ from model.transformer import Generator, Judge, TransformerConfig
 
 @dataclass
 class Settings:
-    dataset: str = "text"  # folder under data/, made by prepare.py
+    dataset: str = "text"  # a folder under data/, or an absolute path
     out_dir: str = "out-pretrain"  # generator.pt and judge.pt are written here
     # A generator.pt to begin from. Its size replaces n_layer and n_embd. Empty: random weights.
     start: str = ""
@@ -147,7 +147,7 @@ def pretrain(args):
     rule = pick_rule(train)
     if args.generator_steps:
         val.check_masking(args.masking)
-    if args.judge_steps:
+    if args.judge_steps or args.start_judge:
         val.check_masking(args.judge_masking)
     generator, judge = make_models(args, train.vocab_size)
     set_threads(generator)

@@ -67,4 +67,5 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
         good, gaps = check_gaps(rule, both[:, 1:], tokens, mask)  # (B,1,T), (B,T)
         for name, which in {"right": good, "wrong": gaps[:, None] & ~good}.items():
             if which.any():
-                print(f"it accepts {(scores[:, 1:][which] > 0).float().mean():.3f} of the {name}")
+                accepted = (scores[:, 1:][which] > 0).float().mean()
+                print(f"it accepts {accepted:.3f} of the {name} fills")

@@ -76,11 +76,13 @@ def main(argv: list[str] | None = None) -> None:
         default="report",
         help="the held-out results of val.txt",
     )
-    add("--out_dir", default=Path(__file__).parent, help="folder to write to; default: this one")
+    add("--out_dir", help="the folder to write to; default: data/sums, or data/sums2 for 2 digits")
     args = parser.parse_args(argv)
+    name = "sums" if args.digits == 3 else "sums2"
+    out_dir = args.out_dir or Path(__file__).parents[1] / name
     with exit_on_mistake("prepare"):
-        prepare(args.out_dir, args.digits, args.held_out)
-        print(f"{args.out_dir} holds {TRAIN:,} sums to train on and {VAL:,} held-out ones")
+        prepare(out_dir, args.digits, args.held_out)
+        print(f"{out_dir} holds {TRAIN:,} sums to train on and {VAL:,} held-out ones")
 
 
 if __name__ == "__main__":

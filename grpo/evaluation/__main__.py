@@ -1,7 +1,7 @@
 """Print the table of a finished run, or compare several runs.
 
     python -m grpo.evaluation out                        # prints the table that the run made
-    python -m grpo.evaluation out-*                      # compares runs: means over seeds
+    python -m grpo.evaluation out-a-*                    # compares runs: means over seeds
     python -m grpo.evaluation out --again                # measures again, with the slow rows, too
     python -m grpo.evaluation out --reward=judge,A.pt    # asks these judges, saves nothing
 
@@ -40,12 +40,16 @@ def compare(out_dirs: list[str]) -> str:
         (tables,) = groups.values()
         if len(tables) == 1:
             return format_table(tables[0])
-        rows = {title: [table[title] for table in tables if title in table] for title in tables[0]}
+        shared = [title for title in tables[0] if all(title in table for table in tables)]
+        rows = {title: [table[title] for table in tables] for title in shared}
     return "\n".join([*format_rows(rows), "mean ± half the range over the seeds"])
 
 
-def again(out_dir: str, reward: str | None, everything: bool) -> str:
-    """Measure a run again. With `everything` and the run's own reward, this saves the table."""
+def again(out_dir: str, reward: str | None, everything: bool) -> None:
+    """Measure a run again, and print the table.
+
+    With `everything` it has the slow rows, and is saved if the reward is the run's own.
+    """
     path = Path(out_dir) / LATEST
     given = {"reward": reward} if reward else {}
     saved = saved_settings(training_state(path), given, path)
@@ -57,9 +61,9 @@ def again(out_dir: str, reward: str | None, everything: bool) -> str:
     _, rule, held_out = load_data(config, device)
     rewards = load_rewards(config, models.judge, rule, device)
     result = evaluate(models, rewards, held_out, everything)
+    print(format_table(result))
     if everything and config.reward == saved.reward:
         save_table(out_dir, result, list_completions(models, rewards, held_out))
-    return format_table(result)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -75,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
         elif len(args.out_dir) > 1:
             raise Mistake("only one run can be measured at a time; name one out_dir")
         else:
-            print(again(args.out_dir[0], args.reward, args.again))
+            again(args.out_dir[0], args.reward, args.again)
 
 
 if __name__ == "__main__":

@@ -47,10 +47,10 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
         whole = {"kind", "architecture", "weights"} <= {*content}
-    except Exception:  # a file that's no checkpoint may raise anything
+    except Exception:  # a file that isn't a checkpoint may raise anything
         whole = False
     if not whole:
-        raise Mistake(f"checkpoint {path} is damaged, or no checkpoint; name another")
+        raise Mistake(f"checkpoint {path} is damaged, or isn't a checkpoint; name another")
     return content
 
 

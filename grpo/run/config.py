@@ -169,7 +169,7 @@ def read_settings(settings: type, given: dict[str, object], source: str = "") ->
         if name not in types:
             near = difflib.get_close_matches(name, types, n=1)
             hint = f"did you mean --{near[0]}?" if near else "--help lists them all"
-            raise Mistake(f"{source}{name} is no setting; {hint}")
+            raise Mistake(f"{source}there is no setting {name}; {hint}")
         try:
             values[name] = convert(name, value, types[name])
         except ValueError as error:
@@ -283,9 +283,17 @@ def check(config: Config) -> None:
     """Raise a Mistake if settings contradict each other."""
     if not config.out_dir:
         raise Mistake("out_dir is empty; write for example --out_dir=out")
+    for name in ("generator_checkpoint", "judge_checkpoint", "reference_checkpoint"):
+        value = getattr(config, name)
+        inside = value and Path(value).resolve().parent == Path(config.out_dir).resolve()
+        if inside and config.init_from != "resume":
+            raise Mistake(
+                f"{name}={value} is in out_dir, which a new run moves aside; name another out_dir"
+            )
     if config.minibatch_size and n_processes() > 1:
         raise Mistake(
-            "minibatch_size above 0 allows only one process; set minibatch_size=0, or omit torchrun"
+            "minibatch_size above 0 works with one process only; set minibatch_size=0, or run"
+            " without torchrun"
         )
     reused = config.minibatch_size or config.num_iterations > 1
     if config.objective == "reinforce" and reused:

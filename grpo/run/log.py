@@ -79,7 +79,7 @@ class Log:
         if n_processes() == 1:
             for each in self.handlers:
                 signal.signal(each, signal.SIG_DFL)
-            os.write(2, b"\nfinishing this step; once more stops at once\n")
+            os.write(2, b"\nfinishing this step; press Ctrl-C again to stop now\n")
 
     def stop_requested(self) -> int:
         """Return the signal that arrived, or 0. All processes get the same answer."""
@@ -215,7 +215,9 @@ def claim(folder: Path, start: int) -> TextIO:
     except BlockingIOError:
         raise Mistake(f"out_dir={folder} is in use by another run; name another out_dir") from None
     if not start and (path.stat().st_size or (folder / LATEST).exists()):
-        aside = folder.rename(f"{folder}-until-{datetime.now():%Y%m%d-%H%M%S-%f}")
+        # a name that out* doesn't match, so that nobody compares a run with its predecessor
+        name = f"old-{folder.name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+        aside = folder.rename(folder.with_name(name))
         tqdm.write(f"{folder} held a run, which is in {aside} now")
         return claim(folder, start)
     cut_back(path, start)

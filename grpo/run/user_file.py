@@ -18,7 +18,7 @@ def run_file(path: str | Path, what: str) -> dict[str, object]:
     path = find(path)
     if path.suffix != ".py" or not path.is_file():
         raise Mistake(
-            f"{what} {path} does not exist, or is no .py file; name another file, or write a"
+            f"{what} {path} doesn't exist, or isn't a .py file; name another file, or write a"
             " setting as --key=value"
         )
     sys.path.append(str(path.parent))  # so that the user's file can import its neighbors

@@ -16,8 +16,9 @@ From Python:
         print(text, log_prob)
 
 Nothing is drawn here, so everybody sees the same list. The first column is the exact probability
-that the model writes this completion in one pass. Sums are `right` or `wrong`. If the run has a
-judge, it has `accepted` a completion when each hidden word scores above 0, and `rejected` the rest.
+that the model writes this completion in one pass, without truncation or penalty. Sums are `right`
+or `wrong`. If the run has a judge, it has `accepted` a completion when each hidden word scores
+above 0, and `rejected` the rest.
 
 All blanks between two spaces count as one word: h_l_ is one, and so is a sum.
 

@@ -69,7 +69,7 @@ class Malicious:
 def test_a_checkpoint_runs_no_code(world, flags, tmp_path):
     bad = tmp_path / "bad.pt"
     torch.save(read(world / "generator.pt") | {"weights": Malicious(tmp_path / "owned")}, bad)
-    with pytest.raises(Mistake, match="bad.pt is damaged, or no checkpoint"):
+    with pytest.raises(Mistake, match="bad.pt is damaged, or isn't a checkpoint"):
         run(flags, generator_checkpoint=bad)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.pt"]
 

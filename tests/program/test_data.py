@@ -126,11 +126,28 @@ def test_sums_draw_a_choice_of_masking_and_then_a_permutation_and_a_number(name,
 
 def test_lines_are_sums_only_if_all_of_them_are_right(tmp_path):
     for wrong in ("41+48=88", "1+10=111", "hello me"):
-        folder = write_lines(tmp_path / "mixed", [*RIGHT[:2], wrong], RIGHT[2:])
+        folder = write_lines(tmp_path / "mixed", [*RIGHT[:2], wrong], [*RIGHT[2:], "ab cd ef"])
         train, _ = read_splits(folder, 8)
         assert train.kind == "lines" and pick_rule(train) is None
     train, val = read_splits(write_lines(tmp_path / "sums", RIGHT[:2], RIGHT[2:]), 8)
     assert train.kind == val.kind == "sums" and isinstance(pick_rule(train), SumRule)
+
+
+def test_splits_of_different_kinds_are_refused(tmp_path):
+    """Otherwise val would be checked for the masking, and train would crash on it."""
+    folder = write_lines(tmp_path / "d", [*RIGHT[:2], "hello me"], RIGHT[2:])
+    with pytest.raises(Mistake, match="train is lines that aren't all right sums, but val is sums"):
+        read_splits(folder, 8)
+
+
+def test_empty_lines_are_dropped_and_a_line_of_another_length_is_named(tmp_path):
+    """Such a file is no text, whose windows would run from one line into the next."""
+    lines = ["abcdefgh", "", "hgfedcba", ""]
+    train, _ = read_splits(write_lines(tmp_path / "d", lines, ["aaaabbbb", ""]), 8)
+    assert train.kind == "lines" and train.lines == ["abcdefgh", "hgfedcba"]
+    folder = write_lines(tmp_path / "d", [*lines, "short", "bbbbaaaa"], ["aaaabbbb"])
+    with pytest.raises(Mistake, match="train.txt has the line 'short', but most have block_size=8"):
+        read_splits(folder, 8)
 
 
 def test_a_text_has_the_rule_of_its_own_words(text):
@@ -183,17 +200,17 @@ def test_a_word_of_a_line_is_what_stands_between_two_spaces(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "train, val",
+    "train, val, other",
     [
-        (RIGHT, RIGHT),
-        (RIGHT, [RIGHT[2], RIGHT[0], RIGHT[2]]),
-        (["abcdefgh", "abcdefgi"], ["abcdefgi"]),
+        (RIGHT, RIGHT, "10+11=21"),
+        (RIGHT, [RIGHT[2], RIGHT[0], RIGHT[2]], "10+11=21"),
+        (["abcdefgh", "abcdefgi"], ["abcdefgi"], "99 + 1 ="),
     ],
 )
-def test_lines_that_are_all_trained_on_are_not_held_out(train, val, tmp_path):
+def test_lines_that_are_all_trained_on_are_not_held_out(train, val, other, tmp_path):
     with pytest.raises(Mistake, match="all of val is in train, so nothing is held out"):
         read_splits(write_lines(tmp_path / "d", train, val), 8)
-    read_splits(write_lines(tmp_path / "d", train, [*val, "99 + 1 ="]), 8)  # one line is enough
+    read_splits(write_lines(tmp_path / "d", train, [*val, other]), 8)  # one line is enough
 
 
 def test_a_text_that_is_trained_on_is_not_held_out(tmp_path):

@@ -50,6 +50,7 @@ MISTAKES = {
         --reward={x}/r.py:not_finite
         --out_dir=
         --objective=reinforce --num_iterations=2
+        --generator_checkpoint={w}/generator.pt --out_dir={w}
         --block_size=17
         group_size=8
         --judge_checkpoint={x}/{long}.pt
@@ -218,7 +219,7 @@ def test_what_ships_is_found_from_another_folder_and_a_run_is_not(tmp_path, monk
 
 def test_mini_batches_of_several_processes_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(Mistake, match="minibatch_size above 0 allows only one process"):
+    with pytest.raises(Mistake, match="minibatch_size above 0 works with one process only"):
         load_config(["--minibatch_size=8"])
 
 
@@ -229,13 +230,15 @@ def test_other_errors_are_not_turned_into_an_exit():
 
 
 def test_a_flag_that_is_nearly_a_setting_gets_a_suggestion():
-    with pytest.raises(Mistake, match=r"^group_siz is no setting; did you mean --group_size\?"):
+    with pytest.raises(
+        Mistake, match=r"^there is no setting group_siz; did you mean --group_size\?"
+    ):
         load_config(["--group_siz=4"])
     with pytest.raises(Mistake, match="^group_size: '1' is not a whole number from 2 to"):
         load_config(["--group_size=1"])
     with pytest.raises(Mistake, match="^--kl_beta has no value; write --kl_beta=VALUE$"):
         load_config(["--kl_beta", "0.3"])
-    with pytest.raises(Mistake, match="each NAME is another one of"):
+    with pytest.raises(Mistake, match="each NAME is one of"):
         load_config(["--masking=word:1,word:3"])
 
 
@@ -254,10 +257,14 @@ def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     "name, content, line",
     [
-        ("a.yaml", "group_size: 8", "a.yaml does not exist, or is no .py file"),
+        ("a.yaml", "group_size: 8", "a.yaml doesn't exist, or isn't a .py file"),
         ("a.py", "group_size: 8", "a.py assigns no setting; write for example group_size = 8"),
-        ("a.py", "gruop_size = 8", "a.py: gruop_size is no setting; did you mean --group_size?"),
-        ("a.py", "x = 8", "a.py: x is no setting; --help lists them all"),
+        (
+            "a.py",
+            "gruop_size = 8",
+            "a.py: there is no setting gruop_size; did you mean --group_size?",
+        ),
+        ("a.py", "x = 8", "a.py: there is no setting x; --help lists them all"),
         ("a.py", "group_size = 'x'", "a.py: group_size: 'x' is not a whole number from 2 to"),
         ("a.py", "group_size = [8]", "a.py: group_size: '[8]' is not a whole number from 2 to"),
         ("a.py", "dtype = float", "a.py: dtype: <class 'float'> is not auto or float32 or"),

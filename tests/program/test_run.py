@@ -111,7 +111,7 @@ def test_the_folder_of_an_earlier_run_is_moved_aside_whole(flags, tmp_path, caps
         (out / name).unlink()
     before = files(out)
     run(flags, seed=2)
-    (aside,) = tmp_path.glob("my out-until-*")
+    (aside,) = tmp_path.glob("old-my out-*")
     shown = capsys.readouterr().out
     assert f"{out} held a run, which is in {aside} now" in shown
     assert files(aside) == {"metrics.jsonl": b""} | before
@@ -130,14 +130,14 @@ def test_two_runs_do_not_share_a_folder(flags, tmp_path):
     assert {*files(out)} == {"mine.txt", "metrics.jsonl"}
     first.close()
     run(flags)
-    assert not list(tmp_path.glob("out-until-*")) and "mine.txt" in files(out)
+    assert not list(tmp_path.glob("old-out-*")) and "mine.txt" in files(out)
 
 
 def test_old_runs_are_moved_aside_under_names_of_their_own(tmp_path):
     for number in range(3):
         with claim(tmp_path / "out", 0) as file:
             file.write(json.dumps({"iteration": 0, "number": number}) + "\n")
-    aside = sorted(tmp_path.glob("out-until-*/metrics.jsonl"))
+    aside = sorted(tmp_path.glob("old-out-*/metrics.jsonl"))
     assert [json.loads(path.read_text(encoding="utf-8"))["number"] for path in aside] == [0, 1]
 
 

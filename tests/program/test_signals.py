@@ -76,7 +76,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(server, flags, t
     done = read(tmp_path / "out" / "checkpoint.pt")["training"]["iteration"]
     assert code == 128 + signal.SIGINT
     assert 2 < done < 300
-    assert errors.count("finishing this step; once more stops at once") == 1
+    assert errors.count("finishing this step; press Ctrl-C again to stop now") == 1
     go_on = f"to resume: python train_grpo.py --init_from=resume --out_dir={tmp_path}/out"
     last = errors.splitlines()[-1]
     assert last == f"the run ends early: {done} of 300 steps are saved; {go_on}"
@@ -92,7 +92,7 @@ def test_a_second_signal_stops_at_once(server, flags, tmp_path):
     slow = Background(server, flags, reward=f"judge,{tmp_path}/slow.py:slow")
     wait_for(begun.exists)
     slow.send(signal.SIGTERM)
-    wait_for(lambda: "stops at once" in slow.errors.read_text(encoding="utf-8"))
+    wait_for(lambda: "again to stop" in slow.errors.read_text(encoding="utf-8"))
     assert slow.process.is_alive()
     assert slow.send(signal.SIGTERM).end()[0] == -signal.SIGTERM
 
