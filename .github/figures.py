@@ -24,6 +24,7 @@ text { font: 15px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill:
 path.a, path.b, path.c, path.d { fill: none; stroke-width: 2.5; } .dot { fill-opacity: .75; }
 path.a { stroke: #1a7f37; } path.b { stroke: #bc4c00; } path.c { stroke: #0969da; }
 path.d { stroke: #59636e; stroke-dasharray: 5 4; } path.thin { stroke-width: 1; }
+path.wide { stroke-width: 7; stroke-opacity: .55; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; } .faint, .d { fill: #9da7b1; } .grid { stroke: #30363d; }
   .a { fill: #3fb950; } .b { fill: #f0883e; } .c { fill: #58a6ff; }
@@ -193,7 +194,8 @@ def judge(good: str, weak: str) -> None:
         ends = {}
         for name, kind in (("accepts", "b"), ("right", "a")):
             values = [sum(line[name] for line in step) / len(step) for step in zip(*metrics)]
-            panel.line([*enumerate(values)], kind)
+            # wide, so that it shows where the other one covers it
+            panel.line([*enumerate(values)], "b wide" if name == "accepts" else kind)
             ends[name] = values[-1]
         apart = 0 if abs(ends["accepts"] - ends["right"]) > 0.08 else 10
         words = {"accepts": "judge accepts", "right": "right"}
