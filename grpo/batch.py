@@ -27,7 +27,7 @@ class Rows:
         return self.map(lambda x: x[rows])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Rows":
-        """Return a copy with `change` applied to every tensor, in a dict or other `Rows`, too."""
+        """Return a copy with `change` applied to all tensors, also those in a dict or `Rows`."""
         changed = {}
         for field in fields(self):
             value = getattr(self, field.name)

@@ -94,7 +94,7 @@ def top_choices(q: Tensor) -> Tensor:
 
 
 def penalized(call: Callable, blank: int, penalty: float) -> Callable:
-    """Make a network's `call` penalize repetition: its last output is logits, of any policy."""
+    """Make a network's `call` penalize repetition in its logits, the last thing it returns."""
 
     def call_and_penalize(masked, words, **how):
         *prior, logits = call(masked, words, **how)

@@ -117,7 +117,8 @@ def load_checkpoint(config, policy, reference, optimizer) -> int:
     content = read(path)
     state = content["training"]
     load_weights(policy.network, content["weights"], path)
-    if config.reference_checkpoint == state["config"]["reference_checkpoint"]:  # else a new one
+    # A reference that was named anew keeps the weights of its own file.
+    if config.reference_checkpoint == state["config"]["reference_checkpoint"]:
         load_weights(reference.network, state["reference"], path)
     wrapped = optimizer.wrapped
     wrapped.load_state_dict(wrapped.state_dict() | {"state": state["optimizer"]["state"]})

@@ -140,7 +140,9 @@ def load_rewards(config, judge: Callable | None, rule, device: torch.device) -> 
         else:
             path, _, name = name.rpartition(":")  # in the metrics, my.py:f is called f
             if name in {"judge", *RULES, *parts}:
-                raise Mistake(f"reward={config.reward}: the name {name} is taken; rename it")
+                raise Mistake(
+                    f"reward={config.reward}: the name {name} is taken; rename the function"
+                )
             part = partial(user_reward, name, load_function(path, name))
         parts[name] = (part, weight)
     return Rewards(parts)
