@@ -32,10 +32,10 @@ from grpo.metrics import Rollout, UpdateMetrics, check_finite, rollout_metrics
 from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_reference
 from grpo.run.checkpoint import load_checkpoint, save_checkpoint
 from grpo.run.config import load_config
-from grpo.run.fills import begin_fills, record_fills
 from grpo.run.load import load_data, load_models, load_rewards
 from grpo.run.log import Log
 from grpo.run.network import pick_device
+from grpo.run.snapshots import begin_snapshots, record_snapshot
 
 
 def grpo_step(policy, reference, rewards, optimizer, batch, config):
@@ -59,21 +59,22 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
                      from 1, and is 0 elsewhere. A sum is one word
     config           the settings (grpo/run/config.py)
 
-    Below, `fills` holds the completions (B,G,T). `old` and `now` are their `Scores` when they were
-    drawn and in the current update: logp and ref_logp (B,G,T) are the log-probabilities of each
-    character under the policy and the reference, kl and entropy (B,T) are exact, for each blank.
+    Below, `sample` holds the completions (B,G,T). `old` and `now` are their `LogProbs` when they
+    were drawn and in the current update: logp and ref_logp (B,G,T) are the log-probabilities of
+    each character under the policy and the reference, kl and entropy (B,T) are exact, for each
+    blank.
     """
     # 1. Sample. No blank sees how another one is filled, so the network's input doesn't depend on
     #    the draw: one forward pass per input serves all of its G completions.
     with torch.no_grad():
         q_old = policy(batch)
         q_ref = reference(batch)
-        fills = q_old.sample()
-        old = q_old.score(fills, q_ref)
+        sample = q_old.sample()
+        old = q_old.log_probs(sample, q_ref)
 
     # 2. Judge. A frozen classifier reads each completion. Its score estimates log(p / q_ref), with
     #    p the probability in real sums, and q_ref that under the base model.
-    reward, parts = rewards(fills.completions, batch)  # (B,G,T), {name: (B,G,T)}
+    reward, parts = rewards(sample.completions, batch)  # (B,G,T), {name: (B,G,T)}
 
     # 3. Compare.
     advantages = compute_advantages(reward, old.entropy, batch.mask, config)  # (B,G,T)
@@ -89,7 +90,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
             # activations fit into memory. Their gradients add up, just like their losses.
             size = config.batch_size
             for rows, weight in zip(update.split(size), weights.split(size)):
-                now = policy(batch[rows]).score(fills[rows], q_ref[rows])
+                now = policy(batch[rows]).log_probs(sample[rows], q_ref[rows])
                 mask = batch.mask[rows]
                 loss, terms = grpo_loss(now, old[rows], advantages[rows], mask, weight, config)
                 loss.backward()
@@ -99,7 +100,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
             # isn't finite, no weight changes, and `main` ends the run when it sees the metrics.
             grad_norm = optimizer.step_if_finite(loss_of_update)
             metrics.end_update(grad_norm)
-    return Rollout(batch, fills, old, reward, parts, advantages), metrics.result()
+    return Rollout(batch, sample, old, reward, parts, advantages), metrics.result()
 
 
 def main(arguments=(), quiet=False):
@@ -134,7 +135,7 @@ def main(arguments=(), quiet=False):
     # This opens the folder. From here on Ctrl-C only asks us to stop.
     with Log(config, start, quiet) as log:
         if is_first():  # of several processes
-            begin_fills(models.base, held_out, config, start)  # what grpo.tools.replay shows
+            begin_snapshots(models.base, held_out, config, start)  # what grpo.tools.replay shows
             log.say(peek(models, held_out, start))
         for step in range(start, config.max_iters):
             began = time.perf_counter()
@@ -151,7 +152,7 @@ def main(arguments=(), quiet=False):
             metrics["step_ms"] = 1000 * (time.perf_counter() - began)
             log.write(step, metrics)
             if is_first():
-                record_fills(policy, held_out, config, step)
+                record_snapshot(policy, held_out, config, step)
             stop = log.stop_requested()  # the signal, or 0; all processes agree
             due = step + 1 == config.max_iters or (step + 1) % config.eval_interval == 0
             if stop or due:
@@ -166,7 +167,7 @@ def main(arguments=(), quiet=False):
             sys.exit(128 + stop)  # `log` says how to resume
         if not is_first():
             return None
-        # How much is right on held-out inputs, before and after? And what does the judge think?
+        # How much is correct on held-out inputs, before and after? And what does the judge think?
         result = evaluate(models, rewards, held_out, quiet=quiet)
         completions = list_completions(models, rewards, held_out)
         log.table(result, completions, format_table(result))

@@ -1,6 +1,6 @@
 """Teach the generator somebody else's answers with cross-entropy, to compare that with GRPO.
 
-    python .github/answers.py even out-even                    # the most even right answer
+    python .github/answers.py even out-even                    # the most even correct answer
     python .github/answers.py argmax out-found --teacher=out       # those that a GRPO run found
     python .github/answers.py passes out-passes                # the base's own, one blank a pass
     python .github/answers.py best out-best                    # the judge's best of the base's 16
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from data.dataset import make_if_missing, read_splits
-from data.sums.rule import right_answers
+from data.sums.rule import correct_answers
 from data.vocabulary import decode, encode
 from grpo.batch import make_batch
 from grpo.evaluation.rivals import best_by_word, fill_in_passes
@@ -38,13 +38,13 @@ CPU = torch.device("cpu")
 
 
 def most_even(masked: str) -> str:
-    """Return the right answer whose summands differ least."""
+    """Return the correct answer whose summands differ least."""
 
     def difference(answer: str) -> int:
         first, second = answer.split("=")[0].split("+")
         return abs(int(first) - int(second))
 
-    return min(right_answers(masked), key=difference)
+    return min(correct_answers(masked), key=difference)
 
 
 def answer(kind, batch, teacher, judge):

@@ -1,8 +1,8 @@
 """Draw the pictures of the pages from finished runs.
 
     python .github/figures.py moving out                         # sums, filled over the steps
-    python .github/figures.py passes out-1,out-2 out-even-measured  # right, by forward passes
-    python .github/figures.py judge out-1,out-2 out-fooled-1,out-fooled-2  # accepted, and right
+    python .github/figures.py passes out-1,out-2 out-even-measured  # correct, by forward passes
+    python .github/figures.py judge out-1,out-2 out-fooled-1,out-fooled-2  # accepted, and correct
     python .github/figures.py dose 60=out-a,out-b 8000=out       # by training steps of the judge
 
 Each command writes .github/NAME.svg. The first run of `passes` needs `grpo.evaluation OUT --again`
@@ -95,8 +95,8 @@ class Panel:
 
 
 def moving(run: str) -> None:
-    """Show six sums: the truth, the base model's fill, and the policy's as training goes on."""
-    first, *steps = read_lines(run, "fills.jsonl")
+    """Show six sums: the truth, and what base model and policy make of them, step by step."""
+    first, *steps = read_lines(run, "snapshots.jsonl")
     metrics = read_lines(run, "metrics.jsonl")
     last = len(steps) - 1
     shown = [0, *(round(last ** (i / 12)) for i in range(4, 13))]
@@ -110,7 +110,7 @@ def moving(run: str) -> None:
             good = all(gap[2] for gap in line["gaps"][i])
             letters = "".join(
                 f'<tspan class="{"a" if good else "b"} bold">{c}</tspan>' if m == "_" else c
-                for c, m in zip(line["fills"][i], first["masked"][i])
+                for c, m in zip(line["completions"][i], first["masked"][i])
             )
             cells.append(text(x, 120 + 38 * k, letters, "mono"))
         return cells
@@ -119,16 +119,16 @@ def moving(run: str) -> None:
     body += [text(60, 120 + 38 * k, first["texts"][i], "mono") for k, i in enumerate(rows)]
     body += sums(260, first)
     for frame, step in enumerate(shown):
-        near = [line["right"] for line in metrics[max(0, step - 2) : step + 3]]
+        near = [line["correct"] for line in metrics[max(0, step - 2) : step + 3]]
         share = sum(near) / len(near)
         kind = "frame last" if step == last else "frame"
         body.append(f'<g class="{kind}" style="animation-delay:{frame}s">')
         body += sums(460, steps[step])
         body.append(text(670, 150, f"{share:.0%}", "big"))
-        body.append(text(670, 180, "right", ""))
+        body.append(text(670, 180, "correct", ""))
         body.append(text(670, 204, f"step {step + 1} of {last + 1}", "faint"))
         body.append("</g>")
-    legend = "Filled digits are green in a right sum and orange in a wrong one."
+    legend = "Filled digits are green in a correct sum and orange in a wrong one."
     body.append(text(60, 40, "Every blank is filled in one forward pass.", "bold"))
     body.append(text(60, 352, legend, "faint"))
     style = f"""
@@ -144,24 +144,24 @@ def moving(run: str) -> None:
 
 
 def passes(runs: str, supervised: str) -> None:
-    """Plot what's right against forward passes. A dot's area is the different answers in 16.
+    """Plot what's correct against forward passes. A dot's area is the different answers in 16.
 
     The base model's rows are those of the first of the runs A,B,... and GRPO's is their mean.
     """
     tables = [table(run) for run in runs.split(",")]
     rows = tables[0]
-    panel = Panel(50, 660, (0.5, 4.5), "right, by forward passes")
+    panel = Panel(50, 660, (0.5, 4.5), "correct, by forward passes")
     panel.ticks({n: str(n) for n in range(1, 5)}, "forward passes (mean over the inputs)")
 
     def dot(row, label, kind, **where):
-        panel.dot(row["passes"], row["right"], row.get("different_right", 1), kind)
-        panel.label(row["passes"], row["right"], label, kind, **where)
+        panel.dot(row["passes"], row["correct"], row.get("different_correct", 1), kind)
+        panel.label(row["passes"], row["correct"], label, kind, **where)
 
-    ceiling = rows["exact marginals"]["right"]
+    ceiling = rows["exact marginals"]["correct"]
     panel.line([(0.5, ceiling), (4.5, ceiling)], "d")
     panel.label(4.5, ceiling, "perfect pretraining, one pass", "d", -4, -10, "end")
     by_confidence = [rows[f"by confidence, {n} passes"] for n in (2, 3, 4, 6)]
-    points = [(row["passes"], row["right"]) for row in (rows["before, sampled"], *by_confidence)]
+    points = [(row["passes"], row["correct"]) for row in (rows["before, sampled"], *by_confidence)]
     panel.line(points, "c thin")
     dot(rows["before, sampled"], "base", "c", dx=14, dy=22)
     for i, row in enumerate(by_confidence):
@@ -175,7 +175,7 @@ def passes(runs: str, supervised: str) -> None:
     dot(mean, "GRPO", "a", dy=28, anchor="middle")
 
     body = panel.body
-    body.append(text(50, 370, "Area: different right answers in 16 draws", "faint"))
+    body.append(text(50, 370, "Area: different correct answers in 16 draws", "faint"))
     for x, n in ((360, 1), (420, 5), (490, 10)):
         r = 4 + 3.2 * math.sqrt(n)
         body.append(f'<circle cx="{x}" cy="365" r="{r:.1f}" class="dot d"/>')
@@ -184,7 +184,7 @@ def passes(runs: str, supervised: str) -> None:
 
 
 def judge(good: str, weak: str) -> None:
-    """Plot what the judge accepts and what's right, over the steps: means over runs A,B,..."""
+    """Plot what the judge accepts and what's correct, over the steps: means over runs A,B,..."""
     body = []
     for left, runs, title in ((50, good, "a good judge"), (460, weak, "a weak judge")):
         metrics = [read_lines(run, "metrics.jsonl") for run in runs.split(",")]
@@ -192,29 +192,29 @@ def judge(good: str, weak: str) -> None:
         panel = Panel(left, 250, (0, last), title)
         panel.ticks({0: "0", last: str(last + 1)}, "step")
         ends = {}
-        for name, kind in (("accepts", "b"), ("right", "a")):
+        for name, kind in (("accepts", "b"), ("correct", "a")):
             values = [sum(line[name] for line in step) / len(step) for step in zip(*metrics)]
             # wide, so that it shows where the other one covers it
             panel.line([*enumerate(values)], "b wide" if name == "accepts" else kind)
             ends[name] = values[-1]
-        apart = 0 if abs(ends["accepts"] - ends["right"]) > 0.08 else 10
-        words = {"accepts": "judge accepts", "right": "right"}
-        for name, kind, dy in (("accepts", "b", 5 - apart), ("right", "a", 5 + apart)):
+        apart = 0 if abs(ends["accepts"] - ends["correct"]) > 0.08 else 10
+        words = {"accepts": "judge accepts", "correct": "correct"}
+        for name, kind, dy in (("accepts", "b", 5 - apart), ("correct", "a", 5 + apart)):
             panel.label(last, ends[name], words[name], kind, 8, dy)
         body += panel.body
     write("judge", 345, body)
 
 
 def dose(*groups: str) -> None:
-    """Plot what's right, accepted and fooled after GRPO, by the training steps of the judge."""
+    """Plot what's correct, accepted and fooled after GRPO, by the training steps of the judge."""
     runs = {}
     for group in groups:
         steps, _, folders = group.partition("=")
         runs[int(steps)] = [table(folder)["after, sampled"] for folder in folders.split(",")]
     panel = Panel(50, 600, (math.log(min(runs)), math.log(max(runs))), "after GRPO")
     panel.ticks({math.log(n): f"{n:,}" for n in runs}, "training steps of the judge")
-    labels = {"accepts": "judge accepts", "right": "right", "fooled": "accepted of the wrong"}
-    for name, kind in (("fooled", "d"), ("accepts", "b"), ("right", "a")):
+    labels = {"accepts": "judge accepts", "correct": "correct", "fooled": "accepted of the wrong"}
+    for name, kind in (("fooled", "d"), ("accepts", "b"), ("correct", "a")):
         points = []
         for n, rows in sorted(runs.items()):
             values = [row.get(name, 0) for row in rows]
@@ -222,7 +222,7 @@ def dose(*groups: str) -> None:
             panel.line([(math.log(n), min(values)), (math.log(n), max(values))], kind)
             panel.dot(*points[-1], 0.3, kind)
         panel.line(points, kind)
-        dy = {"accepts": -5, "right": 15, "fooled": 5}[name]
+        dy = {"accepts": -5, "correct": 15, "fooled": 5}[name]
         panel.label(*points[-1], labels[name], kind, 10, dy)
     write("dose", 345, panel.body)
 

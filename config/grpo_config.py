@@ -1,5 +1,5 @@
 # Sums with a learned judge. The model fills the blanks of 4_7+4_1=888 in one pass, and the reward
-# is what a judge thinks of the result. A rule could tell exactly which sums are right, but the
+# is what a judge thinks of the result. A rule could tell exactly which sums are correct, but the
 # policy never sees it: here it's only the referee, in the bar and in the table. That's the point.
 # The judge stands in for all the tasks where no rule exists, and on this one we can check it.
 #     python train_grpo.py config/grpo_config.py --group_size=16

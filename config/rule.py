@@ -1,9 +1,9 @@
-# The same sums with the rule as the reward: 1 if the sum is right, else 0. No judge is involved.
+# The same sums with the rule as the reward: 1 if the sum is correct, else 0. No judge is involved.
 # That's a verifiable reward, the kind reasoning models are trained with.
 #     python train_grpo.py config/rule.py
 
 out_dir = "out-rule"
-reward = "right"
+reward = "correct"
 judge_checkpoint = ""
 # A rule costs little, so the groups are large. In the same time, 64 inputs with 32 completions
 # learn more than 128 with 16.

@@ -19,7 +19,7 @@ from data.files import find
 from data.masking import MASKINGS, make_mask, parse_masking
 from data.per_word import number_words
 from data.sums.prepare import prepare as prepare_sums
-from data.sums.rule import is_right
+from data.sums.rule import is_correct
 from data.user_mistake import Mistake
 from data.vocabulary import (
     BLANK,
@@ -34,7 +34,7 @@ from data.vocabulary import (
 
 DIGITS = {"sums": 3, "sums2": 2}  # of the datasets that a first run makes
 SPLITS = ("train", "val")
-KINDS = {"text": "a text", "sums": "sums", "lines": "lines that aren't all right sums"}
+KINDS = {"text": "a text", "sums": "sums", "lines": "lines that aren't all correct sums"}
 
 
 @dataclass
@@ -112,7 +112,7 @@ def read_splits(dataset: str, block_size: int) -> tuple[Dataset, Dataset]:
 def read_dataset(file: Path, block_size: int) -> Dataset:
     """Read train.txt or val.txt, or raise a Mistake that says what's wrong with it.
 
-    If all lines have block_size characters, each is an input, and if all of them are right sums,
+    If all lines have block_size characters, each is an input, and if all of them are correct sums,
     that's what they are. Any other file is a text, of which we keep the words of a to z. Every
     window of block_size characters is an input then, and each run of blanks a word.
     """
@@ -135,7 +135,7 @@ def read_dataset(file: Path, block_size: int) -> Dataset:
     unknown = "".join(sorted(set("".join(lines)) - set(allowed)))
     if unknown:
         raise Mistake(f"{file} has the characters {unknown!r:.100}; use only {allowed!r}")
-    kind = "sums" if all(map(is_right, lines)) else "lines"
+    kind = "sums" if all(map(is_correct, lines)) else "lines"
     return Dataset(encode("".join(lines)).view(-1, block_size), lines, kind)
 
 

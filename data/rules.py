@@ -1,9 +1,9 @@
-"""Which fills are good? A rule decides: for the reward, the bar and the table alike.
+"""Which completions are good? A rule decides: for the reward, the bar and the table alike.
 
 A rule has a `name`, finds the gaps of a text, and judges what's in them:
 
     gaps(original, mask)       lists (start, end) of each gap of a text, whose blanks are in `mask`
-    is_good(fill, start, end)  tells whether fill[start:end] is good
+    is_good(text, start, end)  tells whether text[start:end] is good
 
 If a dataset of yours has a rule, write one here and let `pick_rule` return it.
 
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from data.dataset import Dataset
-from data.sums.rule import is_right
+from data.sums.rule import is_correct
 from data.vocabulary import decode
 
 WORD = re.compile("(?<![a-z])[a-z]+")
 
 
 class WordRule:
-    """A gap is a word of the text that has blanks. A fill is good if it's in the lexicon.
+    """A gap is a word of the text that has blanks. It's filled well if it's in the lexicon.
 
     With `cut`, texts may start and end in the middle of a word, so the words there don't count.
     """
@@ -45,21 +45,21 @@ class WordRule:
                 spans.append((start, end))
         return spans
 
-    def is_good(self, fill, start, end):
-        word = WORD.match(fill, start)  # WORD also looks at the character before start
+    def is_good(self, text, start, end):
+        word = WORD.match(text, start)  # WORD also looks at the character before start
         return word is not None and word.end() == end and word[0] in self.lexicon
 
 
 class SumRule:
-    """A gap is a whole sum. A fill is good if the sum is right, and usually many are."""
+    """A gap is a whole sum. Many completions of it may be correct."""
 
-    name = "right"
+    name = "correct"
 
     def gaps(self, original, mask):
         return [(0, len(original))]
 
-    def is_good(self, fill, start, end):
-        return is_right(fill)
+    def is_good(self, text, start, end):
+        return is_correct(text)
 
 
 def pick_rule(train: Dataset, cut: bool = True) -> WordRule | SumRule | None:
@@ -84,11 +84,11 @@ def check_gaps(
     good = torch.zeros(B, G, T, dtype=torch.bool)
     if rule:
         masks = mask.cpu().numpy()  # (B,T)
-        fills = decode(completions)
+        texts = decode(completions)
         for i, original in enumerate(decode(tokens)):
             for start, end in rule.gaps(original, masks[i]):
                 first = start + int(masks[i, start:end].argmax())
                 gaps[i, first] = True
-                for j, fill in enumerate(fills[i * G : (i + 1) * G]):
-                    good[i, j, first] = rule.is_good(fill, start, end)
+                for j, text in enumerate(texts[i * G : (i + 1) * G]):
+                    good[i, j, first] = rule.is_good(text, start, end)
     return good.to(mask.device), gaps.to(mask.device)

@@ -49,7 +49,7 @@ def minus_mean_of_others(reward: Tensor) -> Tensor:
 
 
 def minus_nothing(reward: Tensor) -> Tensor:
-    """r itself. With rewards of 0 and 1 only good fills teach: rejection sampling fine-tuning."""
+    """r itself. With rewards of 0 and 1 only correct completions teach: rejection sampling."""
     return reward
 
 
@@ -80,7 +80,7 @@ SCALES = {"none": undivided, "group": deviation_of_group, "batch": deviation_of_
 
 
 def compute_advantages(reward: Tensor, entropy: Tensor, mask: Tensor, config) -> Tensor:
-    """Compare each fill with its group: reward (B,G,T), entropy, mask (B,T) -> (B,G,T)."""
+    """Compare each completion with its group: reward (B,G,T), entropy, mask (B,T) -> (B,G,T)."""
     centered = BASELINES[config.baseline](reward)  # (B,G,T)
     advantages = centered / SCALES[config.scale_rewards](reward, mask)  # (B,G,T)
     if config.top_entropy_quantile < 1:

@@ -17,7 +17,7 @@ import torch
 
 from data.user_mistake import Mistake
 from grpo import policy
-from grpo.policy import Fills, Product, Scores
+from grpo.policy import LogProbs, Product, Sample
 from grpo.truncation import truncates
 
 SOURCE = Path(__file__).with_name("kernel.cu")
@@ -155,10 +155,10 @@ class FusedProduct(Product):
 
     def sample(self):
         batch, temperature = self.batch, self.config.temperature
-        return Fills(
+        return Sample(
             sample_completions(self.logits, batch.masked, batch.mask, batch.uniforms, temperature)
         )
 
-    def score(self, fills, reference):
-        y, mask, temperature = fills.completions, self.batch.mask, self.config.temperature
-        return Scores(*compute_logprobs(self.logits, reference.logits, y, mask, temperature))
+    def log_probs(self, sample, reference):
+        y, mask, temperature = sample.completions, self.batch.mask, self.config.temperature
+        return LogProbs(*compute_logprobs(self.logits, reference.logits, y, mask, temperature))

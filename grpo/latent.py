@@ -13,8 +13,8 @@ These add up to the word's exact log-probability, and every letter has a ratio a
 own. With K = 1 each logp_t is that of `Product`.
 
 KL and entropy are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖q_ref,z), and the
-first blank of a word adds KL(π‖π_ref). Their sum is an upper bound of the KL of the fills. It's all
-plain PyTorch, differentiated by autograd.
+first blank of a word adds KL(π‖π_ref). Their sum is an upper bound of the KL of the completions.
+It's all plain PyTorch, differentiated by autograd.
 
 Temperature acts on the letters and on π, a truncation on the letters of each z alone. Others have
 used a shared latent for translation (Shen et al. 2019, 1902.07816) and mixtures for discrete
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from data.per_word import begins_word, lay_out_words, spread
 from grpo.batch import Batch, Rows
-from grpo.policy import Fills, Scores, log_softmax
+from grpo.policy import LogProbs, Sample, log_softmax
 from grpo.truncation import allowed_characters, restrict, truncates
 
 
@@ -44,7 +44,7 @@ def draw(log_q: Tensor, uniforms: Tensor) -> Tensor:
 
 @dataclass
 class Latent(Rows):
-    """A distribution over the fills of B inputs, with the same methods as `Product`."""
+    """A distribution over the completions of B inputs, with the same methods as `Product`."""
 
     prior: Tensor  # (B,T,K) logits of π, the same at each blank of a word
     letters: Tensor  # (B,T,K,V) logits of q_z
@@ -86,7 +86,7 @@ class Latent(Rows):
         logp = (up_to - before)[self.word, self.place]  # (M,n)
         return spread(logp, self.mask).mT
 
-    def sample(self) -> Fills:
+    def sample(self) -> Sample:
         """Draw z ~ π for each word of each completion, then its letters from q_z."""
         batch, allowed = self.batch, None
         if truncates(self.config):
@@ -96,13 +96,13 @@ class Latent(Rows):
         z = draw(log_pi, batch.latent_uniforms.mT[self.first])[self.word]  # (M,G)
         of_z = self.log_q(allowed).take_along_dim(z[..., None], dim=1)  # (M,G,V)
         y = spread(draw(of_z, batch.uniforms.mT[self.mask]), self.mask).mT  # (B,G,T)
-        return Fills(torch.where(self.mask[:, None], y, batch.masked[:, None]), allowed)
+        return Sample(torch.where(self.mask[:, None], y, batch.masked[:, None]), allowed)
 
-    def score(self, fills: Fills, reference: "Latent") -> Scores:
-        """Score fills under the policy and a reference. Gradients reach the policy."""
+    def log_probs(self, sample: Sample, reference: "Latent") -> LogProbs:
+        """Compute log q and log q_ref of a sample. Gradients reach the policy."""
         log_q, log_pi = self.log_q(), self.log_pi()  # (M,K,V), (N,K)
         log_q_ref, log_pi_ref = reference.log_q(), reference.log_pi()
-        y = fills.completions.mT[self.mask]  # (M,G)
+        y = sample.completions.mT[self.mask]  # (M,G)
         first = self.first[self.mask][:, None]  # (M,1)
 
         def over_pairs(letters, priors):
@@ -118,9 +118,9 @@ class Latent(Rows):
 
         kl = over_pairs(log_q - log_q_ref, log_pi - log_pi_ref)
         entropy = over_pairs(-log_q, -log_pi)
-        if fills.allowed is not None:
-            log_q, log_q_ref = (q.log_q(fills.allowed) for q in (self, reference))
-        return Scores(
+        if sample.allowed is not None:
+            log_q, log_q_ref = (q.log_q(sample.allowed) for q in (self, reference))
+        return LogProbs(
             logp=self.chain(log_q, log_pi, y),
             ref_logp=self.chain(log_q_ref, log_pi_ref, y),
             kl=kl,

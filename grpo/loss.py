@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from grpo.distributed import n_processes, total_over_processes
-from grpo.policy import Scores
+from grpo.policy import LogProbs
 
 # Objectives: what to maximize for each drawn character. They take
 #
@@ -75,26 +75,26 @@ OBJECTIVES = {"clip": clip, "gspo": gspo, "cispo": cispo, "reinforce": reinforce
 
 
 # KL(q‖q_ref): exact, or Schulman's estimates of it from the drawn characters ("Approximating KL
-# divergence"). They take the `Scores` of an update, and return (B,1,T) or (B,G,T), in nats.
+# divergence"). They take the `LogProbs` of an update, and return (B,1,T) or (B,G,T), in nats.
 
 
-def exact_kl(now: Scores) -> Tensor:
+def exact_kl(now: LogProbs) -> Tensor:
     """Σ_v q(v)·(log q(v) − log q_ref(v)), the same for all G draws of a blank: -> (B,1,T)."""
     return now.kl[:, None]
 
 
-def k1(now: Scores) -> Tensor:
+def k1(now: LogProbs) -> Tensor:
     """log q(y) − log q_ref(y). As a loss its expected gradient is 0, so it holds nothing back."""
     return now.logp - now.ref_logp
 
 
-def k2(now: Scores) -> Tensor:
+def k2(now: LogProbs) -> Tensor:
     """Half of k1 squared. For independent blanks its expected gradient is that of KL(q‖q_ref)."""
     d = now.ref_logp - now.logp  # (B,G,T)
     return d * d / 2
 
 
-def k3(now: Scores) -> Tensor:
+def k3(now: LogProbs) -> Tensor:
     """r − 1 − log r with r = q_ref(y)/q(y): what the papers use.
 
     For independent blanks its expected gradient is that of KL(q_ref‖q), as long as q is still the
@@ -163,8 +163,8 @@ def loss_weights(mask: Tensor, config) -> Tensor:
 
 
 def grpo_loss(
-    now: Scores,  # of the completions under the current policy
-    old: Scores,  # of the same completions under the policy that drew them
+    now: LogProbs,  # of the completions under the current policy
+    old: LogProbs,  # of the same completions under the policy that drew them
     advantages: Tensor,  # (B,G,T)
     mask: Tensor,  # (B,T)
     weights: Tensor,  # (B,T) from `loss_weights`

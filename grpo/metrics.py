@@ -19,7 +19,7 @@ from data.rules import SumRule, WordRule, check_gaps
 from grpo.advantage import all_equal
 from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
-from grpo.policy import Fills, Scores
+from grpo.policy import LogProbs, Sample
 from grpo.reward import judge_metrics
 
 PER_BLANK = ("entropy", "mean_log_prob", "mean_kl", "approx_kl", "clip_ratio")
@@ -38,11 +38,11 @@ def check_finite(metrics: dict[str, float], step: int) -> None:
 
 @dataclass(frozen=True)
 class Rollout(Rows):
-    """Keep the fills of a step, their scores and rewards, for the log."""
+    """Keep the completions of a step, their log-probabilities and rewards, for the log."""
 
     batch: Batch
-    fills: Fills
-    old: Scores  # of the fills, under the policy that drew them
+    sample: Sample
+    old: LogProbs  # of the sample, under the policy that drew it
     reward: Tensor  # (B,G,T)
     parts: dict[str, Tensor]  # {name: (B,G,T)} what the reward is the weighted sum of
     advantages: Tensor  # (B,G,T)
@@ -60,7 +60,7 @@ class UpdateMetrics:
         self.updates = []  # {name: mean}
 
     @torch.no_grad()
-    def add(self, now: Scores, old: Scores, terms: dict[str, Tensor], mask: Tensor) -> None:
+    def add(self, now: LogProbs, old: LogProbs, terms: dict[str, Tensor], mask: Tensor) -> None:
         """Add the sums of one micro-batch over its blanks, where mask (B,T) is True."""
         G = now.logp.shape[1]
         moved = now.logp - old.logp  # (B,G,T)
@@ -97,14 +97,16 @@ def rollout_metrics(rollout: Rollout, rule: WordRule | SumRule | None) -> dict[s
     `fooled` need the judge to be a part of the reward.
     """
     rollout = rollout.map(gather)  # of all processes
-    batch, groups, mask = rollout.batch, rollout.fills.completions, rollout.batch.mask
+    batch, groups, mask = rollout.batch, rollout.sample.completions, rollout.batch.mask
     parts = rollout.parts
     reward = mean_over_blanks(rollout.reward, mask)  # (B,G)
     metrics = {f"reward_{name}": mean_over_blanks(x, mask).mean() for name, x in parts.items()}
     metrics["mean_reward"] = reward.mean()
     metrics["std_reward"] = reward.std(dim=1, correction=0).mean()
     metrics["frac_reward_zero_std"] = all_equal(reward).float().mean()
-    metrics["different_fills"] = sum(len(group.unique(dim=0)) for group in groups) / len(groups)
+    metrics["different_completions"] = sum(len(group.unique(dim=0)) for group in groups) / len(
+        groups
+    )
     # if this is far from 0, something is wrong with the baseline
     advantages = rollout.advantages * mask[:, None]  # (B,G,T)
     metrics["mean_advantage"] = advantages.sum() / (mask.sum() * reward.shape[1]).clamp(min=1)

@@ -3,10 +3,10 @@
     python -m grpo.one_file    # in the project's folder
 
 The generator fills all blanks of a sum such as `4_7+4_1=888` in one step. No blank sees what the
-others get, so few sums are right. A rule can check a sum, but no gradient leads from it back
-through the draw of a digit. GRPO doesn't need one. It fills each input G times, and makes the
-digits of right fills more likely and those of wrong fills less likely, until the blanks agree. With
-a judge, `reward` would return a second network's score. config/rule.py takes the same steps.
+others get, so few sums are correct. A rule can check a sum, but you can't backpropagate through
+sampling a digit. GRPO doesn't need to. It fills each input G times, and makes the digits of correct
+completions more likely and those of wrong ones less likely, until the blanks agree. With a judge,
+`reward` would return a second network's score. config/rule.py takes the same steps.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
@@ -77,7 +77,7 @@ def sample(log_probs, masked, uniforms):
     return torch.where(masked[:, None] == BLANK, characters, masked[:, None])
 
 
-def is_right(text):
+def is_correct(text):
     """Tell whether a sum such as 417+471=888 holds. No summand starts with a 0."""
     first, second, result = text[:3], text[4:7], text[8:]
     allowed = (first + second).isdigit() and "0" not in (first[0], second[0])
@@ -89,27 +89,27 @@ def decode(tokens):
 
 
 def reward(completions):
-    """Reward a fill with 1 if its sum is right, else 0: (B,G,T) -> (B,G)."""
-    right = [float(is_right(text)) for text in decode(completions)]
-    return torch.tensor(right).view(completions.shape[:2])
+    """Reward a completion with 1 if its sum is correct, else 0: (B,G,T) -> (B,G)."""
+    correct = [float(is_correct(text)) for text in decode(completions)]
+    return torch.tensor(correct).view(completions.shape[:2])
 
 
 def advantages(rewards):
-    """Compare each fill with its group: (B,G) -> (B,G). If all rewards are equal, they get 0."""
+    """Compare each completion with its group: (B,G) -> (B,G). Equal rewards give 0."""
     centered = rewards - rewards.mean(dim=1, keepdim=True)
     return centered / (rewards.std(dim=1, keepdim=True, correction=0) + 1e-4)
 
 
 def grpo_loss(now, old, ref, completions, A, mask):
-    """Average -min(ρA, clip(ρ)A) + β·KL(q‖q_ref) over fills, blanks and inputs: -> a scalar.
+    """Average -min(ρA, clip(ρ)A) + β·KL(q‖q_ref) over completions, blanks and inputs: -> a scalar.
 
-    `now`, `old` and `ref` (B,T,V) are log q of the generator now, of the one that drew the fills,
-    and of the one that ships. A is a fill's advantage (B,G), and mask (B,T) is True at blanks.
-    ρ = q/q_old says how much more likely a character has become since it was drawn. In the first
-    update it's 1, and the gradient of ρA is A ∇log q. Averaged over draws, that's the gradient of
-    the expected reward, because ∇q = q ∇log q. Once ρ is above 1.2 with A > 0, or below 0.8 with
-    A < 0, the minimum is constant and stops pushing. The KL keeps the fills of an input from all
-    becoming the same wrong sum, with nothing left to compare.
+    `now`, `old` and `ref` (B,T,V) are log q of the generator now, of the one that drew the
+    completions, and of the one that ships. A is a completion's advantage (B,G), and mask (B,T) is
+    True at blanks. ρ = q/q_old says how much more likely a character has become since it was drawn.
+    In the first update it's 1, and the gradient of ρA is A ∇log q. Averaged over draws, that's the
+    gradient of the expected reward, because ∇q = q ∇log q. Once ρ is above 1.2 with A > 0, or below
+    0.8 with A < 0, the minimum is constant and stops pushing. The KL keeps the completions of an
+    input from all becoming the same wrong sum, with nothing left to compare.
     """
     A = A[:, :, None]  # (B,G,1)
     moved = (now - old).gather(-1, completions.mT)  # (B,T,G) how far log q has moved
@@ -145,7 +145,7 @@ def train(generator, reference, sums):
 
 @torch.no_grad()
 def evaluate(generator, masked, uniforms):
-    """Fill inputs: -> the first completion of each, as texts, and the share of right sums."""
+    """Fill inputs: -> the first completion of each, as texts, and the share of correct sums."""
     completions = sample(log_q(generator, masked), masked, uniforms)  # (B,G,T)
     return decode(completions[:, 0]), reward(completions).mean().item()
 
@@ -155,11 +155,11 @@ if __name__ == "__main__":
     masked, uniforms = draw_batch(held_out, 256, (2**31,))
     generator, reference = load(), load()
     before, share = evaluate(reference, masked, uniforms)
-    print(f"step 0: right on held-out sums {share:.3f}")
+    print(f"step 0: correct on held-out sums {share:.3f}")
     for step, _ in enumerate(train(generator, reference, sums), 1):
         if step % 20 == 0 or step == STEPS:
             after, share = evaluate(generator, masked, uniforms)
-            print(f"step {step}: right on held-out sums {share:.3f}")
+            print(f"step {step}: correct on held-out sums {share:.3f}")
     for i in range(3):
         for name, texts in {"input": decode(masked), "before": before, "after": after}.items():
             print(f"{name:7s}", texts[i])

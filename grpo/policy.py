@@ -1,12 +1,12 @@
-"""The policy: one forward pass, and you have a distribution over fills.
+"""The policy: one forward pass, and you have a distribution over completions.
 
     q(y) = Π_t q_t(y_t),    q_t = softmax(s_t / τ)
 
-All blanks are independent, so the probability of a fill is a product over its blanks. The network
-turns a masked input into the logits s of every blank, and `Product` does the rest:
+All blanks are independent, so the probability of a completion is a product over its blanks. The
+network turns a masked input into the logits s of every blank, and `Product` does the rest:
 
-    q.sample()            draws G fills of each input, all blanks at once
-    q.score(fills, q_ref) computes their log-probabilities, and the exact KL and entropy
+    q.sample()            draws G completions of each input, all blanks at once
+    q.log_probs(sample, q_ref)  computes their log-probabilities, and the exact KL and entropy
     logprobs_backward     is the gradient of these scores, by hand
 
 For one blank with logits s, temperature τ and drawn character y, in nats:
@@ -32,7 +32,7 @@ from grpo.batch import Batch, Rows
 
 
 @dataclass(frozen=True)
-class Fills(Rows):
+class Sample(Rows):
     """The completions of a step, and what they were allowed to be drawn from."""
 
     completions: Tensor  # (B,G,T) the filled-in copies of each input
@@ -40,8 +40,8 @@ class Fills(Rows):
 
 
 @dataclass(frozen=True)
-class Scores(Rows):
-    """What a policy says about fills, in nats. All are 0 where there's no blank."""
+class LogProbs(Rows):
+    """How likely a policy finds a sample, in nats. All are 0 where there's no blank."""
 
     logp: Tensor  # (B,G,T) log q(y)
     ref_logp: Tensor  # (B,G,T) log q_ref(y)
@@ -57,22 +57,22 @@ class Product(Rows):
     batch: Batch
     config: object
 
-    def sample(self) -> Fills:
+    def sample(self) -> Sample:
         """Fill every blank G times in parallel, with the batch's own random numbers."""
         batch, temperature = self.batch, self.config.temperature
-        return Fills(
+        return Sample(
             sample_completions(self.logits, batch.masked, batch.mask, batch.uniforms, temperature)
         )
 
-    def score(self, fills: Fills, reference: "Product") -> Scores:
-        """Score fills under this policy and a reference. Gradients reach this policy's logits."""
-        y, mask, temperature = fills.completions, self.batch.mask, self.config.temperature
-        return Scores(*compute_logprobs(self.logits, reference.logits, y, mask, temperature))
+    def log_probs(self, sample: Sample, reference: "Product") -> LogProbs:
+        """Compute log q and log q_ref of a sample. Gradients reach this policy's logits."""
+        y, mask, temperature = sample.completions, self.batch.mask, self.config.temperature
+        return LogProbs(*compute_logprobs(self.logits, reference.logits, y, mask, temperature))
 
     def log_prob(self, completions: Tensor) -> Tensor:
         """Compute log q of each character, without truncation: (B,n,T) -> (B,n,T).
 
-        Visible text gets 0, so the sum over T is the log-probability of the fill.
+        Visible text gets 0, so the sum over T is the log-probability of the completion.
         """
         log_q = log_softmax(self.logits, self.config.temperature)  # (B,T,V)
         y = completions.clamp(min=0).mT  # (B,T,n) padding is -1
@@ -183,7 +183,7 @@ def logprobs_backward(
     return torch.where(mask[..., None], d / temperature, 0).to(logits.dtype)
 
 
-class LogProbs(torch.autograd.Function):
+class ComputeLogProbs(torch.autograd.Function):
     """Tell autograd that `logprobs_backward` is the gradient of `logprobs_forward`."""
 
     @staticmethod
@@ -202,4 +202,4 @@ class LogProbs(torch.autograd.Function):
         return d, None, None, None, None
 
 
-compute_logprobs = LogProbs.apply  # logits, ref_logits, completions, mask, temperature
+compute_logprobs = ComputeLogProbs.apply  # logits, ref_logits, completions, mask, temperature

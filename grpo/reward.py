@@ -1,7 +1,7 @@
-"""Reward fills by a judge, a rule, a function of your own, or a weighted sum of these.
+"""Reward completions by a judge, a rule, a function of your own, or a weighted sum of these.
 
     --reward=judge                                                              the default
-    --reward=right                                                              the rule of sums
+    --reward=correct                                                            is the sum correct?
     --reward=judge:0.5,model/pretrained/sums_judge_weak.pt:0.5                  two judges
     --reward=judge:1.0,my_rewards.py:even:0.1                                   and one of your own
 
@@ -28,7 +28,7 @@ from grpo.batch import Batch
 
 AT_ONCE = {"cpu": 32, "cuda": 256}  # rows per batch; more would overflow a CPU's cache
 SUREST = 8  # nats; the score of a word is cut off at ±8
-FEW = 20  # with fewer wrong fills, `fooled` would be noise
+FEW = 20  # with fewer wrong completions, `fooled` would be noise
 
 
 @torch.no_grad()
@@ -60,7 +60,7 @@ def accepts(scores: Tensor, words: Tensor) -> Tensor:
     """Compute the share of its hidden words that a judge accepts: (B,G,T), (B,T) -> (B,G).
 
     It accepts a word with a score above 0. That's where it takes the word for real rather than
-    filled in, which isn't the same as right.
+    filled in, which isn't the same as correct.
     """
     first = begins_word(words)[:, None]  # (B,1,T)
     return ((scores > 0) & first).sum(dim=-1) / first.sum(dim=-1).clamp(min=1)
@@ -72,7 +72,7 @@ def judge_metrics(
     good: Tensor,  # (B,G,T) what the rule says, from `check_gaps`
     gaps: Tensor,  # (B,T)
 ) -> dict[str, Tensor]:
-    """Compute which share of all fills the judge accepts, and which share of the wrong ones.
+    """Compute which share of all completions the judge accepts, and which share of the wrong ones.
 
     The latter, `fooled`, is left out if hardly anything is wrong.
     """

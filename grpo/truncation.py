@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from grpo.policy import Fills, Product, Scores
+from grpo.policy import LogProbs, Product, Sample
 
 LEFT_OUT = -1e9  # a logit; like -inf, but it makes no NaN
 TOP_CHOICE = 0.1  # XTC leaves out characters that are at least this likely
@@ -31,22 +31,24 @@ def truncates(config) -> bool:
 class Truncated(Product):
     """A `Product` that draws from the allowed characters alone."""
 
-    def sample(self) -> Fills:
+    def sample(self) -> Sample:
         allowed = allowed_characters(self.logits, self.batch.coins[..., None], self.config)
         restricted = Product(restrict(self.logits, allowed), self.batch, self.config)
         return replace(restricted.sample(), allowed=allowed)
 
-    def score(self, fills: Fills, reference: Product) -> Scores:
+    def log_probs(self, sample: Sample, reference: Product) -> LogProbs:
         """Take logp and ref_logp from the allowed characters, and the rest from all characters.
 
         A KL and an entropy of the allowed ones would read 0 while the policy collapses.
         """
         q, q_ref = (
-            Product(restrict(each.logits, fills.allowed), self.batch, self.config)
+            Product(restrict(each.logits, sample.allowed), self.batch, self.config)
             for each in (self, reference)
         )
-        drawn = q.score(fills, q_ref)
-        return replace(super().score(fills, reference), logp=drawn.logp, ref_logp=drawn.ref_logp)
+        drawn = q.log_probs(sample, q_ref)
+        return replace(
+            super().log_probs(sample, reference), logp=drawn.logp, ref_logp=drawn.ref_logp
+        )
 
 
 def restrict(logits: Tensor, allowed: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ The generator learns to fill in hidden characters (masked language modeling, 181
 its inputs part of the blanks are filled in already, which is what a model that fills blank by blank
 gets to see. The judge learns to tell real words from those that the generator drew.
 
-Shapes: B inputs, T characters. A policy maps a `Batch` to a distribution over its fills, a judge
-maps tokens (B,T) to log-odds (B,T). `args` are the settings of `model/pretrain.py`.
+Shapes: B inputs, T characters. A policy maps a `Batch` to a distribution over its completions, a
+judge maps tokens (B,T) to log-odds (B,T). `args` are the settings of `model/pretrain.py`.
 """
 
 from dataclasses import replace
@@ -46,8 +46,8 @@ def generator_loss(policy, batch: Batch) -> Tensor:  # ()
 
 
 @torch.no_grad()
-def draw_fills(policy, batch, temperature):
-    """Draw one fill of each input, at this temperature: -> (B,T)."""
+def draw_completions(policy, batch, temperature):
+    """Draw one completion of each input, at this temperature: -> (B,T)."""
     q = policy(batch)
     q = replace(q, config=replace(q.config, temperature=temperature))
     return q.sample().completions[:, 0]
@@ -63,7 +63,7 @@ def judge_loss(judge, policy, dataset, args, temperature, seed):
     drawn.
     """
     batch = masked_batch(dataset, args, args.judge_masking, seed)
-    drawn = draw_fills(policy, batch, temperature)  # (B,T)
+    drawn = draw_completions(policy, batch, temperature)  # (B,T)
     coins = np.random.default_rng((*seed, 3)).random(batch.mask.shape) < 0.5  # (B,T)
     coins = torch.from_numpy(coins).to(drawn.device)
     real = coins.gather(1, batch.words)  # (B,T) one coin for a whole word

@@ -9,7 +9,7 @@ from data.per_word import begins_word, mean_over_words
 from data.rules import check_gaps
 from grpo.batch import make_batch
 from grpo.reward import judge_logits
-from model.losses import draw_fills
+from model.losses import draw_completions
 
 REPORT = 2**31 + 2  # begins the seeds here, so that no training draws the same random numbers
 
@@ -43,13 +43,13 @@ def calibration(real, drawn):
 
 @torch.no_grad()
 def report(policy, judge, dataset, rule, masking, device, size=3072):
-    """Print how well the policy fills blanks, and how well the judge tells fills from real text.
+    """Print how well the policy fills blanks, and the judge tells completions from text.
 
     The policy gets its mean −log q of a hidden character, in nats. The judge gets its AUC (0.5 is
     chance), the slope that `calibration` fits to its scores, and the mean of exp(score) over the
     policy's draws. For scores that really are log p/q that's Σ q · p/q = 1, and so is the slope. If
-    a rule knows which fills are right, we also print how many of those the judge accepts, and how
-    many of the others.
+    a rule knows which completions are correct, we also print how many of those the judge accepts,
+    and how many of the others.
     """
     batch = make_batch(*dataset.batch(size, masking, (REPORT, 0)), 1, (REPORT, 0))
     batch = batch.map(lambda x: x.to(device))
@@ -57,7 +57,7 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
     log_q = policy(batch).log_prob(tokens[:, None])  # (B,1,T)
     print(f"held-out inputs with masking={masking}: nats {-log_q.sum() / mask.sum():.3f}")
     if judge:
-        both = torch.stack([tokens, draw_fills(policy, batch, 1.0)], dim=1)  # (B,2,T)
+        both = torch.stack([tokens, draw_completions(policy, batch, 1.0)], dim=1)  # (B,2,T)
         scores = mean_over_words(judge_logits(judge, both), words)  # (B,2,T)
         real, drawn = scores.mT[begins_word(words)].T.contiguous()  # each (N,)
         print(
@@ -65,7 +65,7 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
             f"  mean p/q {drawn.exp().mean():.2f}"
         )
         good, gaps = check_gaps(rule, both[:, 1:], tokens, mask)  # (B,1,T), (B,T)
-        for name, which in {"right": good, "wrong": gaps[:, None] & ~good}.items():
+        for name, which in {"correct": good, "wrong": gaps[:, None] & ~good}.items():
             if which.any():
                 accepted = (scores[:, 1:][which] > 0).float().mean()
-                print(f"it accepts {accepted:.3f} of the {name} fills")
+                print(f"it accepts {accepted:.3f} of the {name} completions")

@@ -1,4 +1,4 @@
-"""Tell which sums are right, and how often perfect independent blanks would be.
+"""Tell which sums are correct, and how often perfect independent blanks would be.
 
 A sum is `41+47=88`: two numbers with the same number of digits, and their sum, which has no more.
 """
@@ -11,7 +11,7 @@ from data.vocabulary import BLANK
 SUM = re.compile(r"([1-9][0-9]*)\+([1-9][0-9]*)=([1-9][0-9]*)")
 
 
-def is_right(text: str) -> bool:
+def is_correct(text: str) -> bool:
     """Tell whether a sum holds, and its three numbers have the same number of digits.
 
     No number may start with 0, so `01+87=88` is wrong. Blanks at the end are padding.
@@ -23,34 +23,37 @@ def is_right(text: str) -> bool:
     return len(first) == len(second) == len(result) and int(first) + int(second) == int(result)
 
 
-def right_answers(masked: str) -> list[str]:
-    """List the right fills of a sum with blanks in its summands: `4_+4_=88` -> 9 texts."""
+def correct_answers(masked: str) -> list[str]:
+    """List the correct completions of a sum with blanks in its summands: `4_+4_=88` -> 9 texts."""
     match = re.fullmatch("[0-9_]+[+][0-9_]+=([0-9]+)", masked)
     if match is None:
         return []
     result = int(match[1])
     pattern = re.compile(re.escape(masked).replace(BLANK, "[0-9]"))
     answers = (f"{first}+{result - first}={result}" for first in range(1, result))
-    return [text for text in answers if pattern.fullmatch(text) and is_right(text)]
+    return [text for text in answers if pattern.fullmatch(text) and is_correct(text)]
 
 
 def perfect_blanks(masked_texts: list[str], n: int = 16) -> dict[str, float]:
     """Compute the ceiling for independent blanks: -> {column: number}, averaged over the inputs.
 
-    All right answers of an input are equally likely (data/sums/prepare.py). So we give each blank
+    All correct answers of an input are equally likely (data/sums/prepare.py). So we give each blank
     its exact marginal over these answers. Cross-entropy can't do better than that.
 
-    right            the probability that a draw is right
-    different_right  the expected number of different right answers among n draws
+    correct            the probability that a draw is correct
+    different_correct  the expected number of different correct answers among n draws
     """
-    right = different = 0.0
+    correct = different = 0.0
     for masked in masked_texts:
-        answers = right_answers(masked)
+        answers = correct_answers(masked)
         probability = [1.0] * len(answers)  # of drawing this answer
         for place in [i for i, c in enumerate(masked) if c == BLANK]:
             count = Counter(answer[place] for answer in answers)
             for i, answer in enumerate(answers):
                 probability[i] *= count[answer[place]] / len(answers)
-        right += sum(probability)
+        correct += sum(probability)
         different += sum(1 - (1 - p) ** n for p in probability)
-    return {"right": right / len(masked_texts), "different_right": different / len(masked_texts)}
+    return {
+        "correct": correct / len(masked_texts),
+        "different_correct": different / len(masked_texts),
+    }

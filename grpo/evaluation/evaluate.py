@@ -1,7 +1,7 @@
 """Measure in a table whether a run is really better than the base model.
 
 The base model is the generator before GRPO. A higher reward alone proves nothing, because that's
-what the run optimized. So the table has a referee, the rule, which on sums knows what's right and
+what the run optimized. So the table has a referee, the rule, which on sums knows what's correct and
 never needs to be asked by the reward. Next to it stands what the judge accepts, and what you can
 get without GRPO. config/README.md says what each row and column is.
 
@@ -26,16 +26,16 @@ from grpo.run.load import SAMPLES, HeldOut, Models
 from grpo.run.network import uncompiled
 
 TITLES = {  # {the name in evaluation.json: the title in the table}; other columns come after these
-    "right": "right",
+    "correct": "correct",
     "valid_words": "valid",
     "exact": "exact",
     "accepts": "accepts",
     "fooled": "fooled",
-    "different_right": "in 16",
+    "different_correct": "different",
     "pass@16": "pass@16",
     "passes": "passes",
 }
-MUCH = 0.05  # if a judge accepts more than is right, by so much, we say that it's fooled
+MUCH = 0.05  # if a judge accepts more than is correct, by so much, we say that it's fooled
 
 
 def measure(
@@ -43,12 +43,12 @@ def measure(
 ) -> dict[str, float]:
     """Compute the figures of completions (N,n,T): -> {column: number}.
 
-    right, valid_words   the share of gaps that are filled well, by the rule of the dataset
-    different_right      sums, n > 1: how many different right completions an input has
-    N blanks             sums: the share that's right of the inputs with so many blanks
+    correct, valid_words the share of gaps that are filled well, by the rule of the dataset
+    different_correct      sums, n > 1: how many different correct completions an input has
+    N blanks             sums: the share that's correct of the inputs with so many blanks
     exact                anything else: the share of hidden words that came back as they were
-    pass@n               n > 1: the share of inputs with a completion that has everything right
-    accepts, fooled      what the judge accepts, and what it accepts of the wrong fills
+    pass@n               n > 1: the share of inputs with a completion that has everything correct
+    accepts, fooled      what the judge accepts, and what it accepts of the wrong ones
     reward_...           the mean of any other part of the reward
 
     `opinions`, from `ask`, may leave out some of the n completions.
@@ -62,7 +62,7 @@ def measure(
     if isinstance(rule, SumRule):
         solved = good.any(dim=-1)  # (N,n)
         if n > 1:
-            figures["different_right"] = mean_number_of_different(completions, solved)
+            figures["different_correct"] = mean_number_of_different(completions, solved)
         blanks = batch.mask.sum(dim=1)  # (N,)
         for number in blanks.unique().tolist():
             figures[f"{number} blanks"] = solved[blanks == number].float().mean()
@@ -114,7 +114,7 @@ def ask(
     return {name: part for name, part in parts.items() if not rule or name != rule.name}
 
 
-def fill_rows(
+def table_rows(
     models: Models, held_out: HeldOut, everything: bool
 ) -> Iterator[tuple[str, Tensor, float]]:
     """Yield the rows of the table: a title, completions (N,n,T), and how many passes they took.
@@ -161,7 +161,7 @@ def evaluate(
     `everything` adds the rows that take long. With `quiet` there's no bar.
     """
     result = {}
-    rows = fill_rows(models, held_out, everything)
+    rows = table_rows(models, held_out, everything)
     for title, completions, passes in tqdm(
         rows, desc="table", leave=False, disable=True if quiet else None
     ):
@@ -256,7 +256,7 @@ def format_table(result: dict[str, dict[str, float]]) -> str:
     """Format the dict of evaluation.json as a table."""
     lines = format_rows({title: [row] for title, row in result.items()})
     after = result["after, sampled"]
-    good = after.get("right", after.get("valid_words"))
+    good = after.get("correct", after.get("valid_words"))
     if good is not None and after.get("accepts", 0) > good + MUCH:
-        lines.append("the judge accepts much more than is right: it's being fooled")
+        lines.append("the judge accepts much more than is correct: it's being fooled")
     return "\n".join([*lines, "what the columns are: config/README.md#the-table"])

@@ -66,7 +66,7 @@ def fill_in_passes(
 
 
 def best_by_word(q: Product, completions: Tensor, scores: Tensor) -> Tensor:
-    """Choose for each word the fill that's the most likely in real text: (N,n,T) -> (N,1,T).
+    """Choose for each word the completion that's the most likely in real text: (N,n,T) -> (N,1,T).
 
     The judge's score of a word is log(p/q): p is how likely it is in real text, and q how likely
     under the base model. The largest p has the largest log q + score. The score alone would prefer

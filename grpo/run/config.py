@@ -36,7 +36,7 @@ class Config:
     dataset: str = "sums"
     generator_checkpoint: str = "model/pretrained/sums.pt"  # the policy to start from
     judge_checkpoint: str = "model/pretrained/sums_judge.pt"  # the reward model; empty: none
-    # judge, valid_words, right (sums), JUDGE.pt, FILE.py:FUNCTION, or a weighted sum of these:
+    # judge, valid_words, correct (sums), JUDGE.pt, FILE.py:FUNCTION, or a weighted sum of these:
     # judge:1.0,my.py:f:0.5
     reward: str = "judge"
     reference_checkpoint: str = ""  # the policy to stay close to; empty: generator_checkpoint
@@ -46,7 +46,9 @@ class Config:
     ema_alpha: float = 0.99  # ema: reference = ema_alpha reference + (1 - ema_alpha) policy
     reference_update_freq: int = 10  # periodic: steps between two copies
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
-    eval_interval: int = 40  # steps between checkpoints, each with a look at a few held-out fills
+    eval_interval: int = (
+        40  # steps between checkpoints, each with a look at a few held-out completions
+    )
     eval_inputs: int = 1500  # the final table is measured on this many held-out inputs
     wandb_project: str = ""  # log to this project of Weights & Biases; empty: don't
     wandb_run_name: str = ""  # the name of the run there; empty: wandb makes one up

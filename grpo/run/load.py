@@ -31,7 +31,7 @@ class HeldOut:
     """Inputs that no run trains on, and the rule by which we measure completions."""
 
     batch: Batch  # N inputs, with the random numbers for 16 completions of each
-    rule: WordRule | SumRule | None  # says which fills are good (data/rules.py)
+    rule: WordRule | SumRule | None  # says which completions are good (data/rules.py)
 
 
 class Models(NamedTuple):

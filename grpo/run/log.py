@@ -30,7 +30,7 @@ WANDB = {"silent": True, "init_timeout": 30}  # seconds
 SHOWN = {
     "reward": "mean_reward",
     "valid": "valid_words",
-    "right": "right",
+    "correct": "correct",
     "accepts": "accepts",
     "kl": "mean_kl",
 }
@@ -117,7 +117,7 @@ class Log:
             self.ask_wandb(self.wandb.log, metrics, step=step)
         self.dead_steps = self.dead_steps + 1 if metrics["frac_reward_zero_std"] == 1 else 0
         if self.dead_steps == 10 or (self.dead_steps and step == 0):
-            line = "all fills of an input earned the same, so there's nothing to learn"
+            line = "all completions of an input earned the same, so there's nothing to learn"
             tqdm.write(f"warning: step {step}: {line}")
 
     def table(self, result: dict, completions: list[dict], text: str):

@@ -6,7 +6,7 @@ import re
 from data.user_mistake import Mistake
 
 PART = re.compile(
-    r"(judge|valid_words|right|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
+    r"(judge|valid_words|correct|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
 )
 
 
@@ -20,7 +20,7 @@ def parse_reward(text: str) -> dict[str, float]:
             raise Mistake(
                 f"reward={text!r} has a part {part!r} that is not allowed; write NAME or"
                 " NAME:WEIGHT, with each NAME only once, where NAME is judge, valid_words (text),"
-                " right (sums), FILE.py:FUNCTION or JUDGE.pt"
+                " correct (sums), FILE.py:FUNCTION or JUDGE.pt"
             )
         weights[match[1]] = weight
     return weights

@@ -16,7 +16,7 @@ From Python:
         print(text, log_prob)
 
 Nothing is drawn here, so everybody sees the same list. The first column is the exact probability
-that the model writes this completion in one pass, without truncation or penalty. Sums are `right`
+that the model writes this completion in one pass, without truncation or penalty. Sums are `correct`
 or `wrong`. If the run has a judge, it has `accepted` a completion when each hidden word scores
 above 0, and `rejected` the rest.
 
@@ -33,7 +33,7 @@ from torch import Tensor
 from data.dataset import encode_prompt
 from data.files import find
 from data.per_word import number_words
-from data.sums.rule import SUM, is_right
+from data.sums.rule import SUM, is_correct
 from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import BLANK, MASK_ID, SPACE, decode, encode, highlight
 from grpo.batch import Batch, make_batch
@@ -86,7 +86,7 @@ def show(model: Generator, masked: Tensor, judge: Judge | None, k: int, temperat
     for text, log_prob in fill(model, masked, k, temperature):
         cells = [f"  {math.exp(log_prob):11.2g}"]
         if is_sum:
-            cells.append("right" if is_right(text) else "wrong")
+            cells.append("correct" if is_correct(text) else "wrong")
         if judge:
             scores = log_odds(judge, encode(text)[None, None], batch)  # (1,1,T)
             cells.append("accepted" if accepts(scores, batch.words) == 1 else "rejected")

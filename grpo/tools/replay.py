@@ -3,8 +3,8 @@
 Name several runs, as in `python -m grpo.tools.replay out-a out-b`, and one page compares them; it
 goes to replay.html in the working directory. Curves are on top, from each run's metrics.jsonl. Runs
 that differ only in their seed share a color. Below, a slider shows how a few held-out inputs were
-filled over time, from fills.jsonl (grpo/run/fills.py). The page itself is the template next to this
-file, replay.html, with all of this as JSON.
+filled over time, from snapshots.jsonl (grpo/run/snapshots.py). The page itself is the template next
+to this file, replay.html, with all of this as JSON.
 """
 
 import json
@@ -13,23 +13,23 @@ from pathlib import Path
 from data.files import write_whole
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.run.config import Parser
-from grpo.run.fills import FILE
 from grpo.run.log import read_lines
 from grpo.run.runs import group_runs
+from grpo.run.snapshots import FILE
 
 PAGE = Path(__file__).with_suffix(".html")
 
 
 def read_run(folder: str) -> dict:
-    """Read a run's metrics and fills. Raises a Mistake if it hasn't finished a step."""
-    metrics, fills = Path(folder) / "metrics.jsonl", Path(folder) / FILE
+    """Read a run's metrics and snapshots. Raises a Mistake if it hasn't finished a step."""
+    metrics, snapshots = Path(folder) / "metrics.jsonl", Path(folder) / FILE
     steps = read_lines(metrics) if metrics.exists() else []
     if not steps:
         raise Mistake(f"{metrics} is missing or empty; name the out_dir of a run that took a step")
     return {
         "name": folder,
         "metrics": steps,
-        "fills": read_lines(fills) if fills.exists() else [],
+        "snapshots": read_lines(snapshots) if snapshots.exists() else [],
     }
 
 
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_mistake("replay"):
         parser = Parser(
             prog="python -m grpo.tools.replay",
-            description="Write a web page on how runs learned: curves, and fills over time.",
+            description="Write a web page on how runs learned: curves, and completions over time.",
         )
         parser.add_argument(
             "folders", metavar="out_dir", nargs="+", help="a run's folder; name several to compare"

@@ -21,7 +21,7 @@ from data.user_mistake import exit_on_mistake
 from data.vocabulary import VOCABULARY, decode, encode
 from grpo.batch import make_batch
 from grpo.optimizer import Optimizer
-from grpo.policy import Fills, Product
+from grpo.policy import Product, Sample
 from grpo.reward import Rewards
 from grpo.run.config import Config, check, read_arguments
 from model.transformer import IMPOSSIBLE
@@ -57,7 +57,7 @@ def train(arguments: list[str] = ()) -> list[dict[str, float]]:
         words = MASK.long()  # (1,T) the blanks aren't adjacent, but they're one word
         batch = make_batch(FOUR[:, 0], MASK, words, config.group_size, seed)
         with torch.no_grad():
-            exact = policy(batch).score(Fills(FOUR), reference(batch))
+            exact = policy(batch).log_probs(Sample(FOUR), reference(batch))
         p = exact.logp[0].sum(dim=-1).exp()  # (4,)
         row = dict(zip(WORDS, p.tolist()))
         row["reward"] = sum(row[word] * WORDS[word] for word in WORDS)

@@ -67,8 +67,8 @@ def test_a_nan_is_not_taken_for_equal_rewards(baseline):
     assert A.isnan().any()
 
 
-def test_without_a_baseline_a_group_of_right_fills_teaches_its_fills():
-    """That's rejection sampling: every good fill is a label, whatever the rest of its group."""
+def test_without_a_baseline_a_group_of_correct_completions_teaches_them():
+    """That's rejection sampling: a good completion is a label, whatever the rest of its group."""
     reward = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]).view(2, 3, 1)  # (B,G,T)
     mask = torch.ones(2, 1).bool()
     A = compute_advantages(reward, None, mask, Config(baseline="none"))

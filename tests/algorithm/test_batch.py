@@ -12,7 +12,7 @@ from data import per_word
 from data.dataset import read_dataset
 from data.vocabulary import MASK_ID
 from grpo.batch import Batch, Rows, draw_batch, minibatches
-from grpo.policy import Scores
+from grpo.policy import LogProbs
 from grpo.run.config import Config
 
 B, G, T = 7, 3, 5
@@ -21,7 +21,7 @@ B, G, T = 7, 3, 5
 @dataclass(frozen=True)
 class Nested(Rows):
     batch: Batch
-    old: Scores
+    old: LogProbs
     reward: torch.Tensor
 
 
@@ -32,7 +32,7 @@ def nested(seed=(1, 0)):
         return torch.arange(B).view(B, *[1] * len(shape)).expand(B, *shape)
 
     batch = Batch(*[own(T)] * 4, own(G, T), own(G, T), own(T), seed)
-    old = Scores(own(G, T), own(G, T), own(T), own(T))
+    old = LogProbs(own(G, T), own(G, T), own(T), own(T))
     return Nested(batch, old, own(G, T))
 
 

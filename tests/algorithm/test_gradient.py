@@ -15,7 +15,7 @@ from conftest import make_batch
 from grpo.advantage import compute_advantages
 from grpo.latent import Latent
 from grpo.loss import grpo_loss, loss_weights
-from grpo.policy import Fills, Product
+from grpo.policy import Product, Sample
 from grpo.reward import Rewards
 from grpo.run.config import Config
 from grpo.truncation import Truncated
@@ -36,7 +36,7 @@ REFERENCE = {Product: [numbers(3, 1, T, V)], Latent: [numbers(4, 1, 1, K), numbe
 TRUNCATED = torch.tensor([[[1, 0, 1], [1, 1, 1]], [[1, 1, 0], [0, 1, 1]]]).bool()[None]
 KEPT = {Latent: TRUNCATED, Product: TRUNCATED[:, 0]}  # the characters that a blank can get
 ALL = {policy: torch.ones_like(kept) for policy, kept in KEPT.items()}
-REWARD = numbers(6, V, V)  # of the fill (y_0, y_1)
+REWARD = numbers(6, V, V)  # of the completion (y_0, y_1)
 BOTH = pytest.mark.parametrize("policy", [Product, Latent])
 
 
@@ -64,42 +64,43 @@ def pairs(leaves, kept):
 
 
 def chances(leaves, kept):
-    """Compute the probability of each fill: (V,V)."""
+    """Compute the probability of each completion: (V,V)."""
     return pairs(leaves, kept).sum(dim=0)
 
 
-def rewards_of(fills):
-    """Look up the reward of each whole fill, and give it to all its letters: (n,G,T) -> (n,G,T)."""
-    return REWARD[fills[..., 0], fills[..., 1]][..., None].expand(fills.shape)
+def rewards_of(completions):
+    """Look up the reward of a completion, for all of its letters: (n,G,T) -> (n,G,T)."""
+    return REWARD[completions[..., 0], completions[..., 1]][..., None].expand(completions.shape)
 
 
-def compared(fills, **changes):
-    return compute_advantages(rewards_of(fills), None, MASK, settings(**changes))
+def compared(completions, **changes):
+    return compute_advantages(rewards_of(completions), None, MASK, settings(**changes))
 
 
-def without_rewards(fills):
-    return torch.zeros(fills.shape, dtype=torch.float64)
+def without_rewards(completions):
+    return torch.zeros(completions.shape, dtype=torch.float64)
 
 
 def expected_gradient(policy, kept, config, advantages=compared, drawn_from=None):
     """Compute Σ over groups of P(group) · gradient of the step's loss, for each leaf.
 
-    `advantages` computes the advantages of all groups from their fills (n,G,T). The fills are
-    scored on the set `kept`. They are drawn from it too, or from the set `drawn_from`.
+    `advantages` computes the advantages of all groups from their completions (n,G,T). The
+    completions are scored on the set `kept`. They are drawn from it too, or from the set
+    `drawn_from`.
     """
     leaves = [x.clone().requires_grad_() for x in NOW[policy]]
     chance = chances(NOW[policy], kept if drawn_from is None else drawn_from)  # (V,V)
-    fills = chance.nonzero()  # every fill that can be drawn: (m,T)
-    groups = torch.cartesian_prod(*[torch.arange(len(fills))] * G)  # (n,G)
-    y = fills[groups]  # (n,G,T)
+    completions = chance.nonzero()  # every completion that can be drawn: (m,T)
+    groups = torch.cartesian_prod(*[torch.arange(len(completions))] * G)  # (n,G)
+    y = completions[groups]  # (n,G,T)
     of_group = chance[y[..., 0], y[..., 1]].prod(dim=1)  # (n,)
     assert of_group.sum() == pytest.approx(1)
 
     n = len(y)
     batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), 0, G, (1,))
     reference = distribution(policy, REFERENCE[policy], batch)
-    drawn = Fills(y, kept.expand(n, *kept.shape[1:]))
-    now = distribution(policy, leaves, batch).score(drawn, reference)
+    drawn = Sample(y, kept.expand(n, *kept.shape[1:]))
+    now = distribution(policy, leaves, batch).log_probs(drawn, reference)
     old = now.map(torch.detach)
     weights = loss_weights(MASK, config) * of_group[:, None]  # (n,T)
     loss, _ = grpo_loss(now, old, advantages(y), batch.mask, weights, config)
@@ -127,10 +128,10 @@ def assert_opposite(have, want, factor=1.0):
 @pytest.mark.parametrize("baseline, factor", [("leave_one_out", 1.0), ("mean", 1 - 1 / G)])
 @pytest.mark.parametrize("objective", ["clip", "reinforce"])
 def test_expected_gradient_is_that_of_the_expected_reward(policy, baseline, factor, objective):
-    """With leave_one_out the baseline of a fill does not depend on this fill, so there is no bias.
+    """With leave_one_out a completion's baseline doesn't depend on it, so there is no bias.
 
-    With `mean` the advantage of fill j is r_j − 1/G Σ_i r_i = (1 − 1/G) r_j − 1/G Σ_{i≠j} r_i. So
-    the gradient is 1 − 1/G times as large.
+    With `mean` the advantage of completion j is r_j − 1/G Σ_i r_i = (1 − 1/G) r_j − 1/G Σ_{i≠j}
+    r_i. So the gradient is 1 − 1/G times as large.
     """
     config = settings(baseline=baseline, objective=objective)
     kept = KEPT[policy]
@@ -148,14 +149,14 @@ XTC = {"xtc_probability": 0.5}
     ids=str,
 )
 def test_expected_gradient_with_each_sampler_option(policy, options):
-    """For each set of kept characters, the expected gradient is that of E[r] over fills from it."""
+    """For each set of kept characters, the expected gradient is that of E[r] over draws from it."""
     n = 40
     batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), 0, G, (1,))
-    fills = distribution(policy, NOW[policy], batch, bool(options), **options).sample()
+    sample = distribution(policy, NOW[policy], batch, bool(options), **options).sample()
     if not options:
-        assert fills.allowed is None
+        assert sample.allowed is None
         return
-    sets = fills.allowed.unique(dim=0)
+    sets = sample.allowed.unique(dim=0)
     assert (len(sets) > 1) == ("xtc_probability" in options)
     assert not sets.all()
     for kept in sets[:, None]:
@@ -169,7 +170,7 @@ def test_expected_gradient_with_each_sampler_option(policy, options):
     [(KEPT, rewards_of, True), (ALL, rewards_of, False), (ALL, compared, True)],
 )
 def test_sampling_from_one_distribution_and_differentiating_another(scored_on, advantages, right):
-    """Fills that are drawn with truncation and scored without it give a wrong gradient.
+    """Sample that are drawn with truncation and scored without it give a wrong gradient.
 
     The error cancels by luck as long as every ratio is 1 and the advantages of a group add up to 0,
     as they do with the group's own baseline. So it is rarely noticed.
@@ -182,7 +183,7 @@ def test_sampling_from_one_distribution_and_differentiating_another(scored_on, a
 
 
 def divergence(p, r):
-    """Compute KL(p‖r) as a sum over all pairs of a latent z and a fill y."""
+    """Compute KL(p‖r) as a sum over all pairs of a latent z and a completion y."""
     return (p * (p / r).log()).sum()
 
 
@@ -194,7 +195,7 @@ def test_expected_gradient_of_each_kl_estimator(policy, estimator):
     """The exact KL and k2 have the gradient of KL(π‖ref).
 
     k3 has the gradient of KL(ref‖π), and the gradient of k1 is 0. This holds on-policy and without
-    truncation. The exact KL of a `Latent` is over pairs of z and a fill y.
+    truncation. The exact KL of a `Latent` is over pairs of z and a completion y.
     """
     config = settings(kl_estimator=estimator, kl_beta=1.0)
     have = expected_gradient(policy, ALL[policy], config, without_rewards)
@@ -239,20 +240,20 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(loss_type):
 
     The input has a word of one letter and a word of three. p and q_ref are products over letters,
     and a word's reward is log p/q_ref. The expected gradient is exact, because the group has every
-    fill once, weighted by its probability under q.
+    completion once, weighted by its probability under q.
     """
     mask = torch.tensor([[True, False, True, True, True]])  # (1,5)
-    fills = torch.cartesian_prod(*[torch.arange(V)] * 4)  # (81,4)
-    n = len(fills)
+    words = torch.cartesian_prod(*[torch.arange(V)] * 4)  # (81,4)
+    n = len(words)
     completions = torch.zeros(1, n, 5, dtype=torch.long)  # (1,81,5)
-    completions[:, :, mask[0]] = fills
+    completions[:, :, mask[0]] = words
     batch = make_batch(torch.zeros(1, 5), mask, 0, n, (1,))
-    drawn = Fills(completions)
+    drawn = Sample(completions)
     text, base = (Product(numbers(seed, 1, 5, V), batch, Config()) for seed in (7, 8))
     one, three = (torch.tensor(x) for x in ([0], [2, 3, 4]))  # where the words stand
 
     def log_ratio(policy, word):
-        """Compute the log-ratio of `policy` to `base` for one word of each fill: (81,)."""
+        """Compute the log-ratio of `policy` to `base` for one word of each completion: (81,)."""
         difference = policy.log_prob(completions) - base.log_prob(completions)  # (1,81,5)
         return difference[0][:, word].sum(dim=-1)
 
@@ -270,7 +271,7 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(loss_type):
     logits = base.logits.clone().requires_grad_()
     for _ in range(150):
         q = Product(logits, batch, Config())
-        now = q.score(drawn, base)
+        now = q.log_probs(drawn, base)
         chance = q.log_prob(completions).detach().sum(dim=-1, keepdim=True).exp()  # (1,81,1)
         loss, _ = grpo_loss(now, now, n * chance * reward, mask, weights, config)
         (slope,) = torch.autograd.grad(loss, logits)

@@ -5,7 +5,7 @@ For each word the policy chooses a value z, and then the letters y.
 There are two inputs. The blanks of the first one's words are not adjacent, and the second one has a
 word of three letters. Temperature and truncation are on.
 
-Shapes: B = 2 inputs, T = 5 characters, V = 3 characters, K = 2 values of z, n fills.
+Shapes: B = 2 inputs, T = 5 characters, V = 3 characters, K = 2 values of z, n sample.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from conftest import make_batch
 from data.per_word import number_words
 from grpo.latent import Latent
 from grpo.loss import grpo_loss
-from grpo.policy import Fills, Product
+from grpo.policy import Product, Sample
 from grpo.run.config import Config
 from grpo.truncation import Truncated
 from model.pretrain import with_latent
@@ -89,12 +89,12 @@ def test_scores_and_their_gradient_are_sums_over_all_pairs(options):
     """Each z truncates its own letters, so what one z drew can be impossible for another."""
     n = 20
     now, reference, old = leaves(0), leaves(1), make(*leaves(0), n, **options)
-    fills = old.sample()
-    y, kept = fills.completions, fills.allowed
+    sample = old.sample()
+    y, kept = sample.completions, sample.allowed
     written = kept[..., None, :].take_along_dim(y.mT[:, :, None, :, None], dim=-1)[MASK]
     assert not written.all() and written.any(dim=1).all()
 
-    scores = make(*now).score(fills, make(*reference))
+    scores = make(*now).log_probs(sample, make(*reference))
     logp, ref_logp = (slow_logp(*policy, kept, y) for policy in (now, reference))
     torch.testing.assert_close(scores.logp, logp)
     torch.testing.assert_close(scores.ref_logp, ref_logp)
@@ -131,13 +131,13 @@ def test_with_one_value_it_is_the_product(estimator):
     for policy in (as_latent, as_product):
         now, reference, before = (leaves(seed, K=1) for seed in (0, 1, 2))
         drawn_from = policy(*before)
-        fills = drawn_from.sample()
-        old = drawn_from.score(fills, policy(*reference)).map(torch.detach)
-        scores = policy(*now).score(fills, policy(*reference))
+        sample = drawn_from.sample()
+        old = drawn_from.log_probs(sample, policy(*reference)).map(torch.detach)
+        scores = policy(*now).log_probs(sample, policy(*reference))
         loss, terms = grpo_loss(scores, old, A, MASK, 0.1 * MASK, config)
         assert terms["clip_ratio"] > 0
         results = {"loss": loss, "gradient": torch.autograd.grad(loss, now[1])[0]}
-        results |= {"y": fills.completions, "allowed": fills.allowed.view(B, T, V)}
+        results |= {"y": sample.completions, "allowed": sample.allowed.view(B, T, V)}
         found.append(results | {"best_guess": policy(*now).best_guess()} | vars(scores))
     torch.testing.assert_close(*found, rtol=0, atol=1e-6)
 
@@ -146,15 +146,17 @@ def test_draws_follow_the_mixture():
     """Each word of each completion draws its own z, and then its letters."""
     n = 100_000
     policy = make(*leaves(3), n, top_k=2)
-    fills = policy.sample()
-    assert torch.equal(fills.completions[0, :, 3], torch.full((n,), 2))  # a visible character stays
+    sample = policy.sample()
+    assert torch.equal(
+        sample.completions[0, :, 3], torch.full((n,), 2)
+    )  # a visible character stays
     for b in range(B):
         want = torch.ones((), dtype=torch.float64)
         for w in (1, 2):
-            table = pairs(*leaves(3), fills.allowed, b, w).sum(dim=0)
+            table = pairs(*leaves(3), sample.allowed, b, w).sum(dim=0)
             want = torch.outer(want.flatten(), table.flatten())  # the words are independent
         letters = [t for w in (1, 2) for t in BLANKS[b, w]]
-        code = sum(fills.completions[b, :, t] * V**i for i, t in enumerate(reversed(letters)))
+        code = sum(sample.completions[b, :, t] * V**i for i, t in enumerate(reversed(letters)))
         have = torch.bincount(code, minlength=want.numel()).view(want.shape) / n
         assert (want == 0).any() and not have[want == 0].any()
         torch.testing.assert_close(have.double(), want.detach(), rtol=0, atol=0.006)
@@ -184,8 +186,8 @@ def test_a_letter_that_cannot_be_changes_nothing_and_every_gradient_is_finite():
             make(prior, F.pad(letters, (0, width), value=IMPOSSIBLE), 5)
             for prior, letters in (now, reference)
         ]
-        fills = Fills(EVERY_FILL, F.pad(ALL, (0, width)))
-        scores = wider[0].score(fills, wider[1])
+        sample = Sample(EVERY_FILL, F.pad(ALL, (0, width)))
+        scores = wider[0].log_probs(sample, wider[1])
         value = scores.logp.sum() + scores.kl.sum() + scores.entropy.sum()
         found.append([*vars(scores).values(), *torch.autograd.grad(value, now)])
     torch.testing.assert_close(*found)
@@ -199,9 +201,9 @@ def test_logits_that_are_no_numbers_draw_tokens_all_the_same():
         prior[0, :, :in_prior] = float("nan")
         letters[0, :2, :in_letters] = float("nan")
         policy = make(prior, letters, 50)
-        fills = policy.sample()
-        assert ((0 <= fills.completions) & (fills.completions < V)).all()
-        assert policy.score(fills, make(*leaves(1))).entropy.sum().isnan()
+        sample = policy.sample()
+        assert ((0 <= sample.completions) & (sample.completions < V)).all()
+        assert policy.log_probs(sample, make(*leaves(1))).entropy.sum().isnan()
 
 
 SHAPE = TransformerConfig(vocab_size=6, block_size=8, n_layer=1, n_head=1, n_embd=16, blank=5)

@@ -10,7 +10,7 @@ import torch
 
 from data.per_word import number_words
 from grpo.loss import grpo_loss, loss_weights
-from grpo.policy import Scores
+from grpo.policy import LogProbs
 from grpo.run.config import Config
 
 B, G, T = 3, 4, 7
@@ -30,14 +30,14 @@ def settings(**changes):
 
 
 def make_scores(mask, leaf=False, seed=0):
-    """Make random `Scores` of fills, with zeros where mask (B,T) has no blank."""
+    """Make random `LogProbs` of completions, with zeros where mask (B,T) has no blank."""
     g = torch.Generator().manual_seed(seed)
     blank = mask[:, None].expand(-1, G, -1)  # (B,G,T)
     tensors = []
     for where, scale in ((blank, -2), (blank, -2), (mask, 1), (mask, 1)):
         x = scale * torch.rand(where.shape, generator=g, dtype=torch.float64) * where
         tensors.append(x.requires_grad_(leaf))
-    return Scores(*tensors)
+    return LogProbs(*tensors)
 
 
 def make_advantages(words, each_word):
@@ -158,8 +158,8 @@ def test_a_bound_acts_from_its_edge_on(objective, A):
     ratios = [edge * side for edge in edges for side in (1 - 1e-6, 1 + 1e-6)]
     rho = torch.tensor(ratios, dtype=torch.float64)[:, None, None].expand(-1, G, -1)  # (n,G,1)
     logp, other = (p * rho).log(), 0 * rho[:, 0]
-    now = Scores(*[x.clone().requires_grad_() for x in (logp, logp, other, other)])
-    old = Scores(*[math.log(p) + 0 * x for x in (logp, logp, other, other)])
+    now = LogProbs(*[x.clone().requires_grad_() for x in (logp, logp, other, other)])
+    old = LogProbs(*[math.log(p) + 0 * x for x in (logp, logp, other, other)])
     words = torch.ones(len(rho), 1, dtype=torch.long)
     assert_equals_the_loops(now, old, torch.full_like(rho, A), words, config)
 

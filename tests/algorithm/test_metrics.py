@@ -9,14 +9,14 @@ from conftest import BLANK, encode, make_batch
 
 from data.rules import WordRule
 from grpo.metrics import Rollout, UpdateMetrics, rollout_metrics
-from grpo.policy import Fills, Scores
+from grpo.policy import LogProbs, Sample
 
 B, G, T = 4, 3, 5
 UPDATES = [[[0, 1], [2]], [[3, 0], [1, 2]]]  # the first takes three inputs, the second all four
 
 
 def random_step():
-    """Draw random tensors to compute metrics from. Scores of visible characters are 0."""
+    """Draw random tensors to compute metrics from. LogProbs of visible characters are 0."""
     g = torch.Generator().manual_seed(0)
 
     def some(*shape):
@@ -26,7 +26,7 @@ def random_step():
     reward, part = some(B, G, T), some(B, G, T)
     reward[1] = 0.3 + 1e-8 * some(G, T)  # equal but for rounding
     draws = mask[:, None]
-    old, *now = (Scores(*2 * [draws * some(B, G, T)], *2 * [mask * some(B, T)]) for _ in range(3))
+    old, *now = (LogProbs(*2 * [draws * some(B, G, T)], *2 * [mask * some(B, T)]) for _ in range(3))
     names = ("loss", "pg_loss", "kl_penalty", "clip_ratio")
     terms = [[dict(zip(names, some(4))) for _ in (0, 1)] for _ in (0, 1)]
     return mask, reward, part, old, now, terms
@@ -67,8 +67,8 @@ def test_metrics_add_up_over_micro_batches_and_average_over_updates():
     mask, reward, part, old, now, terms = random_step()
     norms = [0.5, 2.0]
     batch = make_batch(torch.zeros(B, T).long(), mask, BLANK, G, (0,))
-    fills = Fills(torch.zeros(B, G, T).long())
-    drawn = rollout_metrics(Rollout(batch, fills, old, reward, {"judge": part}, reward), None)
+    sample = Sample(torch.zeros(B, G, T).long())
+    drawn = rollout_metrics(Rollout(batch, sample, old, reward, {"judge": part}, reward), None)
     of_step = UpdateMetrics()
     for k, update in enumerate(UPDATES):
         for rows, term in zip(update, terms[k]):
@@ -77,7 +77,9 @@ def test_metrics_add_up_over_micro_batches_and_average_over_updates():
     have = drawn | of_step.result()
     assert [*have].index("reward_judge") < [*have].index("mean_reward")  # a cause before its effect
     want = slow_metrics(mask, reward, part, old, now, terms, norms)
-    assert [have.pop(name) for name in ("different_fills", "accepts", "mean_advantage")][0] == 1
+    assert [have.pop(name) for name in ("different_completions", "accepts", "mean_advantage")][
+        0
+    ] == 1
     assert have == pytest.approx(want, rel=1e-5)
 
 
@@ -93,12 +95,12 @@ class ShortWords(WordRule):
 def test_the_metrics_of_fills_come_from_the_rule():
     """The share is that of all gaps of the step, and not a mean of shares of inputs."""
     mask = encode("so ___ on so", "so ___ __ so") == BLANK
-    fills = encode("so cat on so", "so xxx on so", "so xxx on so", "so xxx xx so").view(2, 2, -1)
+    sample = encode("so cat on so", "so xxx on so", "so xxx on so", "so xxx xx so").view(2, 2, -1)
     batch = make_batch(encode(*["so cat on so"] * 2), mask, BLANK, 2, (0,))
     advantages = torch.arange(48).view(2, 2, 12).float()  # (B,G,T)
-    rollout = Rollout(batch, Fills(fills), None, advantages, {}, advantages)
+    rollout = Rollout(batch, Sample(sample), None, advantages, {}, advantages)
     have = rollout_metrics(rollout, ShortWords())
     assert have["short_words"] == pytest.approx((1 + 0 + 1 + 0) / (2 + 4))
-    assert have["different_fills"] == 2
+    assert have["different_completions"] == 2
     at_blanks = [advantages[b, g, t].item() for b, t in mask.nonzero().tolist() for g in range(2)]
     assert have["mean_advantage"] == pytest.approx(sum(at_blanks) / len(at_blanks))

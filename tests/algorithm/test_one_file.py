@@ -15,7 +15,7 @@ from conftest import command_line
 
 import train_grpo
 from data.sums.prepare import prepare
-from data.sums.rule import is_right
+from data.sums.rule import is_correct
 from grpo import one_file
 
 ROOT = Path(__file__).parents[2]
@@ -74,10 +74,10 @@ def test_its_losses_and_weights_are_those_of_train_grpo(changed, dataset, tmp_pa
 
 
 def test_its_rule_is_that_of_the_dataset(dataset):
-    right = (dataset / "val.txt").read_text(encoding="utf-8").split()[:100]
+    correct = (dataset / "val.txt").read_text(encoding="utf-8").split()[:100]
     wrong = ["417+472=888", "017+871=888", "a17+471=888", "4=7+471=888", "4+7+471=888"]
-    for text in right + wrong:
-        assert one_file.is_right(text) == is_right(text)
+    for text in correct + wrong:
+        assert one_file.is_correct(text) == is_correct(text)
 
 
 def test_it_runs_to_the_end(monkeypatch, capsys):
@@ -95,9 +95,9 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
     exec(compile(source, FILE, "exec"), {"__name__": "__main__"})
 
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("step 0: right") and lines[1].startswith("step 20: right")
+    assert lines[0].startswith("step 0: correct") and lines[1].startswith("step 20: correct")
     rows = [line[8:] for line in lines[2:]]
-    assert len(rows) == 3 * 3  # the input, and its fills before and after
+    assert len(rows) == 3 * 3  # the input, and its completions before and after
     for i in range(0, len(rows), 3):
         masked = rows[i]
         assert "_" in masked and len(masked) == 11

@@ -52,15 +52,18 @@ def test_logits_are_the_judges_whatever_the_batching():
 
 
 def test_valid_words_by_hand():
-    fills = "a cat on so", "a cxt on so", "a cxt xx so", "a c t on so"
-    have = validity({"cat", "on", "a", "so"}, encode("a c_t __ so"), *fills)
+    completions = "a cat on so", "a cxt on so", "a cxt xx so", "a c t on so"
+    have = validity({"cat", "on", "a", "so"}, encode("a c_t __ so"), *completions)
     assert have == [[1.0, 0.5, 0.0, 0.5]]
 
 
 def test_a_fill_with_a_space_is_no_word():
     """Valid words beside the space do not help, so filling in spaces gains nothing."""
-    fills = [f"so {fill} so" for fill in ("a on so", "toon on", "on   so", "     so", "       ")]
-    have = validity({"a", "on", "so", "toon"}, encode("so ____ __ so"), *fills)
+    completions = [
+        f"so {completion} so"
+        for completion in ("a on so", "toon on", "on   so", "     so", "       ")
+    ]
+    have = validity({"a", "on", "so", "toon"}, encode("so ____ __ so"), *completions)
     assert have == [[0.5, 1.0, 0.5, 0.5, 0.0]]
 
 
@@ -83,8 +86,8 @@ def test_a_prompts_first_and_last_word_count():
 
 def test_valid_words_reads_each_input_with_its_own_blanks():
     masked = encode("so ___ on so", "so cat __ so")  # (2,T)
-    fills = "so cat on so", "so xxx on so", "so cat on so", "so cat xx so"
-    assert validity({"so", "on", "cat"}, masked, *fills) == [[1.0, 0.0], [1.0, 0.0]]
+    completions = "so cat on so", "so xxx on so", "so cat on so", "so cat xx so"
+    assert validity({"so", "on", "cat"}, masked, *completions) == [[1.0, 0.0], [1.0, 0.0]]
 
 
 MASK = torch.tensor([[True, True, False, True], [False, True, False, True]])

@@ -109,9 +109,9 @@ def test_draws_follow_the_differentiated_distribution(options, temperature):
     batch, logits = one_blank(N, logits)
     kind = Truncated if options else Product
     q = kind(logits, batch, Config(temperature=temperature, **options))
-    fills = q.sample()
-    logp = q.score(fills, q).logp[..., 0].double()  # (N,2)
-    drawn = fills.completions[..., 0]  # (N,2)
+    sample = q.sample()
+    logp = q.log_probs(sample, q).logp[..., 0].double()  # (N,2)
+    drawn = sample.completions[..., 0]  # (N,2)
     count = torch.bincount(drawn.flatten(), minlength=V).double()  # (V,)
     expected = torch.zeros(V, dtype=torch.double)
     expected[drawn.flatten()] = logp.flatten().exp() * 2 * N
@@ -126,7 +126,7 @@ def test_kl_and_entropy_are_of_the_whole_vocabulary():
     batch = make_batch(torch.tensor([[V - 1]]), torch.ones(1, 1).bool(), V - 1, 2, (0,))
     config = Config(temperature=1, top_k=1)
     q, q_ref = (Truncated(x, batch, config) for x in (logits, ref_logits))
-    scores = q.score(q.sample(), q_ref)
+    scores = q.log_probs(q.sample(), q_ref)
     assert scores.logp.abs().max() == 0  # one character is allowed, and it has all of q
     log_q, log_q_ref = logits.log_softmax(-1), ref_logits.log_softmax(-1)
     torch.testing.assert_close(scores.kl, (log_q.exp() * (log_q - log_q_ref)).sum(-1))
@@ -162,7 +162,7 @@ def test_xtc_equals_the_rule():
 
 
 def test_xtc_draws_follow_the_exact_mixture():
-    """XTC acts on both fills of a blank or on neither, so they are not independent.
+    """XTC acts on both sample of a blank or on neither, so they are not independent.
 
     P(v, w) = (1 − probability) · q(v) q(w) + probability · q'(v) q'(w).
 
@@ -180,9 +180,9 @@ def test_xtc_draws_follow_the_exact_mixture():
     dropped = dropped / dropped.sum()  # (V,)
     joint = (1 - probability) * q.outer(q) + probability * dropped.outer(dropped)  # (V,V)
     batch, logits = one_blank(N, logits)
-    fills = Truncated(logits, batch, Config(**shared, xtc_probability=probability)).sample()
-    drawn = fills.completions[..., 0]  # (N,2)
-    assert fills.allowed[:, 0].gather(-1, drawn).all()
+    sample = Truncated(logits, batch, Config(**shared, xtc_probability=probability)).sample()
+    drawn = sample.completions[..., 0]  # (N,2)
+    assert sample.allowed[:, 0].gather(-1, drawn).all()
     pairs = drawn[:, 0] * V + drawn[:, 1]  # (N,)
     assert_follows(torch.bincount(pairs, minlength=V * V).double(), joint.flatten() * N)
 

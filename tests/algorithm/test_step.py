@@ -13,7 +13,7 @@ from conftest import PLAIN, make_batch
 
 from grpo.loss import loss_weights
 from grpo.optimizer import Optimizer, make_adamw
-from grpo.policy import Fills, Product, Scores
+from grpo.policy import LogProbs, Product, Sample
 from grpo.reward import Rewards, log_odds
 from grpo.run.config import Config
 from grpo.run.network import make_policy
@@ -80,7 +80,7 @@ def step(settings, tokens, mask, judge=some_judge, n_latent=1):
     assert after.isfinite().all()
     for name, value in metrics.items():
         assert math.isfinite(value), name
-    assert (rollout.fills.completions != V - 1).all()  # every blank is filled
+    assert (rollout.sample.completions != V - 1).all()  # every blank is filled
     return before, after, rollout, metrics
 
 
@@ -110,7 +110,7 @@ def test_few_blanks_and_many(settings, blanks, n_latent):
     before, after, rollout, metrics = step(settings, tokens, mask, n_latent=n_latent)
     assert not torch.equal(before, after)
     assert metrics["mean_kl"] > 0
-    given = rollout.fills.completions == tokens[:, None]
+    given = rollout.sample.completions == tokens[:, None]
     assert (given | mask[:, None]).all()  # the visible characters stay
 
 
@@ -181,8 +181,8 @@ class Infinite(Product):
     Only the first of two micro-batches has it.
     """
 
-    def score(self, fills, reference):
-        scores = super().score(fills, reference)
+    def log_probs(self, sample, reference):
+        scores = super().log_probs(sample, reference)
         first = torch.equal(self.batch.tokens[0], text(6, 8)[0])
         return replace(scores, kl=scores.kl + math.inf) if first else scores
 
@@ -216,9 +216,9 @@ def spelling(completions, mask):
 
 
 class Table:
-    """This policy fills two blanks together, with a probability for each of the nine whole fills.
+    """This policy fills two blanks together, with a probability for each of nine completions.
 
-    Both blanks are one draw, so the log-probability of a fill stands at the first blank.
+    Both blanks are one draw, so the log-probability of a completion stands at the first blank.
     """
 
     def __init__(self, logits, batch):
@@ -232,20 +232,20 @@ class Table:
 
     def sample(self):
         reached = self.log_q.exp().cumsum(dim=-1)[:, None, :-1]  # (B,1,8)
-        return self.fill((reached <= self.batch.uniforms[:, :, :1]).sum(dim=-1))
+        return self.completion((reached <= self.batch.uniforms[:, :, :1]).sum(dim=-1))
 
-    def fill(self, which):
-        """Write SPELLINGS[which] into the two blanks: which (B,G) -> `Fills`."""
+    def completion(self, which):
+        """Write SPELLINGS[which] into the two blanks: which (B,G) -> `Sample`."""
         completions = self.batch.masked[:, None].repeat(1, which.shape[1], 1)  # (B,G,T)
         blanks = self.batch.mask[:, None].expand_as(completions)
         completions[blanks] = SPELLINGS[which].flatten()
-        return Fills(completions)
+        return Sample(completions)
 
-    def score(self, fills, reference):
+    def log_probs(self, sample, reference):
         p = self.log_q.exp()  # (B,9)
-        return Scores(
-            logp=self.log_prob(fills.completions),
-            ref_logp=reference.log_prob(fills.completions),
+        return LogProbs(
+            logp=self.log_prob(sample.completions),
+            ref_logp=reference.log_prob(sample.completions),
             kl=self.at_first((p * (self.log_q - reference.log_q)).sum(dim=-1)),
             entropy=self.at_first(-(p * self.log_q).sum(dim=-1)),
         )
@@ -254,7 +254,7 @@ class Table:
         return self.at_first(self.log_q.gather(-1, spelling(completions, self.batch.mask)))
 
     def best_guess(self):
-        return self.fill(self.log_q.argmax(dim=-1, keepdim=True)).completions[:, 0]
+        return self.completion(self.log_q.argmax(dim=-1, keepdim=True)).completions[:, 0]
 
     def __getitem__(self, rows):
         return Table(self.log_q[rows], self.batch[rows])
@@ -283,7 +283,7 @@ def test_a_policy_of_ones_own_learns_what_no_product_can():
         batch = make_batch(torch.full((2, 4), 7), mask, 9, config.group_size, (1, i))
         rollout, _ = grpo_step(policy, reference, rewards, optimizer, batch, config)
         rewarded.append(rollout.reward.mean().item())
-        assert (rollout.fills.completions.mT[~mask] == 7).all()  # what was given stays
+        assert (rollout.sample.completions.mT[~mask] == 7).all()  # what was given stays
     assert rewarded[0] < 2 < 3.5 < sum(rewarded[-10:]) / 10
     p = model[0].softmax(dim=-1)
     assert p[good].sum() > 0.9 and p[good].min() > 0.15, p

@@ -171,10 +171,10 @@ def test_a_fused_product_is_a_product(device):
     results = []
     for kind in policy.Product, kernel.FusedProduct:
         q = kind(logits.requires_grad_(), batch, config())
-        fills = q.sample()
-        scores = q.score(fills, kind(ref_logits, batch, config()))
+        sample = q.sample()
+        scores = q.log_probs(sample, kind(ref_logits, batch, config()))
         gradient = torch.autograd.grad(scores.logp.sum() - scores.kl.sum(), logits)
-        results.append([fills.completions, *vars(scores).values(), *gradient])
+        results.append([sample.completions, *vars(scores).values(), *gradient])
     torch.testing.assert_close(*results)
 
 

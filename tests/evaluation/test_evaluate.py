@@ -10,7 +10,7 @@ from conftest import BLANK, encode, make_batch
 
 from data.rules import SumRule, WordRule, check_gaps
 from data.sums.prepare import prepare as prepare_sums
-from data.sums.rule import is_right
+from data.sums.rule import is_correct
 from data.vocabulary import VOCABULARY, decode
 from grpo.evaluation.evaluate import (
     TITLES,
@@ -33,16 +33,17 @@ def held_out_of(texts, masks, words):
     return HeldOut(batch, WordRule(" ".join(words)))
 
 
-def figures_of(text, mask, fills, words):
+def figures_of(text, mask, completions, words):
     return measure(
-        torch.stack([encode(fill) for fill in fills], 1), held_out_of([text], [mask], words)
+        torch.stack([encode(completion) for completion in completions], 1),
+        held_out_of([text], [mask], words),
     )
 
 
 def test_words_by_hand():
-    """Of 16 fills of `cat` and `on`: the first word is right 14 times, the second 15 times."""
-    fills = ["a cat on a"] * 13 + ["a mat on a", "a xyz on a", "a cat it a"]
-    figures = figures_of("a cat on a", "a ___ __ a", fills, {"cat", "mat", "on", "it", "a"})
+    """Of 16 completions of `cat` and `on`: the first word is correct 14 times, the other 15."""
+    completions = ["a cat on a"] * 13 + ["a mat on a", "a xyz on a", "a cat it a"]
+    figures = figures_of("a cat on a", "a ___ __ a", completions, {"cat", "mat", "on", "it", "a"})
     want = {
         "valid_words": 31 / 32,
         "exact": 29 / 32,
@@ -64,15 +65,15 @@ def test_without_a_hidden_word_shares_are_0():
     assert figures["valid_words"] == figures["exact"] == 0
 
 
-def test_a_share_of_many_fills_is_the_mean_of_the_shares_of_each_fill():
-    """Of 16 fills of two inputs, the first four are right, and the next four write cat alone."""
+def test_a_share_of_many_completions_is_the_mean_of_the_shares_of_each():
+    """Of 16 completions of two inputs, the first four are correct, and four write cat alone."""
     texts = ["a cat a dog a", "a dog a cat a"]
     held_out = held_out_of(texts, ["a ___ a ___ a"] * 2, {"dog", "cat"})
-    fills = torch.randint(1, 5, (2, 16, 13), generator=torch.Generator().manual_seed(0))
-    fills[:, :4] = held_out.batch.tokens[:, None]
-    fills[:, 4:8] = encode("a cat a cat a")
-    figures = measure(fills, held_out)
-    alone = [measure(fills[:, j : j + 1], held_out) for j in range(16)]
+    completions = torch.randint(1, 5, (2, 16, 13), generator=torch.Generator().manual_seed(0))
+    completions[:, :4] = held_out.batch.tokens[:, None]
+    completions[:, 4:8] = encode("a cat a cat a")
+    figures = measure(completions, held_out)
+    alone = [measure(completions[:, j : j + 1], held_out) for j in range(16)]
     for name, value in alone[0].items():
         mean = sum(each[name] for each in alone) / 16
         assert figures[name] == pytest.approx(mean), (name, value)
@@ -83,31 +84,34 @@ BLANKS = ["1_+3_=46", "__+__=46", "_5+_1=66", "__+1_=54"]
 
 
 def test_sums_by_hand():
-    """Of two completions each: 1 and 0, 2 (of two different ones), 1, and 0 are right."""
+    """Of two completions each: 1 and 0, 2 (of two different ones), 1, and 0 are correct."""
     batch = make_batch(encode(*SUMS), encode(*BLANKS) == BLANK, BLANK, 2, (0,))
     held_out = HeldOut(batch, SumRule())
-    fills = ["13+33=46", "11+31=46", "12+34=46", "34+12=46"]
-    fills += ["45+21=66", "05+61=66", "41+14=54", "09+15=54"]
-    figures = measure(encode(*fills).view(4, 2, -1), held_out)
-    assert figures["right"] == 4 / 8
-    assert figures["different_right"] == (1 + 2 + 1 + 0) / 4
+    completions = ["13+33=46", "11+31=46", "12+34=46", "34+12=46"]
+    completions += ["45+21=66", "05+61=66", "41+14=54", "09+15=54"]
+    figures = measure(encode(*completions).view(4, 2, -1), held_out)
+    assert figures["correct"] == 4 / 8
+    assert figures["different_correct"] == (1 + 2 + 1 + 0) / 4
     assert figures["pass@2"] == 3 / 4
     blanks = {"2 blanks": (1 + 0 + 1 + 0) / 4, "3 blanks": 0, "4 blanks": 2 / 2}
     assert {name: figures[name] for name in figures if "blanks" in name} == blanks
     lines = HeldOut(batch, None)
     assert measure(batch.tokens[:, None], lines) == {"exact": 1}
-    assert measure(encode(*fills).view(4, 2, -1), lines) == {"exact": 1.5 / 8, "pass@2": 1 / 4}
+    assert measure(encode(*completions).view(4, 2, -1), lines) == {
+        "exact": 1.5 / 8,
+        "pass@2": 1 / 4,
+    }
 
 
-def slow_figures(fills, masks, scores):
-    """Ask a sum's fills one by one: -> right, accepts, and fooled, as shares."""
-    right = [is_right(fill) for fill in fills]
+def slow_figures(completions, masks, scores):
+    """Ask a sum's completions one by one: -> correct, accepts, and fooled, as shares."""
+    correct = [is_correct(completion) for completion in completions]
     accepted = []
     for mask, score in zip(masks, scores):
         blanks = [x for x, blank in zip(score, mask) if blank]
         accepted.append(sum(blanks) / len(blanks) > 0)
-    wrong = [a for r, a in zip(right, accepted) if not r]
-    return sum(right) / len(right), sum(accepted) / len(right), sum(wrong) / len(wrong)
+    wrong = [a for r, a in zip(correct, accepted) if not r]
+    return sum(correct) / len(correct), sum(accepted) / len(correct), sum(wrong) / len(wrong)
 
 
 def uncertain(rows):
@@ -120,13 +124,13 @@ JUDGES = {
     "constant": lambda rows: torch.full(rows.shape, 3.0),
     "rejects": lambda rows: torch.full(rows.shape, -3.0),
     "inverted": lambda rows: torch.tensor(
-        [[-4.0 if is_right(text) else 4.0] * len(text) for text in decode(rows)]
+        [[-4.0 if is_correct(text) else 4.0] * len(text) for text in decode(rows)]
     ),
 }
 
 
 def some_sums():
-    """Make 20 sums with 4 fills each, some of them right."""
+    """Make 20 sums with 4 completions each, some of them correct."""
     g = torch.Generator().manual_seed(1)
     texts = [f"{a}+{b}={a + b}" for a, b in (10 + torch.randint(40, (20, 2), generator=g)).tolist()]
     tokens = encode(*texts)  # (20,T)
@@ -170,7 +174,7 @@ def test_few_wrong_fills_say_nothing_about_a_judge():
 
 def test_a_judge_that_read_some_completions_is_compared_with_what_is_right_of_those():
     batch, completions = some_sums()
-    scores = torch.ones(20, 3, 8)  # it accepts all that it read but for the first, which is right
+    scores = torch.ones(20, 3, 8)  # it accepts all that it read but for the first, which is correct
     scores[:, 0] = -1
     figures = measure(completions, HeldOut(batch, SumRule()), {"judge": scores})
     assert figures["fooled"] == 1 and figures["accepts"] == pytest.approx(2 / 3)
@@ -179,7 +183,7 @@ def test_a_judge_that_read_some_completions_is_compared_with_what_is_right_of_th
 def test_a_judge_of_text_accepts_word_by_word():
     batch = make_batch(encode("a cat on a"), encode("a ___ __ a") == BLANK, BLANK, 2, (0,))
     scores = torch.zeros(1, 2, 10)
-    scores[0, 0, 2:5], scores[0, 0, 6:8] = 0.5, -1  # of the first fill, one word of two
+    scores[0, 0, 2:5], scores[0, 0, 6:8] = 0.5, -1  # of the first completion, one word of two
     scores[0, :, 0] = 9  # visible text doesn't count
     assert accepts(scores, batch.words).tolist() == [[0.5, 0]]
 
@@ -266,7 +270,7 @@ def test_every_row(dataset, make, request):
     assert [re.split(" {2,}", line)[0] for line in lines[1 : 1 + len(result)]] == [*result]
     for title in ("sampled", "argmax"):
         assert result[f"after, {title}"] == result[f"before, {title}"]
-    assert result["the truth"].get("right", result["the truth"].get("exact")) == 1
+    assert result["the truth"].get("correct", result["the truth"].get("exact")) == 1
     assert ("cheat: common words" in result) == (dataset == "settings")
     assert ("exact marginals" in result) == (dataset == "sums")
     assert len(completions) == 6 * (16 if dataset == "sums" else 2)
@@ -294,9 +298,9 @@ def test_own_rewards_have_columns(settings):
     assert "half" not in format_table(evaluated(settings, product(1), product(0))[0])
 
 
-@pytest.mark.parametrize("good", ["right", "valid_words"])
+@pytest.mark.parametrize("good", ["correct", "valid_words"])
 def test_a_fooled_judge_is_named(good):
-    line = "the judge accepts much more than is right: it's being fooled"
+    line = "the judge accepts much more than is correct: it's being fooled"
     for accepted, named in ((0.54, False), (0.56, True)):
         result = {"after, sampled": {good: 0.5, "accepts": accepted}}
         assert (line in format_table(result).splitlines()) == named

@@ -24,7 +24,7 @@ def batch_of(masked):
     return make_batch(masked, masked == BLANK, BLANK, 1, (0,))
 
 
-def fill(logits_of, masked, order, passes=0, n=0):
+def completion(logits_of, masked, order, passes=0, n=0):
     """Fill with a `Product`. `logits_of` maps tokens (N,T) to logits (N,T,V)."""
 
     def policy(batch):
@@ -48,7 +48,7 @@ def copycat(calls):
 
 
 def test_every_input_gets_n_completions():
-    completions, _ = fill(copycat([]), encode("a____", "bb___"), "confidence", n=3)  # (2,3,T)
+    completions, _ = completion(copycat([]), encode("a____", "bb___"), "confidence", n=3)  # (2,3,T)
     assert completions.tolist() == [encode("aaaaa").tolist() * 3, encode("bbbbb").tolist() * 3]
 
 
@@ -66,7 +66,7 @@ def test_every_input_gets_n_completions():
 def test_passes_share_the_blanks_and_see_what_was_filled(order, passes, left, mean):
     """Two inputs have four and three blanks. `left` counts what each pass still sees of them."""
     calls = []
-    completions, took = fill(copycat(calls), encode("a____", "bb___"), order, passes)
+    completions, took = completion(copycat(calls), encode("a____", "bb___"), order, passes)
     assert completions[:, 0].tolist() == encode("aaaaa", "bbbbb").tolist()
     assert [(tokens == BLANK).sum(dim=1).tolist() for tokens in calls] == left
     assert took == mean
@@ -84,7 +84,7 @@ def neighbors(tokens):
 @pytest.mark.parametrize("passes", [0, 2, 3])
 def test_passes_are_a_loop_over_blanks(order, passes):
     masked = encode("a__b___c", "________", "d_e_f_g_")
-    completions, _ = fill(neighbors, masked, order, passes)
+    completions, _ = completion(neighbors, masked, order, passes)
     for row, fast in zip(masked, completions[:, 0]):
         planned = passes or int((row == BLANK).sum())
         for done in range(planned):
@@ -107,7 +107,7 @@ def test_the_surest_blank_goes_first_whatever_it_draws():
         p[:, 1:3] = torch.tensor([[0.55, 0.45], [0.6, 0.4], [0.5, 0.5]])
         return p.log().clamp(min=-1e9).expand(len(tokens), -1, -1)
 
-    fill(unsure, encode("___"), "confidence", n=50)
+    completion(unsure, encode("___"), "confidence", n=50)
     drawn = calls[1][:, 1]  # (50,)
     assert (calls[1] == BLANK).sum(dim=0).tolist() == [50, 0, 50] and len(drawn.unique()) == 2
 
@@ -146,16 +146,18 @@ def test_best_of_n_takes_each_word_from_the_fill_that_is_likeliest_in_the_text()
     base model makes xyz unlikely, and cat is taken instead.
     """
     batch = batch_of(encode("the ___ _ on"))
-    fills = torch.stack([encode("the cat q on"), encode("the xyz a on"), encode("the dog b on")], 1)
+    completions = torch.stack(
+        [encode("the cat q on"), encode("the xyz a on"), encode("the dog b on")], 1
+    )
     scores = torch.zeros(1, 3, 12)
     scores[0, :, 4:7] = torch.tensor([[2.0], [3.0], [1.0]])
     scores[0, 1, 8] = 0.5
     scores[0, 2, 0:3] = 9.0  # the scores of visible characters do not count
     logits = torch.zeros(1, 12, 28)
-    best = best_by_word(Product(logits, batch, Config()), fills, scores)
+    best = best_by_word(Product(logits, batch, Config()), completions, scores)
     assert best.tolist() == [encode("the xyz a on").tolist()]
     logits[0, 4, VOCABULARY.index("x")] = -6
-    best = best_by_word(Product(logits, batch, Config()), fills, scores)
+    best = best_by_word(Product(logits, batch, Config()), completions, scores)
     assert best.tolist() == [encode("the cat a on").tolist()]
 
 

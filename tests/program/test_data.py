@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 LINE = "the old cat sat on the mat and ran"
 TEXTS = np.array([[*LINE]] * 2000)  # (B,T)
 SUMS = np.array([[*"417+471=888"]] * 2000)  # (B,T)
-RIGHT = ["41+47=88", "12+23=35", "10+20=30"]
+CORRECT = ["41+47=88", "12+23=35", "10+20=30"]
 
 
 def masks(name, seed=0):
@@ -57,7 +57,7 @@ def text(world):
 
 @pytest.fixture
 def sums(tmp_path):
-    return read_splits(write_lines(tmp_path / "some", RIGHT[:2], RIGHT[2:]), 8)[0]
+    return read_splits(write_lines(tmp_path / "some", CORRECT[:2], CORRECT[2:]), 8)[0]
 
 
 # What is hidden.
@@ -126,17 +126,19 @@ def test_sums_draw_a_choice_of_masking_and_then_a_permutation_and_a_number(name,
 
 def test_lines_are_sums_only_if_all_of_them_are_right(tmp_path):
     for wrong in ("41+48=88", "1+10=111", "hello me"):
-        folder = write_lines(tmp_path / "mixed", [*RIGHT[:2], wrong], [*RIGHT[2:], "ab cd ef"])
+        folder = write_lines(tmp_path / "mixed", [*CORRECT[:2], wrong], [*CORRECT[2:], "ab cd ef"])
         train, _ = read_splits(folder, 8)
         assert train.kind == "lines" and pick_rule(train) is None
-    train, val = read_splits(write_lines(tmp_path / "sums", RIGHT[:2], RIGHT[2:]), 8)
+    train, val = read_splits(write_lines(tmp_path / "sums", CORRECT[:2], CORRECT[2:]), 8)
     assert train.kind == val.kind == "sums" and isinstance(pick_rule(train), SumRule)
 
 
 def test_splits_of_different_kinds_are_refused(tmp_path):
     """Otherwise val would be checked for the masking, and train would crash on it."""
-    folder = write_lines(tmp_path / "d", [*RIGHT[:2], "hello me"], RIGHT[2:])
-    with pytest.raises(Mistake, match="train is lines that aren't all right sums, but val is sums"):
+    folder = write_lines(tmp_path / "d", [*CORRECT[:2], "hello me"], CORRECT[2:])
+    with pytest.raises(
+        Mistake, match="train is lines that aren't all correct sums, but val is sums"
+    ):
         read_splits(folder, 8)
 
 
@@ -202,8 +204,8 @@ def test_a_word_of_a_line_is_what_stands_between_two_spaces(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     "train, val, other",
     [
-        (RIGHT, RIGHT, "10+11=21"),
-        (RIGHT, [RIGHT[2], RIGHT[0], RIGHT[2]], "10+11=21"),
+        (CORRECT, CORRECT, "10+11=21"),
+        (CORRECT, [CORRECT[2], CORRECT[0], CORRECT[2]], "10+11=21"),
         (["abcdefgh", "abcdefgi"], ["abcdefgi"], "99 + 1 ="),
     ],
 )

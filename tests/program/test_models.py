@@ -20,7 +20,7 @@ from grpo.run.checkpoint import load_model, read
 from grpo.run.config import Config, load_config
 from grpo.run.network import make_judge, make_policy
 from model import pretrain
-from model.losses import draw_fills, generator_loss, judge_loss, masked_batch
+from model.losses import draw_completions, generator_loss, judge_loss, masked_batch
 from model.pretrain import Settings
 from model.report import REPORT, auc, calibration, report
 from model.transformer import Block, Generator, Judge, TransformerConfig
@@ -176,8 +176,8 @@ class Letters:
     def gaps(self, original, mask):
         return [match.span() for match in re.finditer("_+", hidden(original, mask))]
 
-    def is_good(self, fill, start, end):
-        return set(fill[start:end]) <= set(self.allowed)
+    def is_good(self, completion, start, end):
+        return set(completion[start:end]) <= set(self.allowed)
 
 
 def hidden(text, mask):
@@ -200,14 +200,14 @@ def test_the_report_is_a_loop_over_words(world, capsys):
     printed = [float(x) for x in re.findall(r"-?[0-9]+\.[0-9]+", capsys.readouterr().out)]
 
     batch = batch_of_report(dataset, 64)
-    drawn = draw_fills(policy, batch, 1.0)
+    drawn = draw_completions(policy, batch, 1.0)
     nats = -policy(batch).log_prob(batch.tokens[:, None]).sum() / batch.mask.sum()
     real_scores, drawn_scores, good = [], [], []
-    for text, fill, runs in zip(batch.tokens, drawn, runs_of(batch.mask)):
+    for text, completion, runs in zip(batch.tokens, drawn, runs_of(batch.mask)):
         for run in runs:
             real_scores.append(judge(text[None])[0, run].mean().item())
-            drawn_scores.append(judge(fill[None])[0, run].mean().item())
-            good.append(set(decode(fill[None])[0][run]) <= set(rule.allowed))
+            drawn_scores.append(judge(completion[None])[0, run].mean().item())
+            good.append(set(decode(completion[None])[0][run]) <= set(rule.allowed))
     pairs = [(a > b) + 0.5 * (a == b) for a in real_scores for b in drawn_scores]
     accepted = {which: [] for which in (True, False)}
     for score, is_good in zip(drawn_scores, good):

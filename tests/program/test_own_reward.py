@@ -34,5 +34,5 @@ def test_a_wrong_shape_is_reported_next_to_what_the_function_was_given():
 def test_a_rule_that_does_not_fit_the_data_set_is_one_line():
     words = SimpleNamespace(name="valid_words")
     for rule, allowed in ((None, "FILE.py:FUNCTION$"), (words, "FUNCTION, valid_words$")):
-        with pytest.raises(Mistake, match=f"reward=right: this dataset .*{allowed}"):
-            load_rewards(Config(reward="right"), None, rule, None)
+        with pytest.raises(Mistake, match=f"reward=correct: this dataset .*{allowed}"):
+            load_rewards(Config(reward="correct"), None, rule, None)

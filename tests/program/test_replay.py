@@ -1,4 +1,4 @@
-"""Check what a run records about its fills, and the page that shows runs in a browser."""
+"""Check what a run records about its completions, and the page that shows runs in a browser."""
 
 import json
 import re
@@ -14,12 +14,12 @@ from grpo.tools import replay
 
 
 def lines_of(folder):
-    lines = (folder / "out" / "fills.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "out" / "snapshots.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def fill_by_hand(policy, batch, temperature):
-    """Draw the first fill of each input blank by blank, from the cumulative probabilities."""
+    """Draw the first completion of each input blank by blank, from the cumulative probabilities."""
     logits = policy(batch).logits
     texts = []
     for i in range(len(batch.mask)):
@@ -49,26 +49,26 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
         def function(policy, held_out, config, step):
             real(policy, held_out, config, step)
             batch = held_out.batch[:8]
-            fills = fill_by_hand(policy, batch, flags["temperature"])
+            completions = fill_by_hand(policy, batch, flags["temperature"])
             gaps = []
-            for mask, text, fill in zip(batch.mask, decode(batch.tokens), fills):
+            for mask, text, completion in zip(batch.mask, decode(batch.tokens), completions):
                 hidden = [(a, b) for a, b in words_of(text) if mask[a:b].any()]
                 inner = [(a, b) for a, b in hidden if 0 < a and b < len(text)]  # others may be cut
                 lexicon = held_out.rule.lexicon
-                good = [(a, b) for a, b in words_of(fill) if fill[a:b] in lexicon]
+                good = [(a, b) for a, b in words_of(completion) if completion[a:b] in lexicon]
                 gaps.append([[*span, span in good] for span in inner])
-            expected.append({"fills": fills, "gaps": gaps, "batch": batch})
+            expected.append({"completions": completions, "gaps": gaps, "batch": batch})
 
         return function
 
-    monkeypatch.setattr(train_grpo, "begin_fills", spy("begin_fills"))
-    monkeypatch.setattr(train_grpo, "record_fills", spy("record_fills"))
+    monkeypatch.setattr(train_grpo, "begin_snapshots", spy("begin_snapshots"))
+    monkeypatch.setattr(train_grpo, "record_snapshot", spy("record_snapshot"))
     run(flags, top_p=1, masking="word:0.5,random:0.5", learning_rate=0.1)
     header, *_ = lines = lines_of(tmp_path)
     assert [line["iteration"] for line in lines] == [-1, 0, 1, 2, 3]
     for line, one in zip(lines, expected, strict=True):
-        assert line["fills"] == one["fills"] and line["gaps"] == one["gaps"]
-    assert lines[0]["fills"] != lines[-1]["fills"]
+        assert line["completions"] == one["completions"] and line["gaps"] == one["gaps"]
+    assert lines[0]["completions"] != lines[-1]["completions"]
     batch = expected[0]["batch"]
     for i, (text, masked) in enumerate(zip(header["texts"], header["masked"], strict=True)):
         assert text == "".join(VOCABULARY[token] for token in batch.tokens[i])
@@ -79,12 +79,14 @@ def test_a_resumed_run_cuts_its_file_back(flags, tmp_path):
     """A killed run may have recorded steps after its last checkpoint."""
     run(flags, max_iters=2)
     before = lines_of(tmp_path)
-    with open(tmp_path / "out" / "fills.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"iteration": 2, "fills": []}\n{"iteration": 3, "cut sho')
+    with open(tmp_path / "out" / "snapshots.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"iteration": 2, "completions": []}\n{"iteration": 3, "cut sho')
     run(flags, max_iters=3, init_from="resume")
     after = lines_of(tmp_path)
     assert after[:3] == before
-    assert [line["iteration"] for line in after] == [-1, 0, 1, 2] and len(after[3]["fills"]) == 8
+    assert [line["iteration"] for line in after] == [-1, 0, 1, 2] and len(
+        after[3]["completions"]
+    ) == 8
 
 
 def test_other_inputs_begin_the_file_anew(flags, tmp_path):
@@ -105,8 +107,8 @@ def recorded(tmp_path, monkeypatch):
     """Give a function that makes a run's folder in the working directory, with made-up lines."""
     monkeypatch.chdir(tmp_path)
 
-    def make(name, fills, settings=None, **metrics):
-        """`fills` are a list of texts for each line, and `metrics` a list of numbers by name."""
+    def make(name, completions, settings=None, **metrics):
+        """`completions` has a list of texts for each line, and `metrics` numbers by name."""
         folder = tmp_path / name
         folder.mkdir()
         config = {"out_dir": name, "seed": 1} | (settings or {})
@@ -114,13 +116,13 @@ def recorded(tmp_path, monkeypatch):
         steps = [dict(zip(metrics, values)) for values in zip(*metrics.values())]
         lines = {
             "metrics.jsonl": [{"iteration": i, **step} for i, step in enumerate(steps)],
-            "fills.jsonl": [
+            "snapshots.jsonl": [
                 {
                     **(HEADER if i == 0 else {"iteration": i - 1}),
-                    "fills": texts,
+                    "completions": texts,
                     "gaps": [[[0, 8, text in ("41+47=88", "44+44=88")]] for text in texts],
                 }
-                for i, texts in enumerate(fills)
+                for i, texts in enumerate(completions)
             ],
         }
         for file, content in lines.items():
@@ -137,7 +139,7 @@ FILLS = [["41+44=88", "13+13=25"], ["44+44=88", "14+12=25"], ["42+44=88", "11+11
 def test_one_run_s_page_goes_into_its_folder_and_several_into_the_working_directory(
     recorded, capsys, tmp_path
 ):
-    one = recorded("one", FILLS, right=[0.1, 0.2])
+    one = recorded("one", FILLS, correct=[0.1, 0.2])
     other = recorded("other", FILLS, {"kl_beta": 0}, valid_words=[0.3, 0.4])
     replay.main([one])
     replay.main([one, other])
@@ -153,15 +155,18 @@ def test_no_text_of_a_run_can_close_the_script_of_its_page(recorded):
     """A metric of one's own may be infinite, which JSON doesn't know."""
     evil = "</script><!--"
     outs = [
-        recorded("<b>", [[evil, evil]], {"dataset": evil}, right=[float("inf"), 0.2]),
-        recorded("b", [], right=[0.2]),
+        recorded("<b>", [[evil, evil]], {"dataset": evil}, correct=[float("inf"), 0.2]),
+        recorded("b", [], correct=[0.2]),
     ]
     content = re.search('type="application/json">(.*?)</script>', replay.make_page(outs))[1]
     assert "<" not in content
     shown = json.loads(content)
     assert shown["labels"][0] == f"dataset={evil}"
-    assert shown["runs"][0]["name"] == "<b>" and shown["runs"][0]["fills"][0]["fills"][0] == evil
-    assert [step["right"] for step in shown["runs"][0]["metrics"]] == [None, 0.2]
+    assert (
+        shown["runs"][0]["name"] == "<b>"
+        and shown["runs"][0]["snapshots"][0]["completions"][0] == evil
+    )
+    assert [step["correct"] for step in shown["runs"][0]["metrics"]] == [None, 0.2]
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "no-step"])
@@ -205,7 +210,7 @@ def test_the_slider_moves_fills_and_numbers(recorded, tmp_path):
     out = recorded(
         "out",
         FILLS,
-        right=[0.25, 0.5],
+        correct=[0.25, 0.5],
         accepts=[0.75, 1],
         mean_kl=[0, 2],
         frac_reward_zero_std=[0.5, 0],
@@ -213,7 +218,7 @@ def test_the_slider_moves_fills_and_numbers(recorded, tmp_path):
     )
     html = open_page([out], tmp_path)
     assert "step 2 of 2: 0 of 2 good (before: 0 of 2)" in html
-    assert numbers(html)[0] == "right 0.500 judge accepts 1.000"
+    assert numbers(html)[0] == "correct 0.500 judge accepts 1.000"
     html = open_page([out], tmp_path, SLIDE)
     assert "step 1 of 2: 1 of 2 good (before: 0 of 2)" in html
     assert cards(html) == [
@@ -221,7 +226,7 @@ def test_the_slider_moves_fills_and_numbers(recorded, tmp_path):
         ["1[2]+1[3]=25", "1[3]-+1[3]-=25", "1[4]-+1[2]-=25"],
     ]
     assert numbers(html) == [
-        "right 0.250 judge accepts 0.750",
+        "correct 0.250 judge accepts 0.750",
         "KL 0.000",
         "dead groups 0.500",
         "mean reward −2.000",
@@ -232,23 +237,29 @@ def test_the_slider_moves_fills_and_numbers(recorded, tmp_path):
 
 @needs_browser
 def test_curves_share_the_axes_of_their_panel(recorded, tmp_path):
-    """Two seeds are a group, whose number is their mean. A run may lack a metric, or fills."""
+    """Two seeds are a group, whose number is their mean. A run may lack a metric."""
     outs = [
-        recorded("a", [], {"kl_beta": 0.2}, right=[0, 1], accepts=[1, 1]),
-        recorded("b", FILLS, {"kl_beta": 0.2, "seed": 2}, right=[0.5, 0.5], accepts=[1, 1]),
+        recorded("a", [], {"kl_beta": 0.2}, correct=[0, 1], accepts=[1, 1]),
+        recorded("b", FILLS, {"kl_beta": 0.2, "seed": 2}, correct=[0.5, 0.5], accepts=[1, 1]),
         recorded("<i>c", [], {"kl_beta": 0}, valid_words=[0.25]),
     ]
     html = open_page(outs, tmp_path)
-    assert numbers(html) == ["right 0.750 – real words – – judge accepts 1.000 –"]  # after step 2
-    assert "no fills.jsonl" in html.lower() and "NaN" not in html and "Infinity" not in html
+    assert numbers(html) == ["correct 0.750 – real words – – judge accepts 1.000 –"]  # after step 2
+    assert "no snapshots.jsonl" in html.lower() and "NaN" not in html and "Infinity" not in html
     drawn = re.findall('<polyline points="(.*?)" data-name="(.*?)"', html)
     lines = [(name, [float(p.split(",")[1]) for p in points.split()]) for points, name in drawn]
     lines = [(name, ys) for name, ys in lines if ys]
-    assert [name for name, _ in lines] == ["right", "accepts", "right", "accepts", "valid_words"]
+    assert [name for name, _ in lines] == [
+        "correct",
+        "accepts",
+        "correct",
+        "accepts",
+        "valid_words",
+    ]
     (low, high), _, middle, top, quarter = [ys for _, ys in lines]
     assert top == [high, high] and middle == pytest.approx(2 * [(low + high) / 2], abs=0.11)
     assert quarter == pytest.approx([low + (high - low) / 4], abs=0.11)
     legend = re.search('<ul id="legend">(.*?)</ul>', html)[1]
     assert re.sub("<.*?>", "", legend) == "kl_beta=0.2 a, bkl_beta=0 &lt;i&gt;c"
     html = open_page(outs, tmp_path, "$('run').value = 1; $('run').onchange();" + SLIDE)
-    assert "step 1 of 2: 1 of 2 good" in html and numbers(html)[0].startswith("right 0.250")
+    assert "step 1 of 2: 1 of 2 good" in html and numbers(html)[0].startswith("correct 0.250")

@@ -60,12 +60,12 @@ def test_n_steps_and_n_more_are_2n(flags, folder, world, changes):
     whole, metrics = run(flags, out_dir=folder / "whole", max_iters=6, **changes)
     halves = {"out_dir": folder / "halves", **changes}
     run(flags, max_iters=3, **halves)
-    for name in ("metrics.jsonl", "fills.jsonl"):
+    for name in ("metrics.jsonl", "snapshots.jsonl"):
         with open(folder / "halves" / name, "a", encoding="utf-8") as file:
             file.write(CUT_SHORT)
     again, metrics_again = run(flags, max_iters=6, init_from="resume", **halves)
     assert metrics == metrics_again
-    shown = [(folder / name / "fills.jsonl").read_bytes() for name in ("whole", "halves")]
+    shown = [(folder / name / "snapshots.jsonl").read_bytes() for name in ("whole", "halves")]
     assert shown[0] == shown[1]
     for content in (whole, again):
         del content["training"]["config"]

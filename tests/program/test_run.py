@@ -59,7 +59,7 @@ def files(folder):
 def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, tmp_path, capsys):
     out = tmp_path / "my run"
     table = train_grpo.main(command_line(flags, out_dir=out, eval_interval=2))
-    made = {"config", "metrics", "fills", "checkpoint", "evaluation", "completions"}
+    made = {"config", "metrics", "snapshots", "checkpoint", "evaluation", "completions"}
     assert made == {path.stem for path in out.iterdir()}
     assert table == json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     lines = [
@@ -83,7 +83,7 @@ def test_rewards_that_are_all_equal_are_one_warning(flags, own, capsys):
         changes = {"reward": f"{own}:flat", "max_iters": 2, "out_dir": f"{own}-{quiet}"}
         train_grpo.main(command_line(flags, **changes), quiet)
         shown = capsys.readouterr().out
-        assert shown.count("warning: step 0: all fills of an input earned the same") == 1
+        assert shown.count("warning: step 0: all completions of an input earned the same") == 1
         assert ("filled by" in shown) != quiet
 
 
@@ -94,7 +94,7 @@ def test_ten_steps_in_a_row_without_anything_to_learn_are_a_warning(flags, capsy
         for step, share in enumerate(dead):
             log.write(step, {"frac_reward_zero_std": share})
     (line,) = (x for x in capsys.readouterr().out.splitlines() if "warning" in x)
-    assert "step 20: all fills of an input earned the same" in line
+    assert "step 20: all completions of an input earned the same" in line
 
 
 # The folder.
@@ -268,7 +268,7 @@ class FullDisk:
 
 
 def test_a_full_disk_is_said_once_and_then_how_to_resume(flags, capsys, monkeypatch):
-    """It fills while step 2 writes its line of metrics, and in another run its checkpoint."""
+    """It completions while step 2 writes its line of metrics, and in another run its checkpoint."""
     real = log.claim
     resume = f"--init_from=resume --out_dir={flags['out_dir']}"
     with monkeypatch.context() as patch, pytest.raises(Mistake) as stopped:

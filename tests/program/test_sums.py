@@ -13,7 +13,7 @@ import torch
 from data.dataset import encode_prompt, read_dataset, read_prompts
 from data.masking import make_mask
 from data.sums.prepare import draw_sums, prepare, split_results
-from data.sums.rule import is_right, perfect_blanks, right_answers
+from data.sums.rule import correct_answers, is_correct, perfect_blanks
 from data.user_mistake import Mistake
 from data.vocabulary import MASK_ID, PAD, TEXT_CHARACTERS, VOCABULARY, decode, encode
 from model.transformer import IMPOSSIBLE, Generator, TransformerConfig
@@ -28,9 +28,9 @@ def folder(tmp_path_factory):
 
 
 def test_the_rule():
-    assert is_right("41+47=88") and is_right("417+471=888") and is_right("41+47=88___")
+    assert is_correct("41+47=88") and is_correct("417+471=888") and is_correct("41+47=88___")
     wrong = "41+48=88 01+87=88 9+79=88 41+47=088 a1+47=88 4_+47=88 60+60=120 41+47 41+47=88+ _"
-    assert not any(map(is_right, wrong.split()))
+    assert not any(map(is_correct, wrong.split()))
 
 
 def filled(masked):
@@ -41,7 +41,7 @@ def filled(masked):
 
 
 def holds(text):
-    """Tell whether a sum of two digits is right, by its places."""
+    """Tell whether a sum of two digits is correct, by its places."""
     a, b, c = int(text[:2]), int(text[3:5]), int(text[6:])
     return a + b == c and a >= 10 and b >= 10
 
@@ -49,8 +49,8 @@ def holds(text):
 @pytest.mark.parametrize("masked", ["4_+4_=88", "_1+_7=88", "__+__=88", "__+__=20", "9_+9_=11"])
 def test_right_answers_are_those_of_a_loop_over_all_digits(masked):
     want = sorted(text for text in filled(masked) if holds(text))
-    assert sorted(right_answers(masked)) == want
-    assert all(is_right(text) == holds(text) for text in filled(masked))
+    assert sorted(correct_answers(masked)) == want
+    assert all(is_correct(text) == holds(text) for text in filled(masked))
 
 
 def test_perfect_blanks_are_those_of_a_loop_over_all_fills():
@@ -60,11 +60,11 @@ def test_perfect_blanks_are_those_of_a_loop_over_all_fills():
         answers = [text for text in filled(masked) if holds(text)]
         places = [i for i, c in enumerate(masked) if c == "_"]
         counts = [Counter(text[i] for text in answers) for i in places]
-        right = []
+        correct = []
         for text in answers:
-            right.append(np.prod([n[text[i]] / len(answers) for n, i in zip(counts, places)]))
-        want["right"] += sum(right) / 3
-        want["different_right"] += sum(1 - (1 - p) ** 16 for p in right) / 3
+            correct.append(np.prod([n[text[i]] / len(answers) for n, i in zip(counts, places)]))
+        want["correct"] += sum(correct) / 3
+        want["different_correct"] += sum(1 - (1 - p) ** 16 for p in correct) / 3
     assert perfect_blanks(masked_texts) == pytest.approx(dict(want))
 
 
@@ -85,7 +85,7 @@ def test_the_files_hold_right_sums_of_their_own_results(half, tmp_path):
     split = split_results(2)
     for name, part in (("train", "train"), ("val", half)):
         lines = (tmp_path / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-        assert all(map(is_right, lines[:1000]))
+        assert all(map(is_correct, lines[:1000]))
         assert {int(line[-2:]) for line in lines} == {*split[part]}
 
 
@@ -129,7 +129,7 @@ def test_digits_hides_one_to_all_digits_of_the_summands():
 def test_a_sum_is_one_word(folder):
     data = read_dataset(folder / "train.txt", 8)
     tokens, mask, words = data.batch(50, "columns", (0, 1))
-    assert torch.equal(words, mask.long()) and all(map(is_right, decode(tokens)))
+    assert torch.equal(words, mask.long()) and all(map(is_correct, decode(tokens)))
 
 
 def test_prompts_take_the_characters_that_their_dataset_has(folder, tmp_path):

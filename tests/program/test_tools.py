@@ -90,12 +90,12 @@ def test_a_run_is_shown_before_and_after_with_what_its_judge_accepts(trained, wo
 
 
 def test_a_sum_is_right_or_wrong_and_other_lines_are_neither(capsys):
-    """A file of a generator has no judge. The latent of sums of two digits is often right."""
+    """A file of a generator has no judge. The latent of sums of two digits is often correct."""
     (rows,) = printed(capsys, "4_+4_=88", "--run=model/pretrained/sums_latent.pt").values()
     for row in rows[1:]:
         verdict, shown = row.split()[1:]
         first, second = re.fullmatch(r"4\[(.)\]\+4\[(.)\]=88", shown).groups()
-        assert verdict == ("right" if int(first) + int(second) == 8 else "wrong")
+        assert verdict == ("correct" if int(first) + int(second) == 8 else "wrong")
     (rows,) = printed(capsys, "4_+4=ab", "--run=model/pretrained/sums_latent.pt").values()
     assert all(len(row.split()) == 2 for row in rows[1:])
 
@@ -103,7 +103,7 @@ def test_a_sum_is_right_or_wrong_and_other_lines_are_neither(capsys):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("9_+9_=11", "wrong"),  # no fill is right
+        ("9_+9_=11", "wrong"),  # no completion is correct
         ("4__+4__=8_8", "=8["),
         ("4_7+4_7=Äb;", "has 'Ä'; this model only knows"),
         ("4_+__4_=8888", "text '4_+__4_=8888' has 12 characters, more than 11; shorten it"),
