@@ -80,7 +80,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     advantages = compute_advantages(reward, old.entropy, batch.mask, config)  # (B,G,T)
 
     # 4. Update. The weights turn a sum over all blanks into the average we want. By default a blank
-    #    weighs 1 / (B · G · blanks of its input).
+    #    weighs 1 / (B · blanks of its input).
     metrics = UpdateMetrics()
     for epoch in range(config.num_iterations):
         for update in minibatches(batch, epoch, config):  # (b,) the numbers of its inputs
@@ -92,10 +92,12 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
             for rows, weight in zip(update.split(size), weights.split(size)):
                 now = policy(batch[rows]).log_probs(sample[rows], q_ref[rows])
                 mask = batch.mask[rows]
-                loss, terms = grpo_loss(now, old[rows], advantages[rows], mask, weight, config)
+                loss, losses, bounded = grpo_loss(
+                    now, old[rows], advantages[rows], mask, weight, config
+                )
                 loss.backward()
                 loss_of_update += loss.detach()
-                metrics.add(now, old[rows], terms, mask)
+                metrics.add(now, old[rows], losses, bounded, mask)
             # Clip the gradient, take a step of AdamW, clear the gradient. If the loss or gradient
             # isn't finite, no weight changes, and `main` ends the run when it sees the metrics.
             grad_norm = optimizer.step_if_finite(loss_of_update)

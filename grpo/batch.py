@@ -49,9 +49,25 @@ class Batch(Rows):
     mask: Tensor  # (B,T) bool, True at a blank
     words: Tensor  # (B,T) 1 in the first hidden word, 2 in the second, ...; 0 elsewhere
     uniforms: Tensor  # (B,G,T) in [0,1) to draw the characters
-    latent_uniforms: Tensor  # (B,G,T) to draw z, if there's a latent
-    coins: Tensor  # (B,T) in [0,1), for a truncation that tosses one
-    seed: tuple  # what all of this was drawn from: (the run's seed, the step)
+    rows: Tensor  # (B,) the numbers of these inputs among all inputs of the step
+    size: int  # how many inputs the step has
+    seed: tuple  # what all of this is drawn from: (the run's seed, the step)
+
+    def draw(self, stream: int, *shape: int) -> Tensor:
+        """Draw numbers in [0,1) for each input: -> (B,*shape), the same ones each time.
+
+        They're drawn for all inputs of the step, so it doesn't matter which of them are here.
+        """
+        every = draw_uniforms((self.size, *shape), (*self.seed, stream))
+        return every[self.rows.cpu()].to(self.rows.device)
+
+    def latent_uniforms(self) -> Tensor:
+        """Draw what picks z, if there's a latent: -> (B,G,T)."""
+        return self.draw(LATENTS, *self.uniforms.shape[1:])
+
+    def coins(self) -> Tensor:
+        """Draw a coin for each blank, for a truncation that tosses one: -> (B,T)."""
+        return self.draw(COINS, self.uniforms.shape[2])
 
 
 def draw_uniforms(shape: tuple, seed: tuple) -> Tensor:
@@ -71,8 +87,8 @@ def make_batch(tokens: Tensor, mask: Tensor, words: Tensor, G: int, seed: tuple)
         mask=mask,
         words=words,
         uniforms=draw_uniforms((B, G, T), (*seed, LETTERS)),
-        latent_uniforms=draw_uniforms((B, G, T), (*seed, LATENTS)),
-        coins=draw_uniforms((B, T), (*seed, COINS)),
+        rows=torch.arange(B),
+        size=B,
         seed=seed,
     )
 

@@ -17,7 +17,7 @@ import torch
 
 from data.user_mistake import Mistake
 from grpo import policy
-from grpo.policy import LogProbs, Product, Sample
+from grpo.policy import Product
 from grpo.truncation import truncates
 
 SOURCE = Path(__file__).with_name("kernel.cu")
@@ -153,12 +153,5 @@ compute_logprobs = FusedLogProbs.apply
 class FusedProduct(Product):
     """A `Product` that draws and scores with the kernel."""
 
-    def sample(self):
-        batch, temperature = self.batch, self.config.temperature
-        return Sample(
-            sample_completions(self.logits, batch.masked, batch.mask, batch.uniforms, temperature)
-        )
-
-    def log_probs(self, sample, reference):
-        y, mask, temperature = sample.completions, self.batch.mask, self.config.temperature
-        return LogProbs(*compute_logprobs(self.logits, reference.logits, y, mask, temperature))
+    draw = staticmethod(sample_completions)
+    compute = staticmethod(compute_logprobs)

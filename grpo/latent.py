@@ -32,7 +32,7 @@ from torch import Tensor
 
 from data.per_word import begins_word, lay_out_words, spread
 from grpo.batch import Batch, Rows
-from grpo.policy import LogProbs, Sample, log_softmax
+from grpo.policy import LogProbs, Policy, Sample, log_softmax
 from grpo.truncation import allowed_characters, restrict, truncates
 
 
@@ -90,10 +90,10 @@ class Latent(Rows):
         """Draw z ~ π for each word of each completion, then its letters from q_z."""
         batch, allowed = self.batch, None
         if truncates(self.config):
-            coins = batch.coins[..., None, None]  # (B,T,1,1)
+            coins = batch.coins()[..., None, None]  # (B,T,1,1)
             allowed = allowed_characters(self.letters, coins, self.config)  # (B,T,K,V)
         log_pi = self.log_pi()[:, None]  # (N,1,K)
-        z = draw(log_pi, batch.latent_uniforms.mT[self.first])[self.word]  # (M,G)
+        z = draw(log_pi, batch.latent_uniforms().mT[self.first])[self.word]  # (M,G)
         of_z = self.log_q(allowed).take_along_dim(z[..., None], dim=1)  # (M,G,V)
         y = spread(draw(of_z, batch.uniforms.mT[self.mask]), self.mask).mT  # (B,G,T)
         return Sample(torch.where(self.mask[:, None], y, batch.masked[:, None]), allowed)
@@ -142,3 +142,16 @@ class Latent(Rows):
         best = self.running(log_q, self.log_pi(), candidates)[:, -1].argmax(dim=1)  # (N,)
         letters = candidates.take_along_dim(best[self.word, None], dim=1)  # (M,1)
         return self.batch.masked.masked_scatter(self.mask, letters)
+
+
+class LatentPolicy(Policy):
+    """A `Policy` whose network is a `LatentGenerator`."""
+
+    def __call__(self, batch: Batch) -> Latent:
+        inputs = [
+            x.to(self.device).split(self.config.batch_size) for x in (batch.masked, batch.words)
+        ]
+        with self.autocast:
+            outputs = [self.network(masked, words) for masked, words in zip(*inputs)]
+        tensors = [torch.cat(x).to(batch.masked.device) for x in zip(*outputs)]
+        return self.kind(*tensors, batch, self.config)

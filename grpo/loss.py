@@ -1,6 +1,6 @@
 """The loss of GRPO: push up what beat its group, push down what lost, and don't stray too far.
 
-    loss = Σ_{b,g,t} weight[b,t] · ( −objective[b,g,t] + β · KL[b,t] − c · H[b,t] )
+    loss = 1/G · Σ_{b,g,t} weight[b,t] · ( −objective[b,g,t] + β · KL[b,t] − c · H[b,t] )
 
 The default is the first function of each kind: `clip`, `exact_kl` and `mean_of_completions`. Read
 those and `grpo_loss`, and you've read GRPO's loss. Variants from other papers follow, with the same
@@ -108,20 +108,19 @@ KL_ESTIMATORS = {"exact": exact_kl, "k1": k1, "k2": k2, "k3": k3}
 
 
 # Averages: how much each blank weighs. They take the mask of an update (b,T), as float, and return
-# the weight of each blank (b,T). All G completions of an input have the same weight, so it has the
-# factor 1/G. They count the inputs of all processes.
+# the weight of each blank (b,T). They count the inputs of all processes. The G completions of an
+# input weigh the same, so `grpo_loss` just averages over them.
 
 
 def mean_of_completions(mask: Tensor, config) -> Tensor:
     """Average the blanks of each completion, then the completions (2402.03300, eq. 3)."""
-    per_completion = mask / (len(mask) * n_processes() * config.group_size)  # (b,T)
+    per_completion = mask / (len(mask) * n_processes())  # (b,T)
     return per_completion / mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def dapo(mask: Tensor, config) -> Tensor:
     """Average all blanks of the update. In DAPO (2503.14476, eq. 8) it's those of a group."""
-    blanks = total_over_processes(mask.sum()).clamp(min=1)
-    return mask / (blanks * config.group_size)
+    return mask / total_over_processes(mask.sum()).clamp(min=1)
 
 
 def bnpo(mask: Tensor, config) -> Tensor:
@@ -131,12 +130,12 @@ def bnpo(mask: Tensor, config) -> Tensor:
     """
     parts = mask.split(config.batch_size)
     means = torch.cat([part / part.sum().clamp(min=1) for part in parts])  # (b,T)
-    return means / (len(parts) * n_processes() * config.group_size)
+    return means / (len(parts) * n_processes())
 
 
 def total(mask: Tensor, config) -> Tensor:
     """Sum the blanks of each completion, then average completions: the policy gradient itself."""
-    return mask / (len(mask) * n_processes() * config.group_size)
+    return mask / (len(mask) * n_processes())
 
 
 def dr_grpo(mask: Tensor, config) -> Tensor:
@@ -169,16 +168,19 @@ def grpo_loss(
     mask: Tensor,  # (B,T)
     weights: Tensor,  # (B,T) from `loss_weights`
     config,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the loss of one micro-batch: -> a scalar, and its metrics {name: scalar}."""
+) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Compute the loss of one micro-batch: -> a scalar, and {name: scalar} of it and its parts.
+
+    The third result (B,G,T) tells at which blanks a bound is in force.
+    """
     objective, bounded = OBJECTIVES[config.objective](now.logp, old.logp, advantages, mask, config)
     kl = KL_ESTIMATORS[config.kl_estimator](now).expand_as(objective)  # (B,G,T)
     entropy = now.entropy[:, None].expand_as(objective)  # (B,G,T) the G draws share it
     weights = weights[:, None]  # (B,1,T)
+    G = objective.shape[1]
 
-    pg_loss = -(weights * objective).sum()
-    kl_penalty = config.kl_beta * (weights * kl).sum()
-    loss = pg_loss + kl_penalty - config.entropy_coef * (weights * entropy).sum()
-    clipped = (bounded & mask[:, None]).sum() / objective.shape[1]
-    terms = {"clip_ratio": clipped, "loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty}
-    return loss, terms
+    pg_loss = -(weights * objective).sum() / G
+    kl_penalty = config.kl_beta * (weights * kl).sum() / G
+    loss = pg_loss + kl_penalty - config.entropy_coef * (weights * entropy).sum() / G
+    parts = {"loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty}
+    return loss, parts, bounded & mask[:, None]

@@ -60,8 +60,15 @@ class UpdateMetrics:
         self.updates = []  # {name: mean}
 
     @torch.no_grad()
-    def add(self, now: LogProbs, old: LogProbs, terms: dict[str, Tensor], mask: Tensor) -> None:
-        """Add the sums of one micro-batch over its blanks, where mask (B,T) is True."""
+    def add(
+        self,
+        now: LogProbs,
+        old: LogProbs,
+        losses: dict[str, Tensor],
+        bounded: Tensor,  # (B,G,T) bool, where a bound stops the gradient
+        mask: Tensor,  # (B,T) True at a blank
+    ) -> None:
+        """Add the sums of one micro-batch over its blanks."""
         G = now.logp.shape[1]
         moved = now.logp - old.logp  # (B,G,T)
         sums = {
@@ -70,7 +77,8 @@ class UpdateMetrics:
             "mean_log_prob": now.logp.sum() / G,
             "mean_kl": now.kl.sum(),
             "approx_kl": (moved.exp() - 1 - moved).sum() / G,  # k3, of the policy that drew and now
-            **terms,
+            "clip_ratio": bounded.sum() / G,
+            **losses,
         }
         self.micro_batches.append({name: x.detach().float() for name, x in sums.items()})
 

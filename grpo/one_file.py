@@ -65,7 +65,7 @@ def draw_batch(sums, size, seed):
 
 def log_q(generator, masked):
     """Compute the log-probability of each character at each position: (B,T) -> (B,T,V)."""
-    (logits,) = generator(masked, None)  # (B,T,V); the network has no dropout
+    logits = generator(masked)  # (B,T,V); the network has no dropout
     return logits.double().log_softmax(dim=-1)  # double, so that sums of them reach 1
 
 

@@ -18,6 +18,10 @@ GRPO estimates this KL from the drawn character (2402.03300, eq. 4). One step is
 everything here, so we can afford the sum over all characters. The gradient is by hand for two
 reasons: you can see what GRPO does to each logit, and the CUDA kernel has to do the same.
 
+A *generator* is a network. A *policy* is a generator called as a distribution, and *the* policy is
+the one that learns. The *base* is what it was before GRPO, and the *reference* what the KL compares
+it with. To *sample* is to fill all blanks from q at once. What we *draw* may be anything random.
+
 Shapes: B masked inputs, T characters, G completions of each input, V vocabulary. A function that
 takes any number of completions calls that number n.
 """
@@ -47,65 +51,6 @@ class LogProbs(Rows):
     ref_logp: Tensor  # (B,G,T) log q_ref(y)
     kl: Tensor  # (B,T) KL(q‖q_ref)
     entropy: Tensor  # (B,T)
-
-
-@dataclass(frozen=True)
-class Product(Rows):
-    """Independent blanks. Indexing it gives the distribution of some of the inputs."""
-
-    logits: Tensor  # (B,T,V)
-    batch: Batch
-    config: object
-
-    def sample(self) -> Sample:
-        """Fill every blank G times in parallel, with the batch's own random numbers."""
-        batch, temperature = self.batch, self.config.temperature
-        return Sample(
-            sample_completions(self.logits, batch.masked, batch.mask, batch.uniforms, temperature)
-        )
-
-    def log_probs(self, sample: Sample, reference: "Product") -> LogProbs:
-        """Compute log q and log q_ref of a sample. Gradients reach this policy's logits."""
-        y, mask, temperature = sample.completions, self.batch.mask, self.config.temperature
-        return LogProbs(*compute_logprobs(self.logits, reference.logits, y, mask, temperature))
-
-    def log_prob(self, completions: Tensor) -> Tensor:
-        """Compute log q of each character, without truncation: (B,n,T) -> (B,n,T).
-
-        Visible text gets 0, so the sum over T is the log-probability of the completion.
-        """
-        log_q = log_softmax(self.logits, self.config.temperature)  # (B,T,V)
-        y = completions.clamp(min=0).mT  # (B,T,n) padding is -1
-        return torch.where(self.batch.mask[:, None], log_q.gather(-1, y).mT, 0)
-
-    def best_guess(self) -> Tensor:
-        """Fill each blank with its most likely character: -> (B,T)."""
-        return torch.where(self.batch.mask, self.logits.argmax(dim=-1), self.batch.masked)
-
-
-class Policy:
-    """Call a network as a distribution: policy(batch) -> q. `policy.network` is what learns.
-
-    The network sees each masked input once, batch_size inputs at a time. It may live on a different
-    device from the batch. `call` runs it (grpo/run/network.py), and `kind` makes the distribution
-    from what it returns: `Product`, `Latent`, or the kernel's. Add your own kind there.
-    """
-
-    def __init__(self, network: torch.nn.Module, call: Callable, kind: Callable, config):
-        self.network = network
-        self.call = call
-        self.kind = kind
-        self.config = config
-
-    def __call__(self, batch: Batch) -> Product:
-        recompute = self.config.gradient_checkpointing and torch.is_grad_enabled()
-        device = next(self.network.parameters()).device
-        masked = batch.masked.to(device).split(self.config.batch_size)
-        words = batch.words.to(device).split(self.config.batch_size)
-        outputs = [self.call(*part, recompute=recompute) for part in zip(masked, words)]
-        # A network returns a tuple: logits, or with a latent the prior's logits and the letters'.
-        tensors = [torch.cat(parts).to(batch.masked.device) for parts in zip(*outputs)]
-        return self.kind(*tensors, batch, self.config)
 
 
 def sample_completions(
@@ -203,3 +148,60 @@ class ComputeLogProbs(torch.autograd.Function):
 
 
 compute_logprobs = ComputeLogProbs.apply  # logits, ref_logits, completions, mask, temperature
+
+
+@dataclass(frozen=True)
+class Product(Rows):
+    """Independent blanks. Indexing it gives the distribution of some of the inputs."""
+
+    logits: Tensor  # (B,T,V)
+    batch: Batch
+    config: object
+
+    draw = staticmethod(sample_completions)  # the kernel has its own two (grpo/kernel.py)
+    compute = staticmethod(compute_logprobs)
+
+    def sample(self) -> Sample:
+        """Fill every blank G times in parallel, with the batch's own random numbers."""
+        batch, temperature = self.batch, self.config.temperature
+        return Sample(self.draw(self.logits, batch.masked, batch.mask, batch.uniforms, temperature))
+
+    def log_probs(self, sample: Sample, reference: "Product") -> LogProbs:
+        """Compute log q and log q_ref of a sample. Gradients reach this policy's logits."""
+        y, mask, temperature = sample.completions, self.batch.mask, self.config.temperature
+        return LogProbs(*self.compute(self.logits, reference.logits, y, mask, temperature))
+
+    def log_prob(self, completions: Tensor) -> Tensor:
+        """Compute log q of each character, without truncation: (B,n,T) -> (B,n,T).
+
+        Visible text gets 0, so the sum over T is the log-probability of the completion.
+        """
+        log_q = log_softmax(self.logits, self.config.temperature)  # (B,T,V)
+        y = completions.clamp(min=0).mT  # (B,T,n) padding is -1
+        return torch.where(self.batch.mask[:, None], log_q.gather(-1, y).mT, 0)
+
+    def best_guess(self) -> Tensor:
+        """Fill each blank with its most likely character: -> (B,T)."""
+        return torch.where(self.batch.mask, self.logits.argmax(dim=-1), self.batch.masked)
+
+
+class Policy:
+    """Call a network as a distribution: policy(batch) -> q. `policy.network` is what learns.
+
+    The network sees each masked input once, batch_size inputs at a time. It may live on a different
+    device from the batch. `kind` makes the distribution from its logits: `Product`, `Truncated`, or
+    the kernel's. grpo/run/network.py chooses one. Add your own kind there.
+    """
+
+    def __init__(self, network: torch.nn.Module, kind: Callable, config, autocast: torch.autocast):
+        self.network = network
+        self.device = next(network.parameters()).device
+        self.kind = kind
+        self.config = config
+        self.autocast = autocast  # to bfloat16, if that's the run's dtype
+
+    def __call__(self, batch: Batch) -> Product:
+        parts = batch.masked.to(self.device).split(self.config.batch_size)
+        with self.autocast:
+            logits = torch.cat([self.network(masked) for masked in parts])  # (B,T,V)
+        return self.kind(logits.to(batch.masked.device), batch, self.config)

@@ -32,7 +32,7 @@ class Truncated(Product):
     """A `Product` that draws from the allowed characters alone."""
 
     def sample(self) -> Sample:
-        allowed = allowed_characters(self.logits, self.batch.coins[..., None], self.config)
+        allowed = allowed_characters(self.logits, self.batch.coins()[..., None], self.config)
         restricted = Product(restrict(self.logits, allowed), self.batch, self.config)
         return replace(restricted.sample(), allowed=allowed)
 
@@ -95,14 +95,16 @@ def top_choices(q: Tensor) -> Tensor:
     return top & (q > least)
 
 
-def penalized(call: Callable, blank: int, penalty: float) -> Callable:
-    """Make a network's `call` penalize repetition in its logits, the last thing it returns."""
+def penalized(kind: Callable, blank: int) -> Callable:
+    """Make a kind of distribution penalize repetition in its logits, the last of its tensors."""
 
-    def call_and_penalize(masked, words, **how):
-        *prior, logits = call(masked, words, **how)
-        return *prior, penalize_repetition(logits, masked, blank, penalty)
+    def penalize_and_make(*tensors):
+        *prior, logits, batch, config = tensors
+        penalty = config.repetition_penalty
+        logits = penalize_repetition(logits, batch.masked, blank, penalty)
+        return kind(*prior, logits, batch, config)
 
-    return call_and_penalize
+    return penalize_and_make
 
 
 def penalize_repetition(logits: Tensor, masked: Tensor, blank: int, penalty: float) -> Tensor:

@@ -23,7 +23,7 @@ from data.masking import parse_masking
 from data.rules import pick_rule
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.run.checkpoint import load_model, model_file, write
-from grpo.run.config import Config, read_arguments
+from grpo.run.config import Config, read_arguments, within
 from grpo.run.load import check_length, load_splits
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
 from model.losses import (
@@ -33,7 +33,7 @@ from model.losses import (
     masked_batch,
 )
 from model.report import report
-from model.transformer import Generator, Judge, TransformerConfig
+from model.transformer import Generator, Judge, LatentGenerator, TransformerConfig
 
 
 @dataclass
@@ -46,15 +46,12 @@ class Settings:
     judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
     block_size: int = 64  # characters per input
     n_layer: int = 6  # layers of the generator
-    start_judge: str = ""  # a judge's file to begin from; empty: the generator's trunk
-    # A run's checkpoint. The judge then learns from this policy's draws and from the generator's.
-    policy: str = ""
-    n_embd: int = 128  # width, a multiple of 32
+    n_embd: int = within(128, 32)  # width, a multiple of 32
     n_latent: int = 1  # how many values the latent can take (grpo/latent.py); 1: no latent
     batch_size: int = 64  # inputs per step
-    generator_steps: int = 2500  # training steps of the generator; 0: none
-    judge_steps: int = 1000  # training steps of the judge; 0 without start_judge: make no judge
-    seed: int = 1  # for the weights, inputs and draws
+    generator_steps: int = within(2500, 0)  # training steps of the generator; 0: none
+    judge_steps: int = within(1000, 0)  # training steps of the judge; 0: make no judge
+    seed: int = within(1, 0)  # for the weights, inputs and draws
     # auto: bfloat16 if it is fast here. A step then takes two thirds of the time.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: str = "auto"  # auto, cpu, cuda, cuda:1; auto: cuda if there is a GPU
@@ -99,10 +96,9 @@ def fit(name, model, loss_fn, steps, learning_rate):
 
 
 def make_models(args, vocab_size):
-    """Make a generator and a judge, each new or from a file.
+    """Make a generator, new or from a file, and a judge with random weights.
 
-    A new judge is random here. `pretrain` copies the generator's trunk into it, once the generator
-    is trained.
+    `pretrain` copies the generator's trunk into the judge, once the generator is trained.
     """
     torch.manual_seed(args.seed)
     if args.start:
@@ -111,12 +107,9 @@ def make_models(args, vocab_size):
         width = args.n_embd
         sizes = (vocab_size, args.block_size, args.n_layer, width // 32, width)
         generator = Generator(TransformerConfig(*sizes))
-    shape = generator.trunk.config
-    if args.n_latent > 1 and shape.n_latent == 1:
+    if args.n_latent > 1 and generator.n_latent == 1:
         generator = with_latent(generator, args.n_latent)
-    if args.start_judge:
-        return generator, load_model(args.start_judge, Judge)
-    return generator, Judge(replace(shape, n_latent=1))
+    return generator, Judge(replace(generator.trunk.config, n_latent=1))
 
 
 def with_latent(product, n_latent):
@@ -125,7 +118,7 @@ def with_latent(product, n_latent):
     It copies the trunk of `product`. For each value of the latent it copies the head of `product`,
     and adds a little noise to it.
     """
-    generator = Generator(replace(product.trunk.config, n_latent=n_latent))
+    generator = LatentGenerator(replace(product.trunk.config, n_latent=n_latent))
     generator.trunk.load_state_dict(product.trunk.state_dict())
     head = product.head.weight.detach().repeat(n_latent, 1)  # (K·(V-1),C)
     noise = 0.1 * head.std() * torch.randn_like(head)
@@ -147,18 +140,14 @@ def pretrain(args):
     rule = pick_rule(train)
     if args.generator_steps:
         val.check_masking(args.masking)
-    if args.judge_steps or args.start_judge:
+    if args.judge_steps:
         val.check_masking(args.judge_masking)
     generator, judge = make_models(args, train.vocab_size)
     set_threads(generator)
-    models = [generator]  # these models take turns to fill the judge's inputs
-    if args.policy:
-        models.append(load_model(args.policy, Generator))
-    check_length(args.block_size, *models, judge)
+    check_length(args.block_size, generator, judge)
     out = Path(args.out_dir)
     out.mkdir(parents=True)  # if we can't write here, fail now and not in half an hour
-    sources = [make_policy(model, config, device) for model in models]
-    policy = sources[0]
+    policy = make_policy(generator, config, device)
     score = make_judge(judge, config, device)
 
     def loss_of_generator(step):
@@ -166,23 +155,20 @@ def pretrain(args):
         return generator_loss(policy, masked_batch(train, args, args.masking, seed, reveal=True))
 
     def loss_of_judge(step):
-        # A new judge first sees draws at a high temperature, which are easy to tell from text.
-        # With good draws alone it could take long to learn a difference.
-        hot = 0 if args.start_judge else max(0, 1 - 2 * step / args.judge_steps)
-        source = sources[step % len(sources)]  # alternate
-        return judge_loss(score, source, train, args, 1 + hot, (PRETRAINING, args.seed, 1, step))
+        # At first the draws have a high temperature, which makes them easy to tell from text. With
+        # good draws alone it could take long to learn a difference.
+        temperature = 1 + max(0, 1 - 2 * step / args.judge_steps)
+        seed = (PRETRAINING, args.seed, 1, step)
+        return judge_loss(score, policy, train, args, temperature, seed)
 
     peak = 2e-3 if args.start else 8e-3
     fit("generator", generator, loss_of_generator, args.generator_steps, peak)
     write(out / "generator.pt", model_file(generator, torch.float16))
-    if not (args.judge_steps or args.start_judge):
+    if not args.judge_steps:
         report(policy, None, val, rule, args.masking, device)
         return
-    peak = 1e-3
-    if not args.start_judge:
-        peak = 4e-3
-        judge.trunk.load_state_dict(generator.trunk.state_dict())
-    fit("judge", judge, loss_of_judge, args.judge_steps, peak)
+    judge.trunk.load_state_dict(generator.trunk.state_dict())
+    fit("judge", judge, loss_of_judge, args.judge_steps, 4e-3)
     write(out / "judge.pt", model_file(judge, torch.float16))
     report(policy, score, val, rule, args.judge_masking, device)
 

@@ -84,6 +84,7 @@ class Trunk(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
+        self.recompute = False  # save memory: keep no activations for the backward pass
         self.embedding = nn.Embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd)
@@ -96,22 +97,28 @@ class Trunk(nn.Module):
                 writers = 2 * config.n_layer if name.endswith("_out.weight") else 1
                 nn.init.normal_(weight, std=0.02 / writers**0.5)
 
-    def forward(self, tokens, padded=False, recompute=False):
-        """Map tokens (B,T) to features (B,T,C).
-
-        If `padded`, negative tokens are padding that nothing attends to. `recompute` saves memory:
-        the blocks keep no activations, and the backward pass computes them again.
-        """
+    def forward(self, tokens, attended):
+        """Map tokens (B,T) to features (B,T,C). `attended` comes from `attention_mask`."""
         T = tokens.shape[1]
-        attended = None  # attend to everything; a mask would be slower
-        if padded:
-            attended = (tokens >= 0)[:, None, None]  # (B,1,1,T)
-            tokens = tokens.clamp(min=0)  # (B,T)
-        x = self.embedding(tokens)  # (B,T,C)
+        x = self.embedding(tokens.clamp(min=0))  # (B,T,C)
         for block in self.blocks:
             inputs = (x, self.cos[:T], self.sin[:T], attended)
-            x = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, *inputs, use_reentrant=False)
+            else:
+                x = block(*inputs)
         return self.norm(x)
+
+
+def attention_mask(tokens):
+    """Tell which tokens (B,T) aren't padding: -> (B,1,1,T), or None if all may be attended to.
+
+    Attention is faster without a mask. But a GPU would have to wait until we know whether there's
+    padding, which is slower still.
+    """
+    if tokens.is_cuda or (tokens < 0).any():
+        return (tokens >= 0)[:, None, None]
+    return None
 
 
 class Generator(nn.Module):
@@ -126,33 +133,44 @@ class Generator(nn.Module):
         characters = config.vocab_size - 1  # all but the blank
         self.head = nn.Linear(config.n_embd, config.n_latent * characters, bias=False)
         nn.init.normal_(self.head.weight, std=0.02)
-        if config.n_latent > 1:
-            self.prior = nn.Linear(config.n_embd, config.n_latent)
-            nn.init.normal_(self.prior.weight, std=0.02)
-            nn.init.zeros_(self.prior.bias)
 
-    def forward(self, tokens, words, **options):
-        """Map masked inputs (B,T) to the tensors that the policy is made from, as a tuple.
-
-        `Product` is made from one tensor, the logits (B,T,V). `Latent` takes two: the logits of the
-        prior (B,T,K), the same at all blanks of a word, and those of the letters for each z
-        (B,T,K,V), both 0 where there's no blank. It needs words (B,T), which numbers the hidden
-        words of each input. The options are those of `Trunk`.
-        """
-        features = self.trunk(tokens, **options)  # (B,T,C)
-        if self.n_latent == 1:
-            return (self.with_blank(self.head(features)),)
-        mask = words > 0  # (B,T)
-        of_word = mean_over_words(features.mT, words).mT  # (B,T,C)
-        prior = self.prior(of_word[mask]).float()  # (M,K)
-        letters = self.head(features[mask]).float().unflatten(-1, (self.n_latent, -1))  # (M,K,V-1)
-        return spread(prior, mask), spread(self.with_blank(letters), mask)
+    def forward(self, tokens):
+        """Map masked inputs (B,T) to logits (B,T,V)."""
+        return self.with_blank(self.head(self.trunk(tokens, attention_mask(tokens))))
 
     def with_blank(self, logits):
         """Insert the logit of the blank, which can never be drawn: (...,V-1) -> (...,V)."""
         impossible = torch.full_like(logits[..., :1], IMPOSSIBLE)  # (...,1)
         before, behind = logits[..., : self.blank], logits[..., self.blank :]
         return torch.cat([before, impossible, behind], dim=-1)
+
+
+class LatentGenerator(Generator):
+    """A generator that also draws a latent z for each hidden word (grpo/latent.py)."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.prior = nn.Linear(config.n_embd, config.n_latent)
+        nn.init.normal_(self.prior.weight, std=0.02)
+        nn.init.zeros_(self.prior.bias)
+
+    def forward(self, tokens, words):
+        """Map masked inputs (B,T) to the logits of z (B,T,K), and of the letters given z (B,T,K,V).
+
+        words (B,T) numbers the hidden words of each input. All blanks of a word have the same
+        logits of z. Both are 0 where there's no blank.
+        """
+        features = self.trunk(tokens, attention_mask(tokens))  # (B,T,C)
+        mask = words > 0  # (B,T)
+        of_word = mean_over_words(features.mT, words).mT  # (B,T,C)
+        prior = self.prior(of_word[mask]).float()  # (M,K)
+        letters = self.head(features[mask]).float().unflatten(-1, (self.n_latent, -1))  # (M,K,V-1)
+        return spread(prior, mask), spread(self.with_blank(letters), mask)
+
+
+def make_generator(config: TransformerConfig) -> Generator:
+    """Make a generator with random weights, with a latent if config.n_latent says so."""
+    return LatentGenerator(config) if config.n_latent > 1 else Generator(config)
 
 
 class Judge(nn.Module):
@@ -165,6 +183,6 @@ class Judge(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, tokens, **options):
+    def forward(self, tokens):
         """Map filled texts (B,T) to logits (B,T), whose mean over a word says how real it looks."""
-        return self.head(self.trunk(tokens, **options)).squeeze(-1)
+        return self.head(self.trunk(tokens, attention_mask(tokens))).squeeze(-1)

@@ -7,9 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from data.per_word import number_words
 from data.vocabulary import VOCABULARY
 from grpo import batch
 from grpo.run.checkpoint import model_file, read, write
-from model.transformer import Generator, Judge, TransformerConfig
+from model.transformer import Judge, TransformerConfig, make_generator
 
 # Tiny nets gain nothing from a second thread, here and in the programs that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -91,11 +89,11 @@ def world(tmp_path_factory):
     shape = TransformerConfig(block_size=16, n_layer=2, n_head=2, n_embd=32)
     judge = Judge(shape)
     torch.nn.init.normal_(judge.head.weight)  # with its initial zeros, all scores are equal
-    write(folder / "generator.pt", model_file(Generator(shape)))
-    latent = Generator(replace(shape, n_latent=2))
+    write(folder / "generator.pt", model_file(make_generator(shape)))
+    latent = make_generator(replace(shape, n_latent=2))
     write(folder / "latent.pt", model_file(latent))
-    write(folder / "wide.pt", model_file(Generator(replace(shape, n_embd=64))))
-    write(folder / "digits.pt", model_file(Generator(replace(shape, vocab_size=40))))
+    write(folder / "wide.pt", model_file(make_generator(replace(shape, n_embd=64))))
+    write(folder / "digits.pt", model_file(make_generator(replace(shape, vocab_size=40))))
     write(folder / "judge.pt", model_file(judge))
     return folder
 
@@ -119,36 +117,12 @@ def flags(world, tmp_path):
     }
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def server():
-    """Start a server that forks processes which have imported everything already."""
+    """Make a context whose processes are forked from one that has imported everything already."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train_grpo", "torch._dynamo"])  # AdamW imports the second
-    forkserver.ensure_running()  # it imports while the first tests run
     return context
-
-
-EARLY = {}  # {name of a fixture: the function whose result it is}
-
-
-def early(name, function):
-    """Make a fixture of what `function` returns, which begins on the second core with the tests."""
-    EARLY[name] = function
-    return pytest.fixture(lambda meanwhile: meanwhile[name].result(), scope="session", name=name)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def meanwhile(request, server):
-    """Begin the functions of EARLY that some test will ask for: -> {name: its Future}."""
-    asked = {name for item in request.session.items for name in item.fixturenames}
-    # The server still imports, and a thread waits for it better than the first test would.
-    with ProcessPoolExecutor(1, server) as pool, ThreadPoolExecutor(1) as thread:
-
-        def begin(name):
-            return pool.submit(EARLY[name]).result()
-
-        yield {name: thread.submit(begin, name) for name in EARLY if name in asked}
-        thread.shutdown(cancel_futures=True)
 
 
 def browse(html, folder, anchor=""):

@@ -16,7 +16,7 @@ from torch.nn import Module
 from data.files import find, write_whole
 from data.user_mistake import Mistake
 from grpo.distributed import is_first, n_processes
-from model.transformer import TransformerConfig
+from model.transformer import Generator, Judge, TransformerConfig, make_generator
 
 LATEST = "checkpoint.pt"
 
@@ -57,7 +57,7 @@ def read(path: str | Path) -> dict[str, Any]:
 def model_file(model: Module, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Make the dict that a model's file holds, with the weights as `dtype` on the CPU."""
     return {
-        "kind": type(model).__name__.lower(),
+        "kind": "judge" if isinstance(model, Judge) else "generator",
         "architecture": asdict(model.trunk.config),
         "weights": {name: w.detach().to("cpu", dtype) for name, w in model.state_dict().items()},
     }
@@ -80,7 +80,8 @@ def load_model(path: str | Path, kind: type[Module]) -> Module:
         raise Mistake(
             f"checkpoint {path} holds a {content['kind']}, but a {wanted} is needed; name another"
         )
-    model = kind(TransformerConfig(**content["architecture"]))
+    make = make_generator if kind is Generator else kind
+    model = make(TransformerConfig(**content["architecture"]))
     load_weights(model, content["weights"], path)
     return model.eval()
 

@@ -14,7 +14,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -26,6 +26,14 @@ from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
 from grpo.run.checkpoint import LATEST, training_state
 from grpo.run.reward_setting import parse_reward
 from grpo.run.user_file import run_file
+
+LARGEST = 2**31 - 1
+TINY = 1e-9  # stands for "more than 0", and 1 - TINY for "less than 1"
+
+
+def within(default: float, least: float, largest: float = LARGEST) -> Field:
+    """Declare a number with its range. A plain whole number is at least 1, another at least 0."""
+    return field(default=default, metadata={"range": (least, largest)})
 
 
 @dataclass
@@ -43,7 +51,8 @@ class Config:
     # static: the reference never changes. ema: it moves towards the policy a little in every step.
     # periodic: every reference_update_freq steps it becomes a copy of the policy.
     reference_mode: Literal["static", "ema", "periodic"] = "static"
-    ema_alpha: float = 0.99  # ema: reference = ema_alpha reference + (1 - ema_alpha) policy
+    # ema: reference = ema_alpha reference + (1 - ema_alpha) policy
+    ema_alpha: float = within(0.99, 0, 1 - TINY)
     reference_update_freq: int = 10  # periodic: steps between two copies
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
     eval_interval: int = (
@@ -64,16 +73,18 @@ class Config:
     masking: str = "columns"
 
     # The draws.
-    group_size: int = 16  # completions per input, G: each is compared with the others
-    temperature: float = 1.0  # softmax temperature of the policy
-    top_k: int = 0  # draw from the k likeliest characters; 0: from all
-    top_p: float = 1.0  # draw from the fewest characters with this total probability; 1: from all
-    min_p: float = 0.0  # drop characters with less than this share of the top probability; 0: none
+    group_size: int = within(16, 2)  # completions per input, G: each is compared with the others
+    temperature: float = within(1.0, 1e-3, 100)  # softmax temperature of the policy
+    top_k: int = within(0, 0)  # draw from the k likeliest characters; 0: from all
+    # Draw from the fewest characters with this total probability; 1: from all
+    top_p: float = within(1.0, TINY, 1)
+    # Drop characters with less than this share of the top probability; 0: none
+    min_p: float = within(0.0, 0, 1)
     # XTC drops every character with a probability of at least .1, except the least likely of them.
-    xtc_probability: float = 0.0  # chance that XTC is used at a blank; 0: off
+    xtc_probability: float = within(0.0, 0, 1)  # chance that XTC is used at a blank; 0: off
     # A penalty above 1 makes the characters of the visible text less likely. This changes little,
     # because the visible text has most of the alphabet.
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = within(1.0, 1, 100)
 
     # GRPO.
     kl_beta: float = 0.2  # weight of KL(policy || reference)
@@ -81,7 +92,7 @@ class Config:
     entropy_coef: float = 0.0  # weight of the entropy bonus
     # Only the most uncertain blanks learn from rewards. This is their share of all blanks. With a
     # latent these are first letters, because the entropy there includes that of z.
-    top_entropy_quantile: float = 1.0
+    top_entropy_quantile: float = within(1.0, TINY, 1)
     loss_type: Literal[*LOSS_TYPES] = "grpo"  # weights of blanks: grpo, dapo, bnpo, dr_grpo, sum
     # What a reward is compared with: mean (of its group), leave_one_out (of the others), none.
     baseline: Literal[*BASELINES] = "leave_one_out"
@@ -89,16 +100,16 @@ class Config:
     # batch: that of all blanks of the step. none: they are not divided.
     scale_rewards: Literal[*SCALES] = "none"
     objective: Literal[*OBJECTIVES] = "clip"  # clip, gspo, cispo, reinforce
-    clip_eps: float = 0.2  # the ratio is clipped below at 1 - clip_eps
+    clip_eps: float = within(0.2, 0, 1)  # the ratio is clipped below at 1 - clip_eps
     clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high
     num_iterations: int = 2  # uses of each rollout; 1 with objective=reinforce
-    minibatch_size: int = 0  # inputs per update, shuffled; 0: all inputs of the step
+    minibatch_size: int = within(0, 0)  # inputs per update, shuffled; 0: all inputs of the step
 
     # The optimizer.
     max_iters: int = 200  # steps
     learning_rate: float = 1e-3  # peak learning rate of AdamW
-    warmup_iters: int = 5  # steps of linear warm-up; a shorter run only warms up
-    lr_decay_iters: int = 0  # steps until the rate is 0; 0: max_iters
+    warmup_iters: int = within(5, 0)  # steps of linear warm-up; a shorter run only warms up
+    lr_decay_iters: int = within(0, 0)  # steps until the rate is 0; 0: max_iters
     grad_clip: float = 1.0  # largest norm of the gradient; 0: no limit
 
     # The machine.
@@ -108,31 +119,10 @@ class Config:
     compile: Literal["auto", "true", "false"] = "auto"  # torch.compile; auto: on a GPU
     gradient_checkpointing: bool = False  # less memory, more time, the same gradients
     kernel: Literal["auto", "cuda", "torch"] = "auto"  # auto: the fused cuda kernel if it can run
-    seed: int = 1  # seed of the inputs and the draws
+    seed: int = within(1, 0)  # seed of the inputs and the draws
 
     # This isn't a setting. When somebody resumes the run with other settings, we note it here:
     changes = ()  # [[step, {name: [old value, new value]}], ...]
-
-
-LARGEST = 2**31 - 1
-TINY = 1e-9  # stands for "more than 0", and 1 - TINY for "less than 1"
-# Whole numbers that may be 0. The last two are settings of model/pretrain.py.
-MAY_BE_0 = "top_k minibatch_size warmup_iters lr_decay_iters seed".split()
-MAY_BE_0 += "generator_steps judge_steps".split()
-# The least and the largest value of a setting. Where a setting isn't listed, a whole number is at
-# least 1 unless it may be 0, and any other number is at least 0.
-RANGES = dict.fromkeys(MAY_BE_0, (0, LARGEST)) | {
-    "group_size": (2, LARGEST),
-    "temperature": (1e-3, 100),
-    "repetition_penalty": (1, 100),
-    "min_p": (0, 1),
-    "xtc_probability": (0, 1),
-    "clip_eps": (0, 1),
-    "ema_alpha": (0, 1 - TINY),
-    "top_p": (TINY, 1),
-    "top_entropy_quantile": (TINY, 1),
-    "n_embd": (32, LARGEST),  # of model/pretrain.py
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -142,10 +132,11 @@ class Parser(argparse.ArgumentParser):
         raise Mistake(f"{message}; --help lists what is allowed")
 
 
-def convert(name: str, value: object, kind: type) -> object:
+def convert(setting: Field, value: object) -> object:
     """Convert a value to the type of its setting. Raises a ValueError that says what's allowed."""
+    kind = setting.type
     if kind in (int, float):
-        low, high = RANGES.get(name, (int(kind is int), LARGEST))
+        low, high = setting.metadata.get("range", (int(kind is int), LARGEST))
         with contextlib.suppress(ValueError):
             if low <= kind(str(value)) <= high:  # as a text, so that 1.5 is no whole number
                 return kind(str(value))
@@ -165,15 +156,15 @@ def read_settings(settings: type, given: dict[str, object], source: str = "") ->
 
     Raises a Mistake that begins with its `source`, for example the name of a config file.
     """
-    types = {field.name: field.type for field in fields(settings)}
+    known = {setting.name: setting for setting in fields(settings)}
     values = {}
     for name, value in given.items():
-        if name not in types:
-            near = difflib.get_close_matches(name, types, n=1)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean --{near[0]}?" if near else "--help lists them all"
             raise Mistake(f"{source}there is no setting {name}; {hint}")
         try:
-            values[name] = convert(name, value, types[name])
+            values[name] = convert(known[name], value)
         except ValueError as error:
             raise Mistake(f"{source}{name}: {error}") from None
     return values
@@ -187,7 +178,7 @@ def read_arguments(settings: type, arguments: Sequence[str], usage: str = "") ->
     if {"-h", "--help"} & {*arguments}:
         print(usage, *map(inspect.getsource, settings.__mro__[:-1]), sep="\n\n")
         sys.exit()
-    types = {field.name: field.type for field in fields(settings)}
+    types = {setting.name: setting.type for setting in fields(settings)}
     values = {}
     for argument in arguments:
         if argument.startswith("-"):

@@ -9,15 +9,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
 from data.user_mistake import Mistake
 from grpo import kernel
-from grpo.latent import Latent
+from grpo.latent import Latent, LatentPolicy
 from grpo.policy import Policy, Product
 from grpo.truncation import Truncated, penalized, truncates
+from model.transformer import Generator, Judge
 
 SMALL = 500_000  # parameters; with fewer, threads wait for each other more than they compute
 THREADS = torch.get_num_threads()  # what PyTorch uses by default
@@ -29,32 +29,37 @@ def set_threads(network: torch.nn.Module) -> None:
     torch.set_num_threads(1 if small else THREADS)
 
 
-def make_policy(network: torch.nn.Module, config, device: torch.device) -> Policy:
+def make_policy(network: Generator, config, device: torch.device) -> Policy:
     """Put a generator on its device, and wrap it as a `Policy`."""
-    kind = Truncated if truncates(config) else Product
+    place(network, config, device)
+    network.trunk.recompute = config.gradient_checkpointing
+    policy, kind = Policy, Truncated if truncates(config) else Product
     if network.n_latent > 1:
-        kind = Latent
+        policy, kind = LatentPolicy, Latent
     if kernel.usable(config, device, network):
         kind = kernel.FusedProduct
-    call = on_device(network, device, config)
     if config.repetition_penalty != 1:
-        call = penalized(call, network.blank, config.repetition_penalty)
-    return Policy(network, call, kind, config)
+        kind = penalized(kind, network.blank)
+    return policy(network, kind, config, autocast(config, device))
 
 
-def make_judge(network: torch.nn.Module, config, device: torch.device) -> Callable:
+def make_judge(network: Judge, config, device: torch.device) -> Callable:
     """Put a judge on its device, and return it as a function: tokens (N,T) -> log-odds (N,T)."""
-    return on_device(network, device, config)
+    place(network, config, device)
+    return autocast(config, device)(network)
 
 
-def on_device(network: torch.nn.Module, device: torch.device, config) -> Callable:
-    """Move a network to `device`, and return it as a function of inputs on this device."""
+def place(network: torch.nn.Module, config, device: torch.device) -> None:
+    """Move a network to a device, and compile it if asked."""
     network.to(device)
     if config.compile == "true" or (config.compile == "auto" and device.type == "cuda"):
         network.trunk.compile(dynamic=False)
+
+
+def autocast(config, device: torch.device) -> torch.autocast:
+    """Make what runs a network in the dtype of the settings."""
     half = pick_dtype(config.dtype, device) == "bfloat16"
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
-    return autocast(partial(network, padded=bool(config.prompts_file)))
+    return torch.autocast(device.type, torch.bfloat16, enabled=half)
 
 
 def pick_device(name: str) -> torch.device:

@@ -90,9 +90,12 @@ def test_processes_share_the_inputs_of_a_step(world, monkeypatch):
     shared = {"batch_size": 2, "group_size": 4, "block_size": 16, "masking": "word"}
     whole = draw_share(data, Config(**shared, gradient_accumulation_steps=3), monkeypatch)
     shares = [draw_share(data, Config(**shared), monkeypatch, 3, rank) for rank in range(3)]
-    for name in ("tokens", "masked", "mask", "words", "uniforms", "latent_uniforms", "coins"):
+    for name in ("tokens", "masked", "mask", "words", "uniforms"):
         together = torch.cat([getattr(share, name) for share in shares])
         assert torch.equal(together, getattr(whole, name)), name
+    for draw in (Batch.latent_uniforms, Batch.coins):
+        assert torch.equal(torch.cat([draw(share) for share in shares]), draw(whole))
+        assert torch.equal(draw(whole[4:]), draw(whole)[4:])
 
 
 def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
@@ -107,11 +110,12 @@ def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
     assert all(map(torch.equal, tensors(once), tensors(again)))
     for other in others:
         assert not torch.equal(once.tokens, other.tokens)
-        for name in ("uniforms", "latent_uniforms", "coins"):
-            assert not torch.equal(getattr(once, name), getattr(other, name)), name
-    assert not torch.equal(once.uniforms, once.latent_uniforms)
-    for uniforms in (once.uniforms, once.latent_uniforms):
-        assert not torch.equal(uniforms[0, 0], once.coins[0])
+        assert not torch.equal(once.uniforms, other.uniforms)
+        for draw in (Batch.latent_uniforms, Batch.coins):
+            assert not torch.equal(draw(once), draw(other))
+    assert not torch.equal(once.uniforms, once.latent_uniforms())
+    for uniforms in (once.uniforms, once.latent_uniforms()):
+        assert not torch.equal(uniforms[0, 0], once.coins()[0])
     assert once.masked[once.mask].eq(MASK_ID).all()
     assert torch.equal(once.masked[~once.mask], once.tokens[~once.mask])
 

@@ -103,7 +103,7 @@ def expected_gradient(policy, kept, config, advantages=compared, drawn_from=None
     now = distribution(policy, leaves, batch).log_probs(drawn, reference)
     old = now.map(torch.detach)
     weights = loss_weights(MASK, config) * of_group[:, None]  # (n,T)
-    loss, _ = grpo_loss(now, old, advantages(y), batch.mask, weights, config)
+    loss, *_ = grpo_loss(now, old, advantages(y), batch.mask, weights, config)
     return torch.autograd.grad(loss, leaves)
 
 
@@ -273,9 +273,9 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(loss_type):
         q = Product(logits, batch, Config())
         now = q.log_probs(drawn, base)
         chance = q.log_prob(completions).detach().sum(dim=-1, keepdim=True).exp()  # (1,81,1)
-        loss, _ = grpo_loss(now, now, n * chance * reward, mask, weights, config)
+        loss, *_ = grpo_loss(now, now, n * chance * reward, mask, weights, config)
         (slope,) = torch.autograd.grad(loss, logits)
-        logits.data -= 2 / (n * weights[0, 0]) * slope  # the same step for both loss_types
+        logits.data -= 2 / weights[0, 0] * slope  # the same step for both loss_types
     for word in (one, three):
         x, y = log_ratio(text, word), log_ratio(q, word)
         assert (x @ y / (x @ x)).item() == pytest.approx(1, abs=0.02), f"{len(word)} letters"

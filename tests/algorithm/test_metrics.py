@@ -27,12 +27,13 @@ def random_step():
     reward[1] = 0.3 + 1e-8 * some(G, T)  # equal but for rounding
     draws = mask[:, None]
     old, *now = (LogProbs(*2 * [draws * some(B, G, T)], *2 * [mask * some(B, T)]) for _ in range(3))
-    names = ("loss", "pg_loss", "kl_penalty", "clip_ratio")
-    terms = [[dict(zip(names, some(4))) for _ in (0, 1)] for _ in (0, 1)]
-    return mask, reward, part, old, now, terms
+    names = ("loss", "pg_loss", "kl_penalty")
+    losses = [[dict(zip(names, some(3))) for _ in (0, 1)] for _ in (0, 1)]
+    bounded = draws & (some(2, B, G, T) > 0)
+    return mask, reward, part, old, now, losses, bounded
 
 
-def slow_metrics(mask, reward, part, old, now, terms, norms):
+def slow_metrics(mask, reward, part, old, now, losses, bounded, norms):
     """Average over draws or blanks within each update, then over the updates."""
     groups, judged = (
         [[x[b, j][mask[b]].mean().item() for j in range(G)] for b in range(B)]
@@ -49,10 +50,10 @@ def slow_metrics(mask, reward, part, old, now, terms, norms):
             "entropy": statistics.mean(now[k].entropy[b, t].item() for b, _, t in drawn),
             "mean_log_prob": statistics.mean(now[k].logp[at].item() for at in drawn),
             "approx_kl": statistics.mean(math.exp(d) - 1 - d for d in moved),
-            "clip_ratio": sum(x["clip_ratio"].item() for x in terms[k]) * G / len(drawn),
+            "clip_ratio": statistics.mean(float(bounded[k][at]) for at in drawn),
         }
         for name in ("loss", "pg_loss", "kl_penalty"):
-            figures[name] = sum(term[name].item() for term in terms[k])
+            figures[name] = sum(each[name].item() for each in losses[k])
         each.append(figures)
     return {name: statistics.mean(figures[name] for figures in each) for name in each[0]} | {
         "grad_norm": statistics.mean(norms),
@@ -64,19 +65,19 @@ def slow_metrics(mask, reward, part, old, now, terms, norms):
 
 
 def test_metrics_add_up_over_micro_batches_and_average_over_updates():
-    mask, reward, part, old, now, terms = random_step()
+    mask, reward, part, old, now, losses, bounded = random_step()
     norms = [0.5, 2.0]
     batch = make_batch(torch.zeros(B, T).long(), mask, BLANK, G, (0,))
     sample = Sample(torch.zeros(B, G, T).long())
     drawn = rollout_metrics(Rollout(batch, sample, old, reward, {"judge": part}, reward), None)
     of_step = UpdateMetrics()
     for k, update in enumerate(UPDATES):
-        for rows, term in zip(update, terms[k]):
-            of_step.add(now[k][rows], old[rows], term, mask[rows])
+        for rows, each in zip(update, losses[k]):
+            of_step.add(now[k][rows], old[rows], each, bounded[k][rows], mask[rows])
         of_step.end_update(torch.tensor(norms[k]))
     have = drawn | of_step.result()
     assert [*have].index("reward_judge") < [*have].index("mean_reward")  # a cause before its effect
-    want = slow_metrics(mask, reward, part, old, now, terms, norms)
+    want = slow_metrics(mask, reward, part, old, now, losses, bounded, norms)
     assert [have.pop(name) for name in ("different_completions", "accepts", "mean_advantage")][
         0
     ] == 1

@@ -19,7 +19,7 @@ from grpo.truncation import (
     penalize_repetition,
     restrict,
 )
-from model.transformer import Generator, TransformerConfig
+from model.transformer import TransformerConfig, make_generator
 
 
 def random_uniforms(*shape, seed=0):
@@ -191,7 +191,7 @@ def test_the_random_numbers_of_a_batch_are_uniform_and_independent():
     """We count blanks by the eighth of XTC's coin, and by that of a uniform."""
     N = 20_000
     batch, _ = one_blank(N, torch.zeros(4))
-    eighths = [(8 * x).long() for x in (batch.coins, batch.uniforms[:, 0], batch.uniforms[:, 1])]
+    eighths = [(8 * x).long() for x in (batch.coins(), batch.uniforms[:, 0], batch.uniforms[:, 1])]
     for i, j in [(0, 1), (0, 2), (1, 2)]:
         pairs = 8 * eighths[i][:, 0] + eighths[j][:, 0]
         assert_follows(pairs.bincount(minlength=64).double(), torch.full((64,), N / 64))
@@ -240,7 +240,7 @@ def test_the_repetition_penalty_is_a_loop_over_what_is_visible(shape):
 @pytest.mark.parametrize("n_latent, name", [(1, "logits"), (3, "letters")])
 def test_a_policy_penalizes_the_logits_of_its_letters(n_latent, name):
     shape = TransformerConfig(n_layer=1, n_head=2, n_embd=32, n_latent=n_latent)
-    generator = Generator(shape)
+    generator = make_generator(shape)
     masked = encode("the c_t so", "a __ on so")
     batch = make_batch(masked, masked == BLANK, BLANK, 2, (0,))
 

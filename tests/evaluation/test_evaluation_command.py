@@ -12,12 +12,12 @@ from grpo.evaluation.__main__ import main
 from grpo.run.checkpoint import model_file, write
 from grpo.run.config import Config
 from grpo.run.runs import IGNORED
-from model.transformer import Generator, TransformerConfig
+from model.transformer import TransformerConfig, make_generator
 
 
 def generator_file(seed):
     torch.manual_seed(seed)
-    return model_file(Generator(TransformerConfig(28, 16, 2, 2, 32)))
+    return model_file(make_generator(TransformerConfig(28, 16, 2, 2, 32)))
 
 
 @pytest.fixture

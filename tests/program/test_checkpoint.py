@@ -11,7 +11,7 @@ from conftest import run
 from data import files
 from data.user_mistake import Mistake
 from grpo.run.checkpoint import load_model, model_file, read, write
-from model.transformer import Generator, TransformerConfig
+from model.transformer import Generator, TransformerConfig, make_generator
 
 SHAPE = TransformerConfig(vocab_size=4, block_size=8, n_layer=1, n_head=1, n_embd=8, blank=3)
 
@@ -19,7 +19,7 @@ SHAPE = TransformerConfig(vocab_size=4, block_size=8, n_layer=1, n_head=1, n_emb
 @pytest.fixture
 def file(tmp_path):
     """Write the file of a generator: -> its path."""
-    write(tmp_path / "m.pt", model_file(Generator(SHAPE)))
+    write(tmp_path / "m.pt", model_file(make_generator(SHAPE)))
     return tmp_path / "m.pt"
 
 

@@ -81,7 +81,6 @@ MISTAKES = {
         --masking=words
         --n_embd=100
         --out_dir={w}
-        --policy={w}/judge.pt
         --start={w}/generator.pt --block_size=17""",
     "toy": """
         --n_latent=5

@@ -191,7 +191,7 @@ def spoil(bad, policy, reference, rewards, optimizer):
         rewards.parts["judge"] = (lambda *given: nan(function(*given)), weight)
     else:
         network = policy.network if bad == "entropy" else reference.network
-        network.register_forward_hook(lambda *given: tuple(map(nan, given[-1])))
+        network.trunk.register_forward_hook(lambda *given: nan(given[-1]))
 
 
 @pytest.mark.parametrize(

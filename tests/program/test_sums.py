@@ -16,7 +16,7 @@ from data.sums.prepare import draw_sums, prepare, split_results
 from data.sums.rule import correct_answers, is_correct, perfect_blanks
 from data.user_mistake import Mistake
 from data.vocabulary import MASK_ID, PAD, TEXT_CHARACTERS, VOCABULARY, decode, encode
-from model.transformer import IMPOSSIBLE, Generator, TransformerConfig
+from model.transformer import IMPOSSIBLE, TransformerConfig, make_generator
 
 
 @pytest.fixture(scope="module")
@@ -147,15 +147,16 @@ def test_text_keeps_its_tokens_and_the_blank_is_never_drawn():
     assert encode(" az_").tolist() == [0, 1, 26, 27] and TEXT_CHARACTERS == 28
     assert VOCABULARY[28:] == "0123456789+=" and decode(torch.tensor([[PAD]])) == ["_"]
     for n_latent in (1, 3):
-        network = Generator(TransformerConfig(40, 8, 1, 1, 8, n_latent))
+        network = make_generator(TransformerConfig(40, 8, 1, 1, 8, n_latent))
         masked = encode("4_+4_=88")[None]  # (1,T)
         mask = (masked == MASK_ID).long()
-        logits = network(masked, mask)[-1]  # (1,T,V), or (1,T,K,V)
+        # (1,T,V), or (1,T,K,V)
+        logits = network(masked) if n_latent == 1 else network(masked, mask)[1]
         at_blanks = logits[mask > 0]
         assert logits.shape[-1] == 40 and (at_blanks[..., MASK_ID] == IMPOSSIBLE).all()
         others = torch.cat([at_blanks[..., :MASK_ID], at_blanks[..., MASK_ID + 1 :]], dim=-1)
         assert (others.abs() < 100).all()
-        head = network.head(network.trunk(masked))[mask > 0]
+        head = network.head(network.trunk(masked, None))[mask > 0]
         assert torch.allclose(others.flatten(), head.flatten(), atol=1e-5)
 
 

@@ -6,7 +6,7 @@ import shlex
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from conftest import early
+import pytest
 
 from grpo.tools import toy
 
@@ -14,17 +14,15 @@ COMMAND = "$ python -m grpo.tools.toy"
 PUZZLES = Path("grpo/puzzles.md").read_text(encoding="utf-8")
 
 
-def run_the_puzzles():
+@pytest.fixture(scope="module")
+def printed():
     """Run each command of the puzzles as it stands there: -> {arguments: the lines it prints}."""
-    printed = {}
+    texts = {}
     for arguments in re.findall(rf"^{re.escape(COMMAND)}(.*)$", PUZZLES, re.MULTILINE):
         with redirect_stdout(io.StringIO()) as output:
             toy.main(shlex.split(arguments))
-        printed[arguments] = output.getvalue().splitlines()
-    return printed
-
-
-printed = early("printed", run_the_puzzles)
+        texts[arguments] = output.getvalue().splitlines()
+    return texts
 
 
 def test_the_puzzles_show_what_the_toy_prints(printed):

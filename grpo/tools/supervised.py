@@ -1,22 +1,18 @@
 """Teach the generator somebody else's answers with cross-entropy, to compare that with GRPO.
 
-    python .github/answers.py even out-even                    # the most even correct answer
-    python .github/answers.py argmax out-found --teacher=out       # those that a GRPO run found
-    python .github/answers.py passes out-passes                # the base's own, one blank a pass
-    python .github/answers.py best out-best                    # the judge's best of the base's 16
-    python .github/answers.py best out-more --teacher=out-best/generator.pt   # or of another's 16
+    python -m grpo.tools.supervised even out-even      # the most even correct answer
+    python -m grpo.tools.supervised argmax out-found --teacher=out      # a GRPO run's
+    python -m grpo.tools.supervised passes out-passes  # the base model's own, one blank a pass
+    python -m grpo.tools.supervised best out-best      # the judge's best of the base's 16
+    python -m grpo.tools.supervised best out-more --teacher=out-best/generator.pt
 
 It writes generator.pt into that folder. The inputs are 100,000 drawn from the training split, as a
 run would draw them.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
-
-# isort: split
 import numpy as np
 import torch
 
@@ -60,14 +56,14 @@ def answer(kind, batch, teacher, judge):
     return best_by_word(q, completions, log_odds(judge, completions, batch))[:, 0]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("kind", choices=["even", "argmax", "passes", "best"])
     parser.add_argument("out_dir")
     parser.add_argument("--teacher", default=Config.generator_checkpoint)
     parser.add_argument("--updates", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     config = Config()
     make_if_missing("sums")
