@@ -55,9 +55,7 @@ class Config:
     ema_alpha: float = within(0.99, 0, 1 - TINY)
     reference_update_freq: int = 10  # periodic: steps between two copies
     init_from: Literal["pretrained", "resume"] = "pretrained"  # resume: from out_dir/checkpoint.pt
-    eval_interval: int = (
-        40  # steps between checkpoints, each with a look at a few held-out completions
-    )
+    eval_interval: int = 40  # steps between checkpoints, each with a look at a few completions
     eval_inputs: int = 1500  # the final table is measured on this many held-out inputs
     wandb_project: str = ""  # log to this project of Weights & Biases; empty: don't
     wandb_run_name: str = ""  # the name of the run there; empty: wandb makes one up
