@@ -30,11 +30,12 @@ from grpo.evaluation.evaluate import evaluate, format_table, list_completions, p
 from grpo.loss import grpo_loss, loss_weights
 from grpo.metrics import Rollout, UpdateMetrics, check_finite, rollout_metrics
 from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_reference
-from grpo.run.checkpoint import load_checkpoint, save_checkpoint
+from grpo.run.checkpoint import load_checkpoint, save_checkpoint, save_on_error
 from grpo.run.config import load_config
 from grpo.run.load import load_data, load_models, load_rewards
 from grpo.run.log import Log
 from grpo.run.network import pick_device
+from grpo.run.origin import made_with
 from grpo.run.snapshots import begin_snapshots, record_snapshot
 
 
@@ -105,19 +106,20 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     return Rollout(batch, sample, old, reward, parts, advantages), metrics.result()
 
 
-def main(arguments=(), quiet=False):
+def main(arguments=(), quiet=False, reward=None):
     """Make one run: read its settings, train, and measure the result. Returns the table, a dict.
 
     `arguments` are config files and flags, as on the command line: a list, or one text that we
-    split at spaces. With `quiet` there's neither a bar nor a printed table. Of several processes,
-    only the first one returns the table.
+    split at spaces. With `quiet` there's neither a bar nor a printed table. `reward` may be a
+    function, as in "A reward of your own" in config/README.md. Of several processes, only the first
+    one returns the table.
 
     A user's mistake raises a `Mistake`, if at all possible before the run's folder is touched.
     During training the first Ctrl-C or SIGTERM finishes the step, saves it and ends the program. A
     second one ends it at once.
     """
     # Config files and flags. With --init_from=resume they change the settings of the checkpoint.
-    config = load_config(arguments.split() if isinstance(arguments, str) else arguments)
+    config = load_config(arguments.split() if isinstance(arguments, str) else arguments, reward)
     device = pick_device(config.device)
     join_processes(device)  # under torchrun each process has a GPU of its own
 
@@ -128,9 +130,11 @@ def main(arguments=(), quiet=False):
     policy, reference = models.policy, models.reference
     train, rule, held_out = load_data(config, device)  # the rule is the referee
     rewards = load_rewards(config, models.judge, rule, device)
-    try_out(models, rewards, held_out)  # what would fail in the table fails now
+    # What would fail in the table, or on the first inputs, fails now.
+    try_out(models, rewards, held_out, draw_batch(train, config, 0, device)[:2])
     optimizer = Optimizer(make_adamw(policy.network, config), config.grad_clip)
 
+    config.made_with = made_with(config)  # by content: a file may change under the same name
     start = 0
     if config.init_from == "resume":  # restores weights, reference and moments
         start = load_checkpoint(config, policy, reference, optimizer)
@@ -145,11 +149,12 @@ def main(arguments=(), quiet=False):
             # The inputs and random numbers of a step depend on (seed, step) and nothing else. Each
             # process draws all of them and keeps its share.
             batch = draw_batch(train, config, step, device)
-            rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
+            with save_on_error(config, policy, reference, optimizer, step):
+                rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
+                metrics = rollout_metrics(rollout, rule) | metrics
+                check_finite(metrics, step)  # a NaN ends the run here
             # With reference_mode=ema or periodic the reference follows the policy.
             update_reference(reference.network, policy.network, step + 1, config)
-            metrics = rollout_metrics(rollout, rule) | metrics
-            check_finite(metrics, step)  # a NaN ends the run here
             metrics["lr"] = learning_rate(step, config)
             metrics["step_ms"] = 1000 * (time.perf_counter() - began)
             log.write(step, metrics)

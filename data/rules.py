@@ -1,11 +1,15 @@
 """Which completions are good? A rule decides: for the reward, the bar and the table alike.
 
-A rule has a `name`, finds the gaps of a text, and judges what's in them:
+A rule finds the gaps of a text, and judges what's in them:
 
+    name, title                as a reward and a metric, and in the bar and the table
+    whole                      True if a text has one gap, which is all of it
+    made_for(train, cut)       returns the rule for a dataset, or None if it doesn't fit
     gaps(original, mask)       lists (start, end) of each gap of a text, whose blanks are in `mask`
     is_good(text, start, end)  tells whether text[start:end] is good
+    answers(masked)            lists all good completions of a text, if the rule can do that
 
-If a dataset of yours has a rule, write one here and let `pick_rule` return it.
+To add one, write its class, and name it in RULES.
 
 Shapes: B masked inputs, T characters, G completions of each.
 """
@@ -17,7 +21,7 @@ import torch
 from torch import Tensor
 
 from data.dataset import Dataset
-from data.sums.rule import is_correct
+from data.sums.rule import correct_answers, is_correct
 from data.vocabulary import decode
 
 WORD = re.compile("(?<![a-z])[a-z]+")
@@ -29,12 +33,17 @@ class WordRule:
     With `cut`, texts may start and end in the middle of a word, so the words there don't count.
     """
 
-    name = "valid_words"
+    name, title = "valid_words", "valid"
+    whole = False
 
     def __init__(self, text: str, cut: bool = True):
         """Count the words of `text`: those of two letters or more, and "a" and "i"."""
         self.lexicon = Counter(w for w in WORD.findall(text) if len(w) > 1 or w in "ai")
         self.cut = cut
+
+    @classmethod
+    def made_for(cls, train, cut):
+        return cls(train.lines[0], cut) if train.kind == "text" else None
 
     def gaps(self, original, mask):
         spans = []
@@ -53,7 +62,13 @@ class WordRule:
 class SumRule:
     """A gap is a whole sum. Many completions of it may be correct."""
 
-    name = "correct"
+    name = title = "correct"
+    whole = True
+    answers = staticmethod(correct_answers)
+
+    @classmethod
+    def made_for(cls, train, cut):
+        return cls() if train.kind == "sums" else None
 
     def gaps(self, original, mask):
         return [(0, len(original))]
@@ -62,15 +77,18 @@ class SumRule:
         return is_correct(text)
 
 
-def pick_rule(train: Dataset, cut: bool = True) -> WordRule | SumRule | None:
-    """Return the rule that fits a dataset. Lines that aren't sums have none."""
-    if train.kind == "text":
-        return WordRule(train.lines[0], cut)
-    return SumRule() if train.kind == "sums" else None
+RULES = [SumRule, WordRule]
+Rule = WordRule | SumRule  # for annotations
+
+
+def pick_rule(train: Dataset, cut: bool = True) -> Rule | None:
+    """Return the first rule that fits a dataset, or None."""
+    rules = (kind.made_for(train, cut) for kind in RULES)
+    return next(filter(None, rules), None)
 
 
 def check_gaps(
-    rule: WordRule | SumRule | None,
+    rule: Rule | None,
     completions: Tensor,  # (B,G,T)
     tokens: Tensor,  # (B,T) the original text
     mask: Tensor,  # (B,T) True at a blank

@@ -17,7 +17,7 @@ from data.vocabulary import MASK_ID
 from grpo.distributed import local_rows, n_processes
 
 # One number per stream of random numbers. It's a part of that stream's seed.
-INPUTS, LETTERS, SHUFFLE, LATENTS, COINS = range(5)
+INPUTS, LETTERS, SHUFFLE, LATENTS, COINS, NOISE = range(6)
 
 
 class Rows:
@@ -64,6 +64,13 @@ class Batch(Rows):
     def latent_uniforms(self) -> Tensor:
         """Draw what picks z, if there's a latent: -> (B,G,T)."""
         return self.draw(LATENTS, *self.uniforms.shape[1:])
+
+    def noise(self, *shape: int) -> Tensor:
+        """Draw numbers for a reward of your own: -> (B,*shape), independent of all others.
+
+        Don't seed with `seed` itself: numpy pads it with zeros, and (seed, step, 0) picks inputs.
+        """
+        return self.draw(NOISE, *shape)
 
     def coins(self) -> Tensor:
         """Draw a coin for each blank, for a truncation that tosses one: -> (B,T)."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from data.per_word import mean_over_blanks
-from data.rules import SumRule, WordRule, check_gaps
+from data.rules import Rule, check_gaps
 from grpo.advantage import all_equal
 from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
@@ -98,7 +98,7 @@ class UpdateMetrics:
         return {name: float(sum(each[name] for each in self.updates) / n) for name in names}
 
 
-def rollout_metrics(rollout: Rollout, rule: WordRule | SumRule | None) -> dict[str, float]:
+def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, float]:
     """Compute what a step's completions earned, and what the rule and the judge say about them.
 
     The share of gaps that are filled well has the rule's name (data/rules.py). `accepts` and

@@ -36,6 +36,7 @@ class Optimizer:
     def __init__(self, wrapped, grad_clip):
         self.wrapped = wrapped
         self.grad_clip = grad_clip
+        self.updates = 0  # how many were taken
         self.parameters = [p for group in wrapped.param_groups for p in group["params"]]
 
     def set_learning_rate(self, lr):
@@ -56,6 +57,7 @@ class Optimizer:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip or math.inf)
         if (norm + loss).isfinite():  # here the CPU waits for the GPU
             self.wrapped.step()
+            self.updates += 1
         self.wrapped.zero_grad()
         return norm
 

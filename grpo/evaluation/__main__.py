@@ -12,6 +12,7 @@ We don't run a file just because a checkpoint names it. So if the run's reward i
 it with --reward.
 """
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,15 +28,18 @@ from grpo.run.runs import group_runs, read_json
 
 def compare(out_dirs: list[str]) -> str:
     """Format the table of one group of runs, or one row for each of several groups."""
+    tables = {folder: read_json(folder, "evaluation.json") for folder in out_dirs}
     groups = {
-        label: [read_json(folder, "evaluation.json") for folder in folders]
-        for label, folders in group_runs(out_dirs).items()
+        label: [tables[folder] for folder in folders]
+        for label, folders in group_runs(tables).items()
     }
     if len(groups) > 1:
         rows = {
             f"{label} (runs: {len(tables)})": [table["after, sampled"] for table in tables]
             for label, tables in groups.items()
         }
+        if max(map(len, format_rows(rows))) > shutil.get_terminal_size().columns:
+            rows = {title.replace(", ", ",\n"): row for title, row in rows.items()}
     else:
         (tables,) = groups.values()
         if len(tables) == 1:

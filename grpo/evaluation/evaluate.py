@@ -17,17 +17,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data.per_word import begins_word, mean_over_blanks, mean_over_words
-from data.rules import SumRule, WordRule, check_gaps
+from data.rules import RULES, Rule, WordRule, check_gaps
 from data.sums.rule import perfect_blanks
 from data.vocabulary import decode, highlight
+from grpo.batch import Batch
 from grpo.evaluation.rivals import best_by_word, fill_in_passes, fill_with_common_words
 from grpo.reward import Rewards, judge_metrics, log_odds
 from grpo.run.load import SAMPLES, HeldOut, Models
 from grpo.run.network import uncompiled
 
 TITLES = {  # {the name in evaluation.json: the title in the table}; other columns come after these
-    "correct": "correct",
-    "valid_words": "valid",
+    **{rule.name: rule.title for rule in RULES},
     "exact": "exact",
     "accepts": "accepts",
     "fooled": "fooled",
@@ -59,7 +59,7 @@ def measure(
     figures = {}
     if rule:
         figures[rule.name] = good.sum() / (gaps.sum() * n).clamp(min=1)
-    if isinstance(rule, SumRule):
+    if rule and rule.whole:
         solved = good.any(dim=-1)  # (N,n)
         if n > 1:
             figures["different_correct"] = mean_number_of_different(completions, solved)
@@ -93,9 +93,9 @@ def mean_number_of_different(completions: Tensor, counted: Tensor) -> float:
     return len(different) / len(completions)
 
 
-def read_by_judge(rule: WordRule | SumRule | None) -> int:
+def read_by_judge(rule: Rule | None) -> int:
     """Return how many completions of an input the judge reads."""
-    return SAMPLES if isinstance(rule, SumRule) else 2
+    return SAMPLES if rule and rule.whole else 2
 
 
 def ask(
@@ -137,7 +137,7 @@ def table_rows(
         scores = log_odds(models.judge, completions, batch)  # (N,n,T)
         yield "best of 16, judge", best_by_word(base, completions, scores), 1
     fill = partial(fill_in_passes, models.base, batch)
-    if not isinstance(rule, SumRule):  # there are many blanks, so 16 draws would take minutes
+    if not (rule and rule.whole):  # there are many blanks, so 16 draws would take minutes
         yield "one by one, argmax", *fill("confidence")
         return
     for passes in (2, 3, 4, 6):
@@ -167,7 +167,7 @@ def evaluate(
     ):
         opinions = ask(models, rewards, completions, held_out)
         result[title] = measure(completions, held_out, opinions) | {"passes": passes}
-    if isinstance(held_out.rule, SumRule):
+    if hasattr(held_out.rule, "answers"):
         result["exact marginals"] = perfect_blanks(decode(held_out.batch.masked), SAMPLES)
     return result
 
@@ -191,10 +191,20 @@ def list_completions(models: Models, rewards: Rewards, held_out: HeldOut) -> lis
     return [dict(zip(columns, line)) for line in zip(*columns.values())]
 
 
-def try_out(models: Models, rewards: Rewards, held_out: HeldOut) -> None:
-    """Try the table on two inputs, so that its errors show up before training."""
+@torch.no_grad()
+@uncompiled()
+def try_out(models: Models, rewards: Rewards, held_out: HeldOut, first: Batch) -> None:
+    """Try the table on two inputs, so that its errors show up before training.
+
+    And try the reward on the `first` inputs with any characters in their blanks, because that's
+    what it gets to see.
+    """
     few = replace(held_out, batch=held_out.batch[:2])
     evaluate(models, rewards, few, everything=True, quiet=True)
+    characters = models.base.network.vocab_size - 1
+    numbers = (first.noise(SAMPLES, first.mask.shape[1]) * characters).long()  # (B,16,T)
+    numbers = numbers + (numbers >= models.base.network.blank)  # which nobody draws
+    rewards(torch.where(first.mask[:, None], numbers, first.tokens[:, None]), first)
 
 
 @torch.no_grad()
@@ -229,26 +239,33 @@ def aligned(rows: list[list[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def cell(values: list[float]) -> str:
+def cell(values: list[float], runs: int) -> str:
     """Format the mean of `values`, ± half of the gap between the largest and the smallest.
 
-    No values give an empty cell. The ± is left out where it rounds to 0.
+    No values give an empty cell. The ± is left out where it rounds to 0. If not all of the runs
+    have a value, the cell says how many do.
     """
     if not values:
         return ""
     mean = f"{sum(values) / len(values):.3f}"
     half = f"{(max(values) - min(values)) / 2:.3f}"
-    return f"{mean} ± {half}" if float(half) else mean
+    some = "" if len(values) == runs else f" ({len(values)} of {runs})"
+    return (f"{mean} ± {half}" if float(half) else mean) + some
 
 
 def format_rows(rows: dict[str, list[dict[str, float]]]) -> list[str]:
-    """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text."""
+    """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text.
+
+    A title may have several lines.
+    """
     names = dict.fromkeys(name for runs in rows.values() for row in runs for name in row)
     names = [name for name in TITLES if name in names] + [n for n in names if n not in TITLES]
     lines = [["filled by", *(TITLES.get(name, name.removeprefix("reward_")) for name in names)]]
     for title, runs in rows.items():
-        cells = [cell([row[name] for row in runs if name in row]) for name in names]
-        lines.append([title, *cells])
+        cells = [cell([row[name] for row in runs if name in row], len(runs)) for name in names]
+        *above, last = title.split("\n")
+        lines += [[each, *[""] * len(cells)] for each in above]
+        lines.append([last, *cells])
     return aligned(lines)
 
 
@@ -256,7 +273,7 @@ def format_table(result: dict[str, dict[str, float]]) -> str:
     """Format the dict of evaluation.json as a table."""
     lines = format_rows({title: [row] for title, row in result.items()})
     after = result["after, sampled"]
-    good = after.get("correct", after.get("valid_words"))
+    good = next((after[rule.name] for rule in RULES if rule.name in after), None)
     if good is not None and after.get("accepts", 0) > good + MUCH:
         lines.append("the judge accepts much more than is correct: it's being fooled")
     return "\n".join([*lines, "what the columns are: config/README.md#the-table"])

@@ -5,6 +5,7 @@ checkpoint of a run is a generator's dict with one more key, `training`, so you 
 a generator is asked for.
 """
 
+import contextlib
 import io
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.nn import Module
 
 from data.files import find, write_whole
 from data.user_mistake import Mistake
-from grpo.distributed import is_first, n_processes
+from grpo.distributed import is_first
 from model.transformer import Generator, Judge, TransformerConfig, make_generator
 
 LATEST = "checkpoint.pt"
@@ -107,9 +108,23 @@ def save_checkpoint(config, policy, reference, optimizer, iteration: int) -> Non
         "iteration": iteration,
         "config": asdict(config),
         "changes": list(config.changes),
-        "processes": n_processes(),
+        "made_with": config.made_with,
     }
     write(Path(config.out_dir) / LATEST, content)
+
+
+@contextlib.contextmanager
+def save_on_error(config, policy, reference, optimizer, step: int):
+    """If a step fails before it changes a weight, save the steps before it."""
+    taken = optimizer.updates
+    try:
+        yield
+    except Exception as error:
+        if step and optimizer.updates == taken:
+            save_checkpoint(config, policy, reference, optimizer, step)
+        if isinstance(error, Mistake):
+            raise Mistake(f"step {step}: {error}") from error.__cause__
+        raise
 
 
 def load_checkpoint(config, policy, reference, optimizer) -> int:

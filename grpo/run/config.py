@@ -13,7 +13,7 @@ import inspect
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -24,6 +24,7 @@ from grpo.advantage import BASELINES, SCALES
 from grpo.distributed import is_first, n_processes
 from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
 from grpo.run.checkpoint import LATEST, training_state
+from grpo.run.origin import made_with
 from grpo.run.reward_setting import parse_reward
 from grpo.run.user_file import run_file
 
@@ -121,6 +122,8 @@ class Config:
 
     # This isn't a setting. When somebody resumes the run with other settings, we note it here:
     changes = ()  # [[step, {name: [old value, new value]}], ...]
+    made_with = {}  # and here, what it was made from (grpo/run/origin.py)
+    own_reward = None  # a function that Python code passed to `main`
 
 
 class Parser(argparse.ArgumentParser):
@@ -201,16 +204,20 @@ def read_config_file(path: str, settings: type) -> dict[str, object]:
     return given
 
 
-def load_config(arguments: Sequence[str] = ()) -> Config:
+def load_config(arguments: Sequence[str] = (), reward: Callable | None = None) -> Config:
     """Read config files and flags. Raises a Mistake if anything is wrong with the settings.
 
-    A resumed run takes its settings from its checkpoint, and `arguments` change them.
+    A resumed run takes its settings from its checkpoint, and `arguments` change them. A `reward`
+    that's a function becomes the whole reward, unless the setting names it as a part.
     """
     usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
     given = read_arguments(Config, arguments, usage)
     config = Config(**given)
     if config.init_from == "resume":
         config = resume(config.out_dir, given)
+    if reward and reward.__name__ not in parse_reward(config.reward):
+        config.reward = reward.__name__
+    config.own_reward = reward
     check(config)
     return config
 
@@ -256,7 +263,8 @@ def resume(out_dir: str, given: dict) -> Config:
             f" {shlex.quote(out_dir)}"
         )
     changes = {name: [getattr(old, name), value] for name, value in asdict(new).items()}
-    changes["processes"] = [state["processes"], n_processes()]
+    before, now = state["made_with"], made_with(new)
+    changes |= {name: [before.get(name), now.get(name)] for name in {**before, **now}}
     changes = {name: [a, b] for name, (a, b) in changes.items() if a != b}
     line = ", ".join(f"{name} {a} -> {b}" for name, (a, b) in changes.items()) or "its own settings"
     if "generator_checkpoint" in changes:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from data.dataset import Dataset, make_if_missing, read_prompts, read_splits
-from data.rules import SumRule, WordRule, pick_rule
+from data.rules import RULES, Rule, pick_rule
 from data.user_mistake import Mistake
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first, wait_for_all
@@ -23,7 +23,6 @@ from model.transformer import Generator, Judge
 EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
 END = 2**31 - 1  # the number of the step in the table's seed, larger than any in training
 SAMPLES = 16  # how many completions of each held-out input we draw
-RULES = (WordRule.name, SumRule.name)
 
 
 @dataclass
@@ -31,7 +30,7 @@ class HeldOut:
     """Inputs that no run trains on, and the rule by which we measure completions."""
 
     batch: Batch  # N inputs, with the random numbers for 16 completions of each
-    rule: WordRule | SumRule | None  # says which completions are good (data/rules.py)
+    rule: Rule | None  # says which completions are good (data/rules.py)
 
 
 class Models(NamedTuple):
@@ -128,21 +127,23 @@ def load_rewards(config, judge: Callable | None, rule, device: torch.device) -> 
             if judge is None:
                 raise Mistake(f"reward={config.reward} needs a judge; name one as judge_checkpoint")
             part = partial(log_odds, judge)
-        elif name in RULES:
-            if rule is None or name != rule.name:
-                allowed = ["judge", "JUDGE.pt", "FILE.py:FUNCTION", *([rule.name] if rule else [])]
-                raise Mistake(
-                    f"reward={name}: this dataset has no such rule; use {', '.join(allowed)}"
-                )
-            part = partial(rule_reward, rule)
         elif name.endswith(".pt"):
             part = partial(log_odds, load_judge(name, config, device))
-        else:
+        elif rule and name == rule.name:
+            part = partial(rule_reward, rule)
+        elif ":" in name or (own := config.own_reward) and name == own.__name__:
             path, _, name = name.rpartition(":")  # in the metrics, my.py:f is called f
-            if name in {"judge", *RULES, *parts}:
+            if name in {"judge", *(each.name for each in RULES), *parts}:
                 raise Mistake(
                     f"reward={config.reward}: the name {name} is taken; rename the function"
                 )
-            part = partial(user_reward, name, load_function(path, name))
+            function = load_function(path, name) if path else own
+            part = partial(user_reward, name, function)
+        else:
+            allowed = ["judge", "JUDGE.pt", "FILE.py:FUNCTION", *([rule.name] if rule else [])]
+            raise Mistake(
+                f"reward={name}: this dataset has no such rule; use {', '.join(allowed)}, or pass a"
+                " function to main from Python"
+            )
         parts[name] = (part, weight)
     return Rewards(parts)

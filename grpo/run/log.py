@@ -13,6 +13,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from data.rules import RULES
 from data.user_mistake import Mistake
 from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.run.checkpoint import LATEST, training_state, write
@@ -29,8 +30,7 @@ WANDB = {"silent": True, "init_timeout": 30}  # seconds
 # {name in the bar: metric}; the bar shows those that the run has
 SHOWN = {
     "reward": "mean_reward",
-    "valid": "valid_words",
-    "correct": "correct",
+    **{rule.title: rule.name for rule in RULES},
     "accepts": "accepts",
     "kl": "mean_kl",
 }
@@ -52,7 +52,8 @@ class Log:
         self.file = self.wandb = None
         if self.first:
             self.file = claim(Path(config.out_dir), start)
-            content = json.dumps(asdict(config) | {"changes": config.changes}, indent=1)
+            noted = {"changes": config.changes, "made_with": config.made_with}
+            content = json.dumps(asdict(config) | noted, indent=1)
             write(Path(config.out_dir) / "config.json", content.encode())
             if config.wandb_project:
                 self.wandb = self.ask_wandb(start_wandb, config)
@@ -161,6 +162,9 @@ def how_to_resume(config: Config) -> str:
     if ".py:" in config.reward:  # a FILE.py runs only if the command names it
         command.append(f"--reward={config.reward}")
     saved = f"{state['iteration']} of {config.max_iters} steps are saved"
+    if config.own_reward:
+        name = config.own_reward.__name__
+        return f"{saved}; to resume, from Python: main({command[1:]}, reward={name})"
     return f"{saved}; to resume: python {shlex.join(command)}"
 
 

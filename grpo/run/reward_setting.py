@@ -5,9 +5,8 @@ import re
 
 from data.user_mistake import Mistake
 
-PART = re.compile(
-    r"(judge|valid_words|correct|.+\.pt|.+\.py:[^\W\d]\w*)(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?"
-)
+NAME = r"(?:.+\.pt|(?:.+\.py:)?[^\W\d]\w*)"
+PART = re.compile(rf"({NAME})(?::(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?")
 
 
 def parse_reward(text: str) -> dict[str, float]:
@@ -19,8 +18,8 @@ def parse_reward(text: str) -> dict[str, float]:
         if not math.isfinite(weight) or match[1] in weights:
             raise Mistake(
                 f"reward={text!r} has a part {part!r} that is not allowed; write NAME or"
-                " NAME:WEIGHT, with each NAME only once, where NAME is judge, valid_words (text),"
-                " correct (sums), FILE.py:FUNCTION or JUDGE.pt"
+                " NAME:WEIGHT, with each NAME only once. A NAME is judge, a rule such as correct,"
+                " FILE.py:FUNCTION or JUDGE.pt"
             )
         weights[match[1]] = weight
     return weights

@@ -9,20 +9,48 @@ from grpo.run.config import NAMES
 IGNORED = ("seed", *NAMES)  # runs of one group may differ in these
 
 
-def group_runs(folders: list[str]) -> dict[str, list[str]]:
-    """Group runs with the same settings and the same changes on the way: {label: folders}.
+def group_runs(results: dict[str, object]) -> dict[str, list[str]]:
+    """Group runs, given {folder: its result}, by settings and files: -> {label: folders}.
 
-    A label names the settings in which the groups differ. A setting that a run's version of the
-    program didn't have is None. Runs of a group with the same seed count once.
+    A label names what the groups differ in. A setting that a run's version of the program didn't
+    have is None. Two runs with one seed count once if their results are equal. If they aren't, each
+    run of the group stands alone, with its folder's name.
     """
-    runs = {folder: read_json(folder, "config.json") for folder in folders}
-    names = dict.fromkeys(name for run in runs.values() for name in run if name not in IGNORED)
-    differing = [n for n in names if len({str(run.get(n)) for run in runs.values()}) > 1]
-    groups = {}  # {label: {seed: folder}}
+    runs = {folder: read_json(folder, "config.json") for folder in results}
+    runs = {folder: run | run.get("made_with", {}) for folder, run in runs.items()}
+    names = dict.fromkeys(name for run in runs.values() for name in run)
+    ignored = (*IGNORED, "made_with")
+    differing = [
+        name
+        for name in names
+        if name not in ignored and len({str(run.get(name)) for run in runs.values()}) > 1
+    ]
+    groups = {}  # {label: [folder]}
     for folder, run in runs.items():
-        label = ", ".join(f"{name}={run.get(name)}" for name in differing)
-        groups.setdefault(label, {})[run["seed"]] = folder
-    return {label: list(group.values()) for label, group in groups.items()}
+        groups.setdefault(make_label(run, differing), []).append(folder)
+    separate = {}
+    for label, folders in groups.items():
+        different = []
+        for folder in folders:
+            same_seed = [each for each in different if runs[each]["seed"] == runs[folder]["seed"]]
+            if not any(results[each] == results[folder] for each in same_seed):
+                different.append(folder)
+        if len({runs[folder]["seed"] for folder in different}) == len(different):
+            separate[label] = different
+        else:
+            separate |= {", ".join(filter(None, (label, each))): [each] for each in different}
+    return separate
+
+
+def make_label(run: dict, differing: list[str]) -> str:
+    """Name the settings of a run in which it differs. A file has its content's hash behind it."""
+    parts = {}
+    for name in differing:
+        setting = name.removesuffix(" file")
+        parts[setting] = f"{setting}={run.get(setting)}"
+        if f"{setting} file" in differing:
+            parts[setting] += f" ({run.get(f'{setting} file')})"
+    return ", ".join(parts.values())
 
 
 def read_json(folder: str, name: str) -> dict:

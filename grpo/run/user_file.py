@@ -1,7 +1,10 @@
 """Execute a Python file of the user's, a config file or one with a reward, and call the reward."""
 
-import runpy
+import contextlib
+import itertools
+import os
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from torch import Tensor
 
 from data.files import find
 from data.user_mistake import Mistake
+from data.vocabulary import decode
 from grpo.batch import Batch
 
 
@@ -22,8 +26,15 @@ def run_file(path: str | Path, what: str) -> dict[str, object]:
             " setting as --key=value"
         )
     sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path.resolve())
+    known = sys.modules.setdefault(path.stem, module)
+    if getattr(known, "__file__", "") == module.__file__:  # no other module has this name
+        sys.modules[path.stem] = module  # so that its functions can be sent to other processes
     try:
-        return runpy.run_path(str(path), run_name=path.stem)
+        with contained():
+            exec(compile(path.read_bytes(), path, "exec"), vars(module))
+        return vars(module)
     except (Exception, SystemExit) as error:  # any error in that file is the user's mistake
         name = type(error).__name__
         raise Mistake(f"{what} {path} does not run ({name}: {error}); fix it") from error
@@ -31,6 +42,13 @@ def run_file(path: str | Path, what: str) -> dict[str, object]:
 
 def load_function(path: str | Path, name: str) -> Callable:
     """Load a user's own function. Raises a Mistake if the file fails or has no such function."""
+    path = find(path)
+    shadowed = [each for each in ("data", "grpo", "model") if path.with_name(f"{each}.py").exists()]
+    if shadowed:
+        raise Mistake(
+            f"{path.parent} has a {shadowed[0]}.py, and the program a package of that name, so"
+            " importing it would get the wrong one; rename yours"
+        )
     function = run_file(path, "reward file").get(name)
     if not callable(function):
         raise Mistake(
@@ -39,20 +57,47 @@ def load_function(path: str | Path, name: str) -> Callable:
     return function
 
 
+@contextlib.contextmanager
+def contained():
+    """Undo what a user's code does to the whole process: its folder, and gradients that are off."""
+    folder = os.getcwd()
+    try:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
+    finally:
+        os.chdir(folder)
+
+
+def call(name: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
+    """Call a user's function. Whatever it raises is a Mistake."""
+    try:
+        with contained():  # and it may write into what it gets
+            values = function(completions.clone(), batch.map(torch.clone))
+            return torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
+    except (Exception, SystemExit) as error:
+        raise Mistake(f"reward {name} failed: {type(error).__name__}: {error}") from error
+
+
 def user_reward(name: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
     """Call a user's function, which returns (B,G) or (B,G,T). If it fails, raise a Mistake."""
-    try:
-        values = function(completions.clone(), batch.map(torch.clone))  # it may write into them
-        values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
-    except (Exception, SystemExit) as error:  # whatever the user's code may raise
-        raise Mistake(f"reward {name} failed: {type(error).__name__}: {error}") from error
     B, G, T = completions.shape
+    try:
+        values = call(name, function, completions, batch)
+    except Mistake as error:
+        for b, g in itertools.product(range(B), range(G)):  # which completion is it?
+            one = completions[b : b + 1, g : g + 1]
+            try:
+                call(name, function, one, batch[b : b + 1])
+            except Mistake:
+                raise Mistake(f"{error} (the completion {decode(one)[0]!r})") from error.__cause__
+        raise
     if values.shape not in ((B, G), (B, G, T)):
         raise Mistake(
             f"reward {name} returned the shape {tuple(values.shape)} for completions of the shape"
             f" (B, G, T) = {(B, G, T)}; return (B, G) = {(B, G)}, or (B, G, T)"
         )
-    bad = int((~values.isfinite()).sum())
-    if bad:
-        raise Mistake(f"reward {name} returned {bad} numbers that are NaN or infinite")
+    bad = (~values.isfinite()).view(B * G, -1).any(dim=1)
+    if bad.any():
+        worst = decode(completions.flatten(0, 1)[bad])[0]
+        raise Mistake(f"reward {name} returned NaN or infinity for the completion {worst!r}")
     return values

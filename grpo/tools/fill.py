@@ -32,14 +32,16 @@ from torch import Tensor
 
 from data.dataset import encode_prompt
 from data.files import find
-from data.per_word import number_words
+from data.per_word import mean_over_blanks, number_words
+from data.rules import SumRule
 from data.sums.rule import SUM, is_correct
 from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import BLANK, MASK_ID, SPACE, decode, encode, highlight
 from grpo.batch import Batch, make_batch
-from grpo.reward import accepts, log_odds
+from grpo.reward import Rewards, accepts, log_odds
 from grpo.run.checkpoint import LATEST, load_model, read
 from grpo.run.config import Config, Parser
+from grpo.run.load import load_rewards
 from grpo.run.network import make_policy
 from model.transformer import Generator, Judge
 
@@ -78,7 +80,14 @@ def fill(
     return list(zip(decode(found), log_prob.tolist()))[:k]
 
 
-def show(model: Generator, masked: Tensor, judge: Judge | None, k: int, temperature: float) -> None:
+def show(
+    model: Generator,
+    masked: Tensor,
+    judge: Judge | None,
+    rewards: Rewards | None,
+    k: int,
+    temperature: float,
+) -> None:
     """Print k completions of masked (T,), each with what we know about it."""
     batch = batch_of(masked)
     is_sum = SUM.fullmatch(decode(masked)[0].replace(BLANK, "1"))
@@ -87,9 +96,13 @@ def show(model: Generator, masked: Tensor, judge: Judge | None, k: int, temperat
         cells = [f"  {math.exp(log_prob):11.2g}"]
         if is_sum:
             cells.append("correct" if is_correct(text) else "wrong")
+        completions = encode(text)[None, None]  # (1,1,T)
         if judge:
-            scores = log_odds(judge, encode(text)[None, None], batch)  # (1,1,T)
+            scores = log_odds(judge, completions, batch)  # (1,1,T)
             cells.append("accepted" if accepts(scores, batch.words) == 1 else "rejected")
+        if rewards:
+            reward, _ = rewards(completions, batch)  # (1,1,T)
+            cells.append(f"{mean_over_blanks(reward, batch.mask).item():6.3f}")
         print(*cells, highlight(text, batch.mask[0].tolist()), sep="  ")
 
 
@@ -97,6 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="python -m grpo.tools.fill", description=__doc__.splitlines()[0])
     parser.add_argument("text", nargs="+", help="such as 'th_ c_t', with a _ for each blank")
     parser.add_argument("--run", default="out", help="a run's folder or a generator's file [out]")
+    parser.add_argument("--reward", help="also show this reward, such as my.py:f")
     parser.add_argument("--k", type=int, choices=range(1, 21), default=5, help="how many to show")
     with exit_on_mistake("fill"):
         args = parser.parse_args(arguments)
@@ -115,11 +129,15 @@ def main(arguments: list[str] | None = None) -> None:
             judge = load_model(judge_file, Judge) if judge_file else None
             temperature = config["temperature"]
             longest = config["block_size"]  # the judge may not know longer texts
+        rewards = None
+        if args.reward:
+            config = Config(block_size=longest, reward=args.reward)
+            rewards = load_rewards(config, judge, SumRule(), torch.device("cpu"))
         for text in args.text:
             masked = encode_prompt(text, longest, "text", after.vocab_size)  # (T,)
             for title, model in models.items():
                 print(title)
-                show(model, masked, judge, args.k, temperature)
+                show(model, masked, judge, rewards, args.k, temperature)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from data.files import write_whole
+from data.rules import RULES
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.run.config import Parser
 from grpo.run.log import read_lines
@@ -36,12 +37,17 @@ def read_run(folder: str) -> dict:
 def make_page(folders: list[str]) -> str:
     """Put runs into the template: -> HTML."""
     runs = {folder: read_run(folder) for folder in folders}
-    groups = group_runs(folders)
+    results = {
+        folder: [{k: v for k, v in step.items() if k != "step_ms"} for step in run["metrics"]]
+        for folder, run in runs.items()
+    }
+    groups = group_runs(results)
     for number, members in enumerate(groups.values()):
         for folder in members:
             runs[folder]["group"] = number
     shown = [run for run in runs.values() if "group" in run]  # a seed counts once in its group
-    content = json.dumps({"runs": shown, "labels": list(groups)})
+    rules = {rule.name: rule.title for rule in RULES}
+    content = json.dumps({"runs": shown, "labels": list(groups), "rules": rules})
     content = content.replace("<", "\\u003c")  # so that no text can close the <script>
     return PAGE.read_text(encoding="utf-8").replace("DATA", content, 1)
 

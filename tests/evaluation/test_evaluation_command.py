@@ -151,7 +151,35 @@ def test_a_run_counts_once_and_needs_a_folder(with_table, capsys):
     copy = with_table("c", after=0.2)
     other = with_table("d", kl_beta=0.3)
     assert printed(capsys, a, b, copy, a, other)[1][0] == "kl_beta=0.1 (runs: 2)"
-    assert "config.json is missing" in refused(capsys, a, "nowhere")
+    assert "nowhere" in refused(capsys, a, "nowhere")
+
+
+def test_a_named_run_is_never_dropped(with_table, capsys, monkeypatch):
+    """Two runs with one seed but another result have rows of their own, with their folders."""
+    a, b = with_table("a", after=0.2), with_table("b", after=0.3)
+    assert [row[0] for row in printed(capsys, a, b)[1:-1]] == [f"{x} (runs: 1)" for x in (a, b)]
+    for out, changed in ((a, "3f2a"), (b, "9c01")):
+        edit_config(out, made_with={"code": changed, "judge_checkpoint file": changed})
+    judge = json.loads((Path(a) / "config.json").read_text(encoding="utf-8"))["judge_checkpoint"]
+    monkeypatch.setenv("COLUMNS", "500")
+    assert [row[0] for row in printed(capsys, a, b)[1:-1]] == [
+        f"code={x}, judge_checkpoint={judge} ({x}) (runs: 1)" for x in ("3f2a", "9c01")
+    ]
+    monkeypatch.setenv("COLUMNS", "40")  # one setting a line
+    assert [row[0] for row in printed(capsys, a, b)[1:3]] == [
+        "code=3f2a,",
+        f"judge_checkpoint={judge} (3f2a) (runs: 1)",
+    ]
+
+
+def test_a_mean_over_some_of_the_runs_says_so(with_table, capsys):
+    outs = [with_table(str(i), more={f"row {i % 2}": 1}, seed=i) for i in range(3)]
+    path = Path(outs[0]) / "evaluation.json"
+    table = json.loads(path.read_text(encoding="utf-8"))
+    table["after, sampled"]["fooled"] = 0.5
+    path.write_text(json.dumps(table), encoding="utf-8")
+    (row,) = [row for row in printed(capsys, *outs) if row[0] == "after, sampled"]
+    assert row[-1] == "0.500 (1 of 3)"
 
 
 def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):

@@ -244,7 +244,7 @@ def test_curves_share_the_axes_of_their_panel(recorded, tmp_path):
         recorded("<i>c", [], {"kl_beta": 0}, valid_words=[0.25]),
     ]
     html = open_page(outs, tmp_path)
-    assert numbers(html) == ["correct 0.750 – real words – – judge accepts 1.000 –"]  # after step 2
+    assert numbers(html) == ["correct 0.750 – valid – – judge accepts 1.000 –"]  # after step 2
     assert "no snapshots.jsonl" in html.lower() and "NaN" not in html and "Infinity" not in html
     drawn = re.findall('<polyline points="(.*?)" data-name="(.*?)"', html)
     lines = [(name, [float(p.split(",")[1]) for p in points.split()]) for points, name in drawn]

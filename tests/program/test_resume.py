@@ -12,10 +12,11 @@ from conftest import run, same
 import train_grpo
 from data.user_mistake import Mistake
 from grpo.run import log, network
-from grpo.run.checkpoint import read
+from grpo.run.checkpoint import load_model, model_file, read, write
 from grpo.run.config import Config, saved_settings
 from grpo.run.log import claim, how_to_resume
 from grpo.run.network import set_threads
+from model.transformer import Judge
 
 REWARD = """
 import torch
@@ -137,6 +138,20 @@ def test_a_checkpoint_with_settings_that_are_gone_is_one_line():
     saved = {"direction": "forward", "group_size": 4, "min_lr": 0.0}
     with pytest.raises(Mistake, match="c.pt was made by .*: direction=forward, min_lr=0.0; resume"):
         saved_settings({"config": saved}, {}, "c.pt")
+
+
+def test_a_file_that_changed_is_noticed(flags, world, tmp_path, capsys):
+    """Its name is the same. The line says so, and so does config.json."""
+    shutil.copy(world / "judge.pt", tmp_path / "j.pt")
+    run(flags, judge_checkpoint=tmp_path / "j.pt", max_iters=2)
+    old = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["made_with"]
+    torch.manual_seed(5)
+    write(tmp_path / "j.pt", model_file(Judge(load_model(world / "judge.pt", Judge).trunk.config)))
+    resume(f"--out_dir={tmp_path}/out", "--max_iters=3")
+    new = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    was, now = (each["judge_checkpoint file"] for each in (old, new["made_with"]))
+    assert was != now and f"judge_checkpoint file {was} -> {now}" in capsys.readouterr().out
+    assert new["changes"][0][1]["judge_checkpoint file"] == [was, now]
 
 
 def test_what_was_changed_at_which_step_is_kept(flags, folder, world, capsys):

@@ -38,7 +38,7 @@ def flat(completions, batch):
 
 def tired(completions, batch):
     calls.append(1)
-    if len(calls) == 11:  # eight calls try it out
+    if len(calls) > 11:  # nine calls try it out
         raise RuntimeError("too tired")
     return completions.float().mean(dim=-1)
 """
@@ -228,7 +228,7 @@ def ends_early(flags, capsys, error, **changes):
     """Make a run that raises `error`: -> the one line that it prints on stderr."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(error):
-        run(flags, eval_interval=1, **changes)
+        run(flags | {"eval_interval": 1}, **changes)
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     (line,) = (x for x in capsys.readouterr().err.splitlines() if "the run ends early: " in x)
     return line.partition("the run ends early: ")[2]
@@ -237,10 +237,10 @@ def ends_early(flags, capsys, error, **changes):
 def test_a_run_that_ends_early_keeps_its_error_and_says_how_to_resume(
     flags, own, capsys, monkeypatch
 ):
-    """Its reward fails, and then the first look does."""
+    """Its reward fails, long before the next checkpoint is due, and then the first look does."""
     reward = f"judge,{own}:tired"
     go_on = f"to resume: python train_grpo.py --init_from=resume --out_dir={flags['out_dir']}"
-    line = ends_early(flags, capsys, Mistake, reward=reward)
+    line = ends_early(flags, capsys, Mistake, reward=reward, eval_interval=50)
     assert line == f"2 of 4 steps are saved; {go_on} --reward={reward}"
 
     monkeypatch.setattr(train_grpo, "peek", lambda *_: 1 / 0)

@@ -94,12 +94,14 @@ def test_a_run_is_shown_before_and_after_with_what_its_judge_accepts(trained, wo
 
 def test_a_sum_is_right_or_wrong_and_other_lines_are_neither(capsys):
     """A file of a generator has no judge. The latent of sums of two digits is often correct."""
-    (rows,) = printed(capsys, "4_+4_=88", "--run=model/pretrained/sums_latent.pt").values()
+    run = "--run=model/pretrained/sums_latent.pt"
+    (rows,) = printed(capsys, "4_+4_=88", run, "--reward=correct:2").values()
     for row in rows[1:]:
-        verdict, shown = row.split()[1:]
+        verdict, reward, shown = row.split()[1:]
         first, second = re.fullmatch(r"4\[(.)\]\+4\[(.)\]=88", shown).groups()
-        assert verdict == ("correct" if int(first) + int(second) == 8 else "wrong")
-    (rows,) = printed(capsys, "4_+4=ab", "--run=model/pretrained/sums_latent.pt").values()
+        holds = int(first) + int(second) == 8
+        assert (verdict, float(reward)) == (("correct", 2) if holds else ("wrong", 0))
+    (rows,) = printed(capsys, "4_+4=ab", run).values()
     assert all(len(row.split()) == 2 for row in rows[1:])
 
 

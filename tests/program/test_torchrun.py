@@ -78,7 +78,7 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, se
     for loss, each in own.items():
         base = read((flags | each)["generator_checkpoint"])["weights"]
         saved = read(tmp_path / loss / "checkpoint.pt")
-        assert saved["training"]["processes"] == 2
+        assert saved["training"]["made_with"]["processes"] == 2
         have = saved["weights"]
         batches = [{"gradient_accumulation_steps": 2}]
         if loss in ("dapo", "latent"):
