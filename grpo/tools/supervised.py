@@ -1,13 +1,19 @@
-"""Teach the generator somebody else's answers with cross-entropy, to compare that with GRPO.
+"""Teach the generator answers with cross-entropy instead, to compare that with GRPO.
 
-    python -m grpo.tools.supervised even out-even      # the most even correct answer
-    python -m grpo.tools.supervised argmax out-found --teacher=out      # a GRPO run's
-    python -m grpo.tools.supervised passes out-passes  # the base model's own, one blank a pass
-    python -m grpo.tools.supervised best out-best      # the judge's best of the base's 16
-    python -m grpo.tools.supervised best out-more --teacher=out-best/generator.pt
+    python -m grpo.tools.supervised even out-even               # the most even correct answer
+    python -m grpo.tools.supervised argmax out-found --teacher=out           # a GRPO run's answer
+    python -m grpo.tools.supervised best out-best               # the judge's best of the base's 16
+    python -m grpo.tools.supervised best out-again --teacher=out-best/generator.pt
 
-It writes generator.pt into that folder. The inputs are 100,000 drawn from the training split, as a
-run would draw them.
+It writes generator.pt into that folder. The inputs are drawn from the training split as a run would
+draw them.
+
+    any       the sum that was there, which is what pretraining learned from
+    even      the correct answer whose summands differ least
+    smallest  the one with the smallest first summand
+    argmax    the teacher's most likely answer
+    passes    the teacher's answer, one blank a pass
+    best      the judge's choice from 16 that the teacher draws
 """
 
 import argparse
@@ -15,11 +21,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from data.dataset import make_if_missing, read_splits
 from data.sums.rule import correct_answers
 from data.vocabulary import decode, encode
-from grpo.batch import make_batch
+from grpo.batch import Batch, make_batch
 from grpo.evaluation.rivals import best_by_word, fill_in_passes
 from grpo.reward import log_odds
 from grpo.run.checkpoint import LATEST, load_model, model_file, write
@@ -29,63 +36,78 @@ from model.losses import PRETRAINING, generator_loss
 from model.pretrain import fit
 from model.transformer import Generator, Judge
 
-SIZE, PART = 100_000, 1000  # all inputs, and those that are filled at once
+PART = 1000  # inputs that are answered at once
 CPU = torch.device("cpu")
 
 
-def most_even(masked: str) -> str:
-    """Return the correct answer whose summands differ least."""
-
-    def difference(answer: str) -> int:
-        first, second = answer.split("=")[0].split("+")
-        return abs(int(first) - int(second))
-
-    return min(correct_answers(masked), key=difference)
+def difference(answer: str) -> int:
+    """Return by how much the two summands differ."""
+    first, second = answer.split("=")[0].split("+")
+    return abs(int(first) - int(second))
 
 
-def answer(kind, batch, teacher, judge):
-    """Fill the inputs of a batch: -> (B,T)."""
-    if kind == "even":
-        return torch.stack([encode(most_even(text)) for text in decode(batch.masked)])
-    if kind == "argmax":
-        return teacher(batch).best_guess()
-    if kind == "passes":
-        return fill_in_passes(teacher, batch, "left to right")[0][:, 0]
+def best_answers(batch: Batch, key) -> Tensor:  # (B,T)
+    """Choose for each input the correct answer with the smallest `key`."""
+    answers = (min(correct_answers(masked), key=key) for masked in decode(batch.masked))
+    return torch.stack([encode(answer) for answer in answers])
+
+
+def best_draws(teacher, judge, batch: Batch) -> Tensor:  # (B,T)
+    """Let the judge choose from 16 that the teacher draws."""
     q = teacher(batch)
     completions = q.sample().completions  # (B,16,T)
     return best_by_word(q, completions, log_odds(judge, completions, batch))[:, 0]
 
 
+ANSWERS = {  # each takes a batch, the teacher and the judge, and returns (B,T)
+    "any": lambda batch, teacher, judge: batch.tokens,
+    "even": lambda batch, teacher, judge: best_answers(batch, difference),
+    "smallest": lambda batch, teacher, judge: best_answers(batch, str),
+    "argmax": lambda batch, teacher, judge: teacher(batch).best_guess(),
+    "passes": lambda batch, teacher, judge: fill_in_passes(teacher, batch, "left to right")[0][
+        :, 0
+    ],
+    "best": lambda batch, teacher, judge: best_draws(teacher, judge, batch),
+}
+
+
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("kind", choices=["even", "argmax", "passes", "best"])
-    parser.add_argument("out_dir")
-    parser.add_argument("--teacher", default=Config.generator_checkpoint)
-    parser.add_argument("--updates", type=int, default=1200)
-    parser.add_argument("--seed", type=int, default=1)
+    parser = argparse.ArgumentParser(prog="python -m grpo.tools.supervised")
+    add = parser.add_argument
+    add("answers", choices=ANSWERS)
+    add("out_dir")
+    add(
+        "--teacher",
+        default=Config.generator_checkpoint,
+        help="a generator's file or a run's folder",
+    )
+    add("--start", default=Config.generator_checkpoint, help="the generator that learns")
+    add("--inputs", type=int, default=100_000, help="how many sums it learns from")
+    add("--updates", type=int, default=1200)
+    add("--seed", type=int, default=1)
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     config = Config()
     make_if_missing("sums")
     train, _ = read_splits("sums", config.block_size)
-    tokens, mask, words = train.batch(SIZE, config.masking, (3, 0))  # (N,T)
+    tokens, mask, words = train.batch(args.inputs, config.masking, (args.seed, 0))  # each (N,T)
     path = Path(args.teacher)
     path = path / LATEST if path.is_dir() else path
     teacher = make_policy(load_model(path, Generator), Config(batch_size=PART), CPU)
     judge = make_judge(load_model(config.judge_checkpoint, Judge), config, CPU)
+    answers = []
     with torch.no_grad():
-        answers = []
-        for start in range(0, SIZE, PART):
+        for start in range(0, args.inputs, PART):
             rows = slice(start, start + PART)
-            batch = make_batch(tokens[rows], mask[rows], words[rows], 16, (3, 0, start))
-            answers.append(answer(args.kind, batch, teacher, judge))
+            batch = make_batch(tokens[rows], mask[rows], words[rows], 16, (args.seed, 0, start))
+            answers.append(ANSWERS[args.answers](batch, teacher, judge))
     answers = torch.cat(answers)  # (N,T)
-    student = load_model(config.generator_checkpoint, Generator)
+    student = load_model(args.start, Generator)
     policy = make_policy(student, config, CPU)
 
     def loss(step):
         seed = (PRETRAINING, args.seed, 0, step)
-        rows = np.random.default_rng(seed).integers(SIZE, size=config.batch_size)  # (B,)
+        rows = np.random.default_rng(seed).integers(args.inputs, size=config.batch_size)  # (B,)
         rows = torch.from_numpy(rows)
         return generator_loss(policy, make_batch(answers[rows], mask[rows], words[rows], 1, seed))
 
