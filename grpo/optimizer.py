@@ -10,12 +10,14 @@ BETAS = (0.9, 0.99)  # how slowly AdamW forgets the mean gradient, and the mean 
 
 
 def learning_rate(step: int, config) -> float:
-    """Warm up linearly, then follow a cosine down to 0 (1608.03983, equation 5)."""
+    """Warm up linearly, then follow a cosine down to 0 (1608.03983, equation 5), and stay there."""
     steps = config.lr_decay_iters or config.max_iters
+    if step >= steps:
+        return 0.0
     warmup = min(config.warmup_iters, steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / (warmup + 1)
-    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    progress = (step - warmup) / (steps - warmup)
     return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
 

@@ -22,9 +22,9 @@ def test_the_rate_warms_up_and_falls_to_0_on_a_cosine():
     assert [learning_rate(step, sooner) for step in range(14)] == have
     cold = Config(**SCHEDULE | {"warmup_iters": 0})
     assert learning_rate(0, cold) == 8e-3, "the first rate of a run without warm-up"
-    short = Config(**SCHEDULE | {"warmup_iters": 5, "max_iters": 2})
-    have = [learning_rate(step, short) for step in range(2)]
-    assert have == pytest.approx([8e-3 / 3, 2 * 8e-3 / 3]), "a shorter run only warms up"
+    short = Config(**SCHEDULE | {"warmup_iters": 5, "lr_decay_iters": 2})
+    have = [learning_rate(step, short) for step in range(4)]
+    assert have == pytest.approx([8e-3 / 3, 2 * 8e-3 / 3, 0, 0]), "a shorter run only warms up"
 
 
 @pytest.mark.parametrize("start", [0, 5])
