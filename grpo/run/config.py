@@ -144,7 +144,8 @@ def convert(setting: Field, value: object) -> object:
         what = "a whole number" if kind is int else "a number"
         raise ValueError(f"{str(value)!r} is not {what} from {low} to {high}")
     if kind is str and isinstance(value, str):
-        return os.path.expanduser(value)  # no shell expands the ~ of --out_dir=~/runs
+        # No shell expands the ~ of --out_dir=~/runs. A checkpoint can't hold a subclass of str.
+        return os.path.expanduser(str.__str__(value))
     choices = ("true", "false") if kind is bool else get_args(kind)
     text = str(value).lower()
     if text not in choices:

@@ -33,17 +33,20 @@ def test_the_defaults_are_the_default_experiment():
 
 def test_a_config_file_may_import_define_and_compute_with_numpy(tmp_path):
     (tmp_path / "a.py").write_text(
-        "import math\nimport numpy as np\nfrom pathlib import Path\n"
+        "import math\nimport numpy as np\nfrom enum import StrEnum\nfrom pathlib import Path\n"
         "def half(x):\n    return x / 2\nclass Mine:\n    pass\n"
         "kl_beta = np.float32(0.1)\ngroup_size = np.int64(3)\nlearning_rate = half(0.5)\n"
         "gradient_checkpointing = np.bool_(True)\ncompile = np.bool_(False)\n"
-        "masking = np.str_('word')\ntop_k = int(math.sqrt(9))\n",
+        "masking = np.array(['word'])[0]\ntop_k = int(math.sqrt(9))\n"
+        "dataset = StrEnum('Datasets', ['text']).text\nbaseline = np.str_('mean')\n",
         encoding="utf-8",
     )
     config = load_config([str(tmp_path / "a.py")])
     assert (config.kl_beta, config.group_size, config.learning_rate) == (0.1, 3, 0.25)
     assert config.gradient_checkpointing is True and config.compile == "false"
-    assert (config.masking, config.top_k) == ("word", 3)
+    assert (config.masking, config.top_k, config.dataset) == ("word", 3, "text")
+    plain = {type(value) for value in vars(config).values()}
+    assert plain <= {str, int, float, bool}, "a checkpoint holds nothing else"
 
 
 def test_help_names_every_value_that_a_setting_may_have(capsys):
