@@ -18,6 +18,7 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from data.files import find
 from data.masking import parse_masking
 from data.user_mistake import Mistake
 from grpo.advantage import BASELINES, SCALES
@@ -283,12 +284,14 @@ def check(config: Config) -> None:
     """Raise a Mistake if settings contradict each other."""
     if not config.out_dir:
         raise Mistake("out_dir is empty; write for example --out_dir=out")
-    for name in ("generator_checkpoint", "judge_checkpoint", "reference_checkpoint"):
-        value = getattr(config, name)
-        inside = value and Path(value).resolve().parent == Path(config.out_dir).resolve()
+    names = "generator_checkpoint", "judge_checkpoint", "reference_checkpoint", "prompts_file"
+    files = {getattr(config, name): name for name in names}
+    files |= {part: "reward" for part in parse_reward(config.reward) if "." in part}
+    for file, name in files.items():
+        inside = file and find(file).resolve().is_relative_to(Path(config.out_dir).resolve())
         if inside and config.init_from != "resume":
             raise Mistake(
-                f"{name}={value} is in out_dir, which a new run moves aside; name another out_dir"
+                f"{name}={file} is in out_dir, which a new run moves aside; name another out_dir"
             )
     if config.minibatch_size and n_processes() > 1:
         raise Mistake(
@@ -302,4 +305,3 @@ def check(config: Config) -> None:
             " num_iterations=1 and minibatch_size=0"
         )
     parse_masking(config.masking)
-    parse_reward(config.reward)

@@ -50,7 +50,6 @@ MISTAKES = {
         --reward={x}/r.py:not_finite
         --out_dir=
         --objective=reinforce --num_iterations=2
-        --generator_checkpoint={w}/generator.pt --out_dir={w}
         --block_size=17
         group_size=8
         --judge_checkpoint={x}/{long}.pt
@@ -71,7 +70,6 @@ MISTAKES = {
         --reference_mode=ema --reference_checkpoint={w}/wide.pt
         --init_from=resume --out_dir={x}/no
         --out_dir={x}
-        --out_dir={x} --reward={x}/r.py:flat
         --dataset={w}/text --out_dir={w}
         --dataset={x}/no
         --prompts_file={x}/no.json
@@ -211,6 +209,7 @@ def test_what_ships_is_found_from_another_folder_and_a_run_is_not(tmp_path, monk
     small = "--max_iters=1 --batch_size=2 --group_size=2 --eval_inputs=2 --device=cpu"
     train_grpo.main(f"config/rule.py {small}", quiet=True)
     assert (tmp_path / "out-rule" / "checkpoint.pt").exists()
+    load_config(["--out_dir=."])  # the models that ship aren't in this folder
     monkeypatch.setattr(files, "PROJECT", tmp_path)
     monkeypatch.chdir("/")
     assert find("out-sums") == Path("out-sums")  # and not the run in the project's folder
@@ -239,6 +238,15 @@ def test_a_flag_that_is_nearly_a_setting_gets_a_suggestion():
         load_config(["--kl_beta", "0.3"])
     with pytest.raises(Mistake, match="each NAME is one of"):
         load_config(["--masking=word:1,word:3"])
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["generator_checkpoint={}", "prompts_file={}", "reward=judge,{}:0.5", "reward={}/r.py:even"],
+)
+def test_no_file_is_moved_aside_with_the_old_run(tmp_path, flag):
+    with pytest.raises(Mistake, match="=.* is in out_dir, which a new run moves aside"):
+        load_config([f"--out_dir={tmp_path}", "--" + flag.format(tmp_path / "models" / "a.pt")])
 
 
 def test_a_device_has_to_be_here():
