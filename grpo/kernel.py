@@ -22,6 +22,8 @@ from grpo.truncation import truncates
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 32  # per block; small blocks spread a small batch over more of the GPU
+# what another machine may raise: it has no cuda.bindings, no NVRTC, another version of these, ...
+UNUSABLE = ImportError, OSError, RuntimeError, AttributeError, TypeError
 
 
 def usable(config, device, network) -> bool:
@@ -40,7 +42,7 @@ def usable(config, device, network) -> bool:
             if agrees(device, network.vocab_size):
                 return True
             reason = "on this device its results differ from PyTorch's"
-        except (ImportError, OSError, RuntimeError) as error:  # no cuda.bindings, no NVRTC, ...
+        except UNUSABLE as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if config.kernel == "cuda":
         raise Mistake(f"kernel=cuda can't run: {reason}; set kernel=auto or kernel=torch")
@@ -54,7 +56,12 @@ say_once = functools.cache(print)  # a run has several networks, and one line is
 
 
 def agrees(device, V) -> bool:
-    """Draw, score and differentiate a small batch twice, by kernel and by PyTorch, and compare."""
+    """Draw, score and differentiate a small batch twice, by kernel and by PyTorch, and compare.
+
+    After an error on the GPU, such as an illegal address, PyTorch can't use it any more, either. So
+    that raises a Mistake, and the run ends. What can't be compiled or loaded does no harm.
+    """
+    load(device.index)  # raises here and not below
     numbers = torch.Generator().manual_seed(0)
     logits, ref_logits = torch.randn(2, 5, 11, V, generator=numbers).to(device)  # each (B,T,V)
     uniforms = torch.rand(5, 4, 11, generator=numbers).to(device)  # (B,G,T)
@@ -63,12 +70,16 @@ def agrees(device, V) -> bool:
     results = []
     by_pytorch = policy.sample_completions, policy.compute_logprobs
     by_kernel = sample_completions, compute_logprobs
-    for sample, score in by_pytorch, by_kernel:
-        y = sample(logits.detach(), mask.long(), mask, uniforms, 0.8)  # (B,G,T)
-        scores = score(logits, ref_logits, y, mask, 0.8)
-        gradient = torch.autograd.grad(sum(x.sum() for x in scores), logits)  # a tuple of one
-        results.append([y, *scores, *gradient])
-    return all(torch.allclose(x, y, atol=1e-4) for x, y in zip(*results))
+    try:
+        for sample, score in by_pytorch, by_kernel:
+            y = sample(logits.detach(), mask.long(), mask, uniforms, 0.8)  # (B,G,T)
+            scores = score(logits, ref_logits, y, mask, 0.8)
+            gradient = torch.autograd.grad(sum(x.sum() for x in scores), logits)  # a tuple of one
+            results.append([y, *scores, *gradient])
+        # this waits for the GPU, so an error there shows up here at the latest
+        return all(torch.allclose(x, y, atol=1e-4) for x, y in zip(*results))
+    except RuntimeError as error:
+        raise Mistake(f"the CUDA kernel failed on {device}; set kernel=torch") from error
 
 
 def checked(result):

@@ -197,8 +197,20 @@ def works(*_):
     return True
 
 
-def fails(*_):
+def fails(*_, **options):
     kernel.checked((SimpleNamespace(name="CUDA_ERROR_NO_DEVICE"), None))
+
+
+@pytest.mark.parametrize(
+    "name, error", [("cuModuleLoadData", RuntimeError), ("cuLaunchKernel", Mistake), ("", Mistake)]
+)
+def test_an_error_on_the_device_ends_the_run(on_cpu, monkeypatch, name, error):
+    """It may show up late, when PyTorch compares. An error before anything runs does no harm."""
+    on_cpu()
+    driver = sys.modules["cuda.bindings"].driver
+    monkeypatch.setattr(*(driver, name) if name else (torch, "allclose"), fails)
+    with pytest.raises(error):
+        kernel.agrees(torch.device("cpu"), 28)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +226,8 @@ def fails(*_):
         ("cuda", {}, 1, lambda *_: False, "results differ", 1),
         ("cuda", {}, 1, fails, "RuntimeError: CUDA_ERROR_NO_DEVICE", 1),
         ("cuda", {}, 1, lambda *_: __import__("cuda.bindings.nothing"), "ModuleNotFoundError: ", 1),
+        ("cuda", {}, 1, lambda *_: kernel.nothing, "AttributeError: ", 1),
+        ("cuda", {}, 1, lambda: True, "TypeError: ", 1),
     ],
 )
 def test_the_kernel_runs_or_says_why_not(
