@@ -41,6 +41,11 @@ def mean_over_words(x: Tensor, words: Tensor) -> Tensor:
     return x @ same / letters[:, None]
 
 
+def all_of_word(x: Tensor, words: Tensor) -> Tensor:
+    """Tell each blank whether x is True in its whole word: (B,G,T) bool -> (B,G,T) bool."""
+    return mean_over_words(x.float(), words) == 1
+
+
 def mean_over_blanks(x: Tensor, mask: Tensor) -> Tensor:
     """Average x over the blanks of each input: (B,G,T), (B,T) -> (B,G)."""
     return (x * mask[:, None]).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)[:, None]

@@ -5,7 +5,8 @@ A rule finds the gaps of a text, and judges what's in them:
     name, title                as a reward and a metric, and in the bar and the table
     whole                      True if a text has one gap, which is all of it
     made_for(train, cut)       returns the rule for a dataset, or None if it doesn't fit
-    gaps(original, mask)       lists (start, end) of each gap of a text, whose blanks are in `mask`
+    gaps(original, mask)       lists (start, end) of each gap of a text, whose blanks are in `mask`,
+                               from left to right
     is_good(text, start, end)  tells whether text[start:end] is good
     answers(masked)            lists all good completions of a text, if the rule can do that
 
@@ -92,21 +93,22 @@ def check_gaps(
     completions: Tensor,  # (B,G,T)
     tokens: Tensor,  # (B,T) the original text
     mask: Tensor,  # (B,T) True at a blank
-) -> tuple[Tensor, Tensor]:  # (B,G,T) bool, (B,T) bool
-    """Mark the first blank of each gap, and of each completion the gaps that it fills well.
+) -> tuple[Tensor, Tensor]:  # (B,G,T) bool, (B,T) int64
+    """Mark the first blank of each gap that a completion fills well, and number the gaps.
 
-    Without a rule there are no gaps.
+    Gaps are numbered like words: 1 at the blanks of the first one, 2 at those of the second, and 0
+    elsewhere. Without a rule there are none.
     """
     B, G, T = completions.shape
-    gaps = torch.zeros(B, T, dtype=torch.bool)
+    gaps = torch.zeros(B, T, dtype=torch.int64)
     good = torch.zeros(B, G, T, dtype=torch.bool)
     if rule:
         masks = mask.cpu().numpy()  # (B,T)
         texts = decode(completions)
         for i, original in enumerate(decode(tokens)):
-            for start, end in rule.gaps(original, masks[i]):
+            for number, (start, end) in enumerate(rule.gaps(original, masks[i]), start=1):
                 first = start + int(masks[i, start:end].argmax())
-                gaps[i, first] = True
+                gaps[i, start:end] = number
                 for j, text in enumerate(texts[i * G : (i + 1) * G]):
                     good[i, j, first] = rule.is_good(text, start, end)
-    return good.to(mask.device), gaps.to(mask.device)
+    return good.to(mask.device), gaps.to(mask.device) * mask

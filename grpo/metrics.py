@@ -120,7 +120,7 @@ def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, float]:
     metrics["mean_advantage"] = advantages.sum() / (mask.sum() * reward.shape[1]).clamp(min=1)
     good, gaps = check_gaps(rule, groups, batch.tokens, mask)  # (B,G,T), (B,T)
     if rule:
-        metrics[rule.name] = good.sum() / (gaps.sum() * good.shape[1]).clamp(min=1)
+        metrics[rule.name] = good.sum() / (gaps.amax(dim=1).sum() * good.shape[1]).clamp(min=1)
     if "judge" in parts:
         metrics |= judge_metrics(parts["judge"], batch.words, good, gaps)
     return {name: float(x) for name, x in metrics.items()}

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.per_word import begins_word, mean_over_words
+from data.per_word import all_of_word, begins_word, mean_over_words
 from data.rules import check_gaps
 from grpo.batch import Batch
 
@@ -57,36 +57,38 @@ def log_odds(judge: Callable, completions: Tensor, batch: Batch) -> Tensor:
 
 
 def accepts(scores: Tensor, words: Tensor) -> Tensor:
-    """Compute the share of its hidden words that a judge accepts: (B,G,T), (B,T) -> (B,G).
+    """Compute the share of all hidden words that a judge accepts: (B,G,T), (B,T) -> ().
 
     It accepts a word with a score above 0. That's where it takes the word for real rather than
     filled in, which isn't the same as correct.
     """
-    first = begins_word(words)[:, None]  # (B,1,T)
-    return ((scores > 0) & first).sum(dim=-1) / first.sum(dim=-1).clamp(min=1)
+    return (scores.mT[begins_word(words)] > 0).float().mean()
 
 
 def judge_metrics(
     scores: Tensor,  # (B,G,T) the judge's
     words: Tensor,  # (B,T)
     good: Tensor,  # (B,G,T) what the rule says, from `check_gaps`
-    gaps: Tensor,  # (B,T)
+    gaps: Tensor,  # (B,T) from there, too
 ) -> dict[str, Tensor]:
-    """Compute which share of all completions the judge accepts, and which share of the wrong ones.
+    """Compute which share of all words the judge accepts, and which share of the wrong gaps.
 
-    The latter, `fooled`, is left out if hardly anything is wrong.
+    `accepts` counts `words`, because those have scores. In a text that's runs of blanks. `fooled`
+    counts what the rule does: words of the text. Such a gap may have blanks of several runs, and
+    the judge accepts it if all of them score above 0. A sum is one word and one gap. With hardly
+    anything wrong, `fooled` is left out.
     """
-    metrics = {"accepts": accepts(scores, words).mean()}
-    wrong = gaps[:, None] & ~good  # (B,G,T)
+    metrics = {"accepts": accepts(scores, words)}
+    wrong = begins_word(gaps)[:, None] & ~good  # (B,G,T)
     if wrong.sum() >= FEW:
-        metrics["fooled"] = (scores[wrong] > 0).float().mean()
+        metrics["fooled"] = all_of_word(scores > 0, gaps)[wrong].float().mean()
     return metrics
 
 
 def rule_reward(rule, completions: Tensor, batch: Batch) -> Tensor:
     """Reward a completion with the share of its gaps that are filled well: -> (B,G)."""
     good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)  # (B,G,T), (B,T)
-    return good.sum(dim=-1) / gaps.sum(dim=-1, keepdim=True).clamp(min=1)
+    return good.sum(dim=-1) / gaps.amax(dim=-1, keepdim=True).clamp(min=1)
 
 
 class Rewards:

@@ -5,7 +5,7 @@ Shapes: B inputs, T characters, N hidden words.
 
 import torch
 
-from data.per_word import begins_word, mean_over_words
+from data.per_word import all_of_word, begins_word, mean_over_words
 from data.rules import check_gaps
 from grpo.batch import make_batch
 from grpo.reward import judge_logits
@@ -65,7 +65,9 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
             f"  mean p/q {drawn.exp().mean():.2f}"
         )
         good, gaps = check_gaps(rule, both[:, 1:], tokens, mask)  # (B,1,T), (B,T)
-        for name, which in {"correct": good, "wrong": gaps[:, None] & ~good}.items():
+        accepted = all_of_word(scores[:, 1:] > 0, gaps)  # (B,1,T)
+        wrong = begins_word(gaps)[:, None] & ~good  # (B,1,T)
+        for name, which in {"correct": good, "wrong": wrong}.items():
             if which.any():
-                accepted = (scores[:, 1:][which] > 0).float().mean()
-                print(f"it accepts {accepted:.3f} of the {name} completions")
+                share = accepted[which].float().mean()
+                print(f"it accepts {share:.3f} of the {name} completions")

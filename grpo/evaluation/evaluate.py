@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data.per_word import begins_word, mean_over_blanks, mean_over_words
+from data.per_word import all_of_word, begins_word, mean_over_blanks
 from data.rules import RULES, Rule, WordRule, check_gaps
 from data.sums.rule import perfect_blanks
 from data.vocabulary import decode, highlight
@@ -46,9 +46,10 @@ def measure(
     correct, valid_words the share of gaps that are filled well, by the rule of the dataset
     different_correct      sums, n > 1: how many different correct completions an input has
     N blanks             sums: the share that's correct of the inputs with so many blanks
-    exact                anything else: the share of hidden words that came back as they were
+    exact                anything else: the share of gaps that came back as they were; without a
+                         rule, that of hidden words
     pass@n               n > 1: the share of inputs with a completion that has everything correct
-    accepts, fooled      what the judge accepts, and what it accepts of the wrong ones
+    accepts, fooled      the share of hidden words that the judge accepts, and of wrong gaps
     reward_...           the mean of any other part of the reward
 
     `opinions`, from `ask`, may leave out some of the n completions.
@@ -58,7 +59,7 @@ def measure(
     n = completions.shape[1]
     figures = {}
     if rule:
-        figures[rule.name] = good.sum() / (gaps.sum() * n).clamp(min=1)
+        figures[rule.name] = good.sum() / (gaps.amax(dim=1).sum() * n).clamp(min=1)
     if rule and rule.whole:
         solved = good.any(dim=-1)  # (N,n)
         if n > 1:
@@ -69,9 +70,10 @@ def measure(
     else:
         same = completions == batch.tokens[:, None]  # (N,n,T)
         solved = same.all(dim=-1)  # (N,n)
-        counted = gaps if rule else begins_word(batch.words)  # (N,T) the first blanks of words
-        whole = mean_over_words(same.float(), batch.words) == 1  # (N,n,T)
-        figures["exact"] = (whole & counted[:, None]).sum() / (counted.sum() * n).clamp(min=1)
+        words = gaps if rule else batch.words  # (N,T)
+        first = begins_word(words)  # (N,T)
+        whole = all_of_word(same, words) & first[:, None]  # (N,n,T)
+        figures["exact"] = whole.sum() / (first.sum() * n).clamp(min=1)
     if n > 1:
         figures[f"pass@{n}"] = solved.any(dim=1).float().mean()
     for name, part in (opinions or {}).items():

@@ -22,7 +22,7 @@ from grpo.evaluation.evaluate import (
 )
 from grpo.latent import Latent
 from grpo.policy import Product
-from grpo.reward import Rewards, accepts, judge_metrics, log_odds
+from grpo.reward import Rewards, judge_metrics, log_odds
 from grpo.run.config import Config
 from grpo.run.load import HeldOut, Models, load_data
 
@@ -58,6 +58,10 @@ def test_words_of_one_fill():
     assert figures["valid_words"] == 1 and figures["exact"] == 0
     figures = figures_of("a xyz a", "a ___ a", ["a xyz a"], {"cat"})
     assert figures["valid_words"] == 0 and figures["exact"] == 1
+    figures = figures_of("a purred a", "a p_rr_d a", ["a purrxd a"], {"purred"})
+    assert figures["exact"] == 0, "of two runs of blanks, one is as it was"
+    figures = figures_of("a cat on a", "a ca___n a", ["a cat xn a"], {"cat", "on"})
+    assert figures["exact"] == 0.5, "one run of blanks is in two words"
 
 
 def test_without_a_hidden_word_shares_are_0():
@@ -135,8 +139,8 @@ def some_sums():
     texts = [f"{a}+{b}={a + b}" for a, b in (10 + torch.randint(40, (20, 2), generator=g)).tolist()]
     tokens = encode(*texts)  # (20,T)
     mask = torch.zeros_like(tokens, dtype=torch.bool)
-    mask[:, [0, 3]] = True
-    mask[::3, [1, 4]] = True
+    mask[::2, [0, 3]] = True
+    mask[::4, [1, 4]] = mask[1::2, [1, 4]] = True  # both columns, or the second one alone
     batch = replace(make_batch(tokens, mask, BLANK, 4, (0,)), words=mask.long())
     digits = torch.randint(VOCABULARY.index("1"), VOCABULARY.index("9"), (20, 4, 8), generator=g)
     completions = torch.where(mask[:, None], digits, tokens[:, None])
@@ -150,7 +154,7 @@ def test_right_accepts_and_fooled_are_a_loop_over_fills(name):
     scores = log_odds(JUDGES[name], completions, batch)  # (20,4,T)
     good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
     metrics = judge_metrics(scores, batch.words, good, gaps)
-    have = good.sum() / (4 * gaps.sum()), metrics["accepts"], metrics["fooled"]
+    have = good.sum() / (4 * gaps.amax(dim=1).sum()), metrics["accepts"], metrics["fooled"]
     logits = JUDGES[name](completions.flatten(0, 1)).tolist()
     masks = batch.mask.repeat_interleave(4, dim=0).tolist()
     assert [x.item() for x in have] == pytest.approx(
@@ -167,8 +171,7 @@ def test_few_wrong_fills_say_nothing_about_a_judge():
     scores = torch.ones(completions.shape)
     good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
     assert judge_metrics(scores, batch.words, good, gaps) == {"accepts": 1, "fooled": 1}
-    good[6:, :, batch.mask[0].int().argmax()] = True  # the first blank of each
-    assert 0 < (gaps[:, None] & ~good).sum() < 20
+    good[6:] = True
     assert judge_metrics(scores, batch.words, good, gaps) == {"accepts": 1}
 
 
@@ -180,12 +183,22 @@ def test_a_judge_that_read_some_completions_is_compared_with_what_is_right_of_th
     assert figures["fooled"] == 1 and figures["accepts"] == pytest.approx(2 / 3)
 
 
-def test_a_judge_of_text_accepts_word_by_word():
-    batch = make_batch(encode("a cat on a"), encode("a ___ __ a") == BLANK, BLANK, 2, (0,))
-    scores = torch.zeros(1, 2, 10)
-    scores[0, 0, 2:5], scores[0, 0, 6:8] = 0.5, -1  # of the first completion, one word of two
-    scores[0, :, 0] = 9  # visible text doesn't count
-    assert accepts(scores, batch.words).tolist() == [[0.5, 0]]
+def test_a_judge_of_text_accepts_runs_of_blanks_and_is_fooled_by_words():
+    """Of 20 completions it accepts the two runs of a wrong word in five, and one run in the rest.
+
+    It rejects `on` in the first input, and accepts it in the second. All words count alike.
+    """
+    texts, masks = ["a purred on"] * 2, encode("a p_rr_d __", "a purred __") == BLANK
+    batch = make_batch(encode(*texts), masks, BLANK, 20, (0,))
+    completions = batch.tokens[:, None].repeat(1, 20, 1)  # (2,20,11)
+    completions[0, :, 3] = 0
+    scores = torch.full(completions.shape, 9.0)  # also those of visible text, which don't count
+    scores[0, 5:, 6] = scores[0, :, 9:] = -1
+    given = check_gaps(WordRule(texts[0], cut=False), completions, batch.tokens, batch.mask)
+    assert judge_metrics(scores, batch.words, *given) == {
+        "accepts": (20 + 5 + 0 + 20) / 80,
+        "fooled": 5 / 20,
+    }
 
 
 @pytest.fixture
