@@ -217,9 +217,10 @@ def load_config(arguments: Sequence[str] = (), reward: Callable | None = None) -
     config = Config(**given)
     if config.init_from == "resume":
         config = resume(config.out_dir, given)
-    if reward and reward.__name__ not in parse_reward(config.reward):
-        config.reward = reward.__name__
-    config.own_reward = reward
+    if reward:
+        config.own_reward = reward
+        if reward.__name__ not in parse_reward(config.reward):
+            config.reward = reward.__name__
     check(config)
     return config
 
