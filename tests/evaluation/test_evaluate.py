@@ -19,7 +19,9 @@ from grpo.evaluation.evaluate import (
     list_completions,
     measure,
     peek,
+    table_rows,
 )
+from grpo.evaluation.rivals import best_by_word
 from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.reward import Rewards, judge_metrics, log_odds
@@ -291,6 +293,15 @@ def test_every_row(dataset, make, request):
     short, _ = evaluated(config, make(0), make(0))
     assert 4 < len(short) < len(result)
     assert all(result[title] == row for title, row in short.items())
+
+
+def test_best_of_16_goes_by_the_judges_scores(sums):
+    held_out, policy = held_out_for(sums), product(0)
+    q = policy(held_out.batch)
+    drawn = q.sample().completions
+    rows = table_rows(Models(policy, None, policy, judge), held_out, everything=True)
+    (best,) = (completions for title, completions, _ in rows if title == "best of 16, judge")
+    assert torch.equal(best, best_by_word(q, drawn, log_odds(judge, drawn, held_out.batch)))
 
 
 def test_only_the_rows_after_are_about_the_policy(sums):

@@ -200,14 +200,21 @@ def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):
     assert " half" in capsys.readouterr().out
 
 
-def test_before_is_the_generator_that_the_run_began_with(finished, tmp_path):
-    out = finished()
-    main([str(out), "--again"])
-    own = files_of(out)
-    write(tmp_path / "other.pt", generator_file(7))
-    changes = {"reference_checkpoint": str(tmp_path / "other.pt"), "reference_mode": "ema"}
-    main([str(finished(**changes)), "--again"])
-    assert files_of(out) == own
+def test_before_is_the_generator_that_the_run_began_with_and_after_is_the_checkpoint(
+    finished, tmp_path
+):
+    """One run ended with the weights that another began with. Its reference is neither."""
+    for name, seed in {"reference": 7, "generator": 1}.items():  # 1 is that of the checkpoint
+        write(tmp_path / f"{name}.pt", generator_file(seed))
+    files = {
+        f"{name}_checkpoint": str(tmp_path / f"{name}.pt") for name in ("reference", "generator")
+    }
+    tables = []
+    for out in finished(), finished("b", reference_mode="ema", **files):
+        main([str(out), "--again"])
+        tables.append(json.loads(files_of(out)[0]))
+    for row in "sampled", "argmax":
+        assert tables[0][f"after, {row}"] == tables[1][f"before, {row}"]
 
 
 def test_mistakes_exit_2_with_one_line_and_write_nothing(finished, capsys):

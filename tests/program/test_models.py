@@ -118,6 +118,17 @@ def test_the_generators_loss_is_nats_of_a_hidden_character(world, K):
     torch.testing.assert_close(loss, nats / batch.mask.sum())
 
 
+def test_about_four_inputs_in_ten_get_hidden_text_back(world):
+    train = read_dataset(world / "text" / "train.txt", 16)
+    args = Settings(block_size=16, batch_size=2000, device="cpu")
+    mask, left = (masked_batch(train, args, args.masking, (1,), x).mask for x in (False, True))
+    assert not (left & ~mask).any()
+    # the others draw a chance from 0 to 1, with which all of n blanks stay 1/(n + 1) of the time
+    want = 0.6 + 0.4 * (1 / (mask.sum(dim=1) + 1)).mean()
+    share = (left == mask).all(dim=1).float().mean()
+    torch.testing.assert_close(share, want, atol=0.03, rtol=0)
+
+
 Z = 26  # the tiny text has no z, so blanks that hold z were drawn
 
 
@@ -273,11 +284,14 @@ def test_pretraining_learns_goes_on_and_never_writes_over_a_model(
 
 
 def test_a_judge_starts_as_its_generator(world, tmp_path, monkeypatch):
-    """Its head begins with zeros."""
+    """Its head begins with zeros, and the draws it reads are hot in the first half of the steps."""
+    hot = []
     monkeypatch.setattr(pretrain, "report", lambda *_: None)
-    monkeypatch.setattr(pretrain, "fit", lambda *_: None)
-    steps = ["--generator_steps=0", "--judge_steps=1"]
+    monkeypatch.setattr(pretrain, "judge_loss", lambda *given: hot.append(given[4]))
+    monkeypatch.setattr(pretrain, "fit", lambda *given: [*map(given[2], range(given[3]))])
+    steps = ["--generator_steps=0", "--judge_steps=8"]
     generator, judge = pretrained(world, tmp_path / "out", f"--start={world}/generator.pt", *steps)
+    assert hot == [2, 1.75, 1.5, 1.25, 1, 1, 1, 1]
     weights = judge["weights"]
     assert not weights["head.weight"].any()
     common = [key for key in weights if key.startswith("trunk.") and key in generator["weights"]]
