@@ -71,20 +71,6 @@ def test_without_a_hidden_word_shares_are_0():
     assert figures["valid_words"] == figures["exact"] == 0
 
 
-def test_a_share_of_many_completions_is_the_mean_of_the_shares_of_each():
-    """Of 16 completions of two inputs, the first four are correct, and four write cat alone."""
-    texts = ["a cat a dog a", "a dog a cat a"]
-    held_out = held_out_of(texts, ["a ___ a ___ a"] * 2, {"dog", "cat"})
-    completions = torch.randint(1, 5, (2, 16, 13), generator=torch.Generator().manual_seed(0))
-    completions[:, :4] = held_out.batch.tokens[:, None]
-    completions[:, 4:8] = encode("a cat a cat a")
-    figures = measure(completions, held_out)
-    alone = [measure(completions[:, j : j + 1], held_out) for j in range(16)]
-    for name, value in alone[0].items():
-        mean = sum(each[name] for each in alone) / 16
-        assert figures[name] == pytest.approx(mean), (name, value)
-
-
 SUMS = ["12+34=46", "12+34=46", "55+11=66", "40+14=54"]
 BLANKS = ["1_+3_=46", "__+__=46", "_5+_1=66", "__+1_=54"]
 

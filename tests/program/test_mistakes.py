@@ -54,10 +54,7 @@ MISTAKES = {
         group_size=8
         --judge_checkpoint={x}/{long}.pt
         --prompts_file={x}
-        {x}/grup_size.py
         {x}/group_size.py
-        {x}/colon.py
-        {x}/colon.yaml
         --judge_checkpoint={x}/no.pt
         --reward={x}/no.pt
         --reward={x}/no.py:f
@@ -120,10 +117,7 @@ judge = broken
 """
 FILES = {  # in the folder `bad`
     "r.py": REWARDS,
-    "grup_size.py": "grup_size = 8",
     "group_size.py": "group_size = True",
-    "colon.py": "group_size: 8",
-    "colon.yaml": "group_size: 8",
     "full.json": '{"prompts": ["a_", "b"]}',
     "empty.pt": "",
 }
@@ -232,8 +226,6 @@ def test_a_flag_that_is_nearly_a_setting_gets_a_suggestion():
         Mistake, match=r"^there is no setting group_siz; did you mean --group_size\?"
     ):
         load_config(["--group_siz=4"])
-    with pytest.raises(Mistake, match="^group_size: '1' is not a whole number from 2 to"):
-        load_config(["--group_size=1"])
     with pytest.raises(Mistake, match="^--kl_beta has no value; write --kl_beta=VALUE$"):
         load_config(["--kl_beta", "0.3"])
     with pytest.raises(Mistake, match="each NAME is one of"):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.dataset import encode_prompt, read_dataset, read_prompts
-from data.masking import make_mask
+from data.dataset import read_dataset, read_prompts
 from data.sums.prepare import draw_sums, prepare, split_results
 from data.sums.rule import correct_answers, is_correct, perfect_blanks
 from data.user_mistake import Mistake
@@ -98,34 +97,6 @@ def test_a_result_is_uniform_and_so_is_its_first_summand():
     assert all(counts[text] == pytest.approx(500, rel=0.2) for text in want)
 
 
-def hidden(text, masking):
-    """Hide parts of a sum 3000 times: -> how often each masked text appears."""
-    characters = np.array([[*text]] * 3000)
-    characters[make_mask(characters, masking, np.random.default_rng(0))] = "_"
-    return Counter("".join(row) for row in characters)
-
-
-def test_columns_hides_one_column_or_several():
-    assert hidden("41+47=88", "columns") == {
-        "4_+4_=88": pytest.approx(750, rel=0.1),
-        "_1+_7=88": pytest.approx(750, rel=0.1),
-        "__+__=88": pytest.approx(1500, rel=0.1),
-    }
-    counts = hidden("417+471=888", "columns")
-    assert len(counts) == 7 and counts["___+___=888"] == pytest.approx(1000, rel=0.1)
-    assert counts["4_7+4_1=888"] == pytest.approx(1000 / 3, rel=0.2)
-
-
-def test_digits_hides_one_to_all_digits_of_the_summands():
-    counts = hidden("41+47=88", "digits")
-    assert len(counts) == 15  # every subset of four digits but the empty one
-    assert all(text.endswith("=88") and text[2] == "+" for text in counts)
-    sizes = Counter()
-    for text, n in counts.items():
-        sizes[text.count("_")] += n
-    assert sizes == {n: pytest.approx(750, rel=0.15) for n in (1, 2, 3, 4)}
-
-
 def test_a_sum_is_one_word(folder):
     data = read_dataset(folder / "train.txt", 8)
     tokens, mask, words = data.batch(50, "columns", (0, 1))
@@ -139,8 +110,6 @@ def test_prompts_take_the_characters_that_their_dataset_has(folder, tmp_path):
     masked = tokens.masked_fill(mask, MASK_ID)
     assert {*decode(masked)} == {"4_+4_=88", "1_+_=9__"}  # PAD becomes a blank, and not "="
     assert torch.equal(words, mask.long())
-    with pytest.raises(Mistake, match="'4'"):
-        encode_prompt("th_ 4+c_t", 16, "text")  # text has no digits
 
 
 def test_text_keeps_its_tokens_and_the_blank_is_never_drawn():
