@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from data.files import find
-from data.masking import parse_masking
+from data.masking import MASKINGS, parse_masking
 from data.user_mistake import Mistake
 from grpo.advantage import BASELINES, SCALES
 from grpo.distributed import is_first, n_processes
@@ -93,13 +93,13 @@ class Config:
     # Only the most uncertain blanks learn from rewards. This is their share of all blanks. With a
     # latent these are first letters, because the entropy there includes that of z.
     top_entropy_quantile: float = within(1.0, TINY, 1)
-    loss_type: Literal[*LOSS_TYPES] = "grpo"  # weights of blanks: grpo, dapo, bnpo, dr_grpo, sum
+    loss_type: Literal[*LOSS_TYPES] = "grpo"  # how much each blank weighs
     # What a reward is compared with: mean (of its group), leave_one_out (of the others), none.
     baseline: Literal[*BASELINES] = "leave_one_out"
     # Advantages are divided by a standard deviation of rewards. group: that of their own group.
     # batch: that of all blanks of the step. none: they are not divided.
     scale_rewards: Literal[*SCALES] = "none"
-    objective: Literal[*OBJECTIVES] = "clip"  # clip, gspo, cispo, reinforce
+    objective: Literal[*OBJECTIVES] = "clip"  # what an update maximizes
     clip_eps: float = within(0.2, 0, 1)  # the ratio is clipped below at 1 - clip_eps
     clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high
     num_iterations: int = 2  # uses of each rollout; 1 with objective=reinforce
@@ -176,10 +176,15 @@ def read_settings(settings: type, given: dict[str, object], source: str = "") ->
 def read_arguments(settings: type, arguments: Sequence[str], usage: str = "") -> dict[str, object]:
     """Read config files and flags, left to right, and return what they set.
 
-    `settings` is a dataclass. With -h or --help this prints its source and ends the program.
+    `settings` is a dataclass. With -h or --help this prints its source and what a setting
+    may be, and ends the program.
     """
     if {"-h", "--help"} & {*arguments}:
-        print(usage, *map(inspect.getsource, settings.__mro__[:-1]), sep="\n\n")
+        print(usage, inspect.getsource(settings), sep="\n\n")
+        values = {setting.name: get_args(setting.type) for setting in fields(settings)}
+        for name, choices in (values | {"masking": MASKINGS}).items():
+            if choices:
+                print(f"{name}: {', '.join(choices)}")
         sys.exit()
     types = {setting.name: setting.type for setting in fields(settings)}
     values = {}
