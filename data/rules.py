@@ -1,35 +1,37 @@
 """Which completions are good? A rule decides: for the reward, the bar and the table alike.
 
-A rule finds the gaps of a text, and judges what's in them:
+A rule looks at pieces of a text. A piece that has blanks is a gap.
 
-    name, title                as a reward and a metric, and in the bar and the table
-    whole                      True if a text has one gap, which is all of it
-    made_for(train, cut)       returns the rule for a dataset, or None if it doesn't fit
-    gaps(original, mask)       lists (start, end) of each gap of a text, whose blanks are in `mask`,
-                               from left to right
-    is_good(text, start, end)  tells whether text[start:end] is good
-    answers(masked)            lists all good completions of a text, if the rule can do that
+    name, title           as a reward and a metric, and in the bar and the table
+    whole                 True if a text has one piece, which is all of it
+    made_for(train, cut)  returns the rule for a dataset, or None if it doesn't fit
+    spans(text)           lists (start, end) of each piece, from left to right
+    good_spans(text)      lists those whose text[start:end] is good
+    answers(masked)       lists all good completions of a text, if the rule can do that
 
 To add one, write its class, and name it in RULES.
 
-Shapes: B masked inputs, T characters, G completions of each.
+Shapes: B masked inputs, T characters, G completions of each, D different texts.
 """
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from data.dataset import Dataset
+from data.per_word import begins_word
 from data.sums.rule import correct_answers, is_correct
-from data.vocabulary import decode
+from data.vocabulary import decode, distinct
 
-WORD = re.compile("(?<![a-z])[a-z]+")
+WORD = re.compile("[a-z]+")
 
 
 class WordRule:
-    """A gap is a word of the text that has blanks. It's filled well if it's in the lexicon.
+    """A piece is a word. It's good if it's in the lexicon.
 
     With `cut`, texts may start and end in the middle of a word, so the words there don't count.
     """
@@ -46,22 +48,16 @@ class WordRule:
     def made_for(cls, train, cut):
         return cls(train.lines[0], cut) if train.kind == "text" else None
 
-    def gaps(self, original, mask):
-        spans = []
-        for match in WORD.finditer(original):
-            start, end = match.span()
-            whole = not self.cut or 0 < start and end < len(original)
-            if whole and mask[start:end].any():
-                spans.append((start, end))
-        return spans
+    def spans(self, text):
+        found = [match.span() for match in WORD.finditer(text)]
+        return [(a, b) for a, b in found if not self.cut or 0 < a and b < len(text)]
 
-    def is_good(self, text, start, end):
-        word = WORD.match(text, start)  # WORD also looks at the character before start
-        return word is not None and word.end() == end and word[0] in self.lexicon
+    def good_spans(self, text):
+        return [(a, b) for a, b in self.spans(text) if text[a:b] in self.lexicon]
 
 
 class SumRule:
-    """A gap is a whole sum. Many completions of it may be correct."""
+    """There's one piece, the whole sum. Many completions of it may be correct."""
 
     name = title = "correct"
     whole = True
@@ -71,11 +67,11 @@ class SumRule:
     def made_for(cls, train, cut):
         return cls() if train.kind == "sums" else None
 
-    def gaps(self, original, mask):
-        return [(0, len(original))]
+    def spans(self, text):
+        return [(0, len(text))]
 
-    def is_good(self, text, start, end):
-        return is_correct(text)
+    def good_spans(self, text):
+        return self.spans(text) if is_correct(text) else []
 
 
 RULES = [SumRule, WordRule]
@@ -88,27 +84,38 @@ def pick_rule(train: Dataset, cut: bool = True) -> Rule | None:
     return next(filter(None, rules), None)
 
 
+def number_spans(find: Callable, texts: Tensor) -> Tensor:
+    """Call find(text) on each text, and number the spans it lists: texts (D,T) -> (D,T).
+
+    The number of a span stands at each of its characters, and 0 outside of all spans. It depends on
+    start and end alone, so that we can compare two texts.
+    """
+    D, T = texts.shape
+    numbers = np.zeros((D, T), dtype=np.int64)
+    for row, text in zip(numbers, decode(texts)):
+        for start, end in find(text):
+            row[start:end] = start * T + end
+    return torch.from_numpy(numbers).to(texts.device)
+
+
 def check_gaps(
     rule: Rule | None,
-    completions: Tensor,  # (B,G,T)
+    texts: Tensor,  # (D,T) the different completions, from `distinct`
+    which: Tensor,  # (B,G) which of these each completion is
     tokens: Tensor,  # (B,T) the original text
     mask: Tensor,  # (B,T) True at a blank
 ) -> tuple[Tensor, Tensor]:  # (B,G,T) bool, (B,T) int64
     """Mark the first blank of each gap that a completion fills well, and number the gaps.
 
     Gaps are numbered like words: 1 at the blanks of the first one, 2 at those of the second, and 0
-    elsewhere. Without a rule there are none.
+    elsewhere. A completion fills a gap well if a good piece of it starts and ends where the gap
+    does. Without a rule there are no gaps.
     """
-    B, G, T = completions.shape
-    gaps = torch.zeros(B, T, dtype=torch.int64)
-    good = torch.zeros(B, G, T, dtype=torch.bool)
-    if rule:
-        masks = mask.cpu().numpy()  # (B,T)
-        texts = decode(completions)
-        for i, original in enumerate(decode(tokens)):
-            for number, (start, end) in enumerate(rule.gaps(original, masks[i]), start=1):
-                first = start + int(masks[i, start:end].argmax())
-                gaps[i, start:end] = number
-                for j, text in enumerate(texts[i * G : (i + 1) * G]):
-                    good[i, j, first] = rule.is_good(text, start, end)
-    return good.to(mask.device), gaps.to(mask.device) * mask
+    if rule is None:
+        gaps = torch.zeros_like(mask, dtype=torch.int64)
+        return gaps[:, None].expand(-1, which.shape[1], -1) > 0, gaps
+    originals, which_original = distinct(tokens)  # (D,T), (B,)
+    spans = number_spans(rule.spans, originals)[which_original] * mask  # (B,T) of each blank
+    found = number_spans(rule.good_spans, texts)[which]  # (B,G,T)
+    first = begins_word(spans)  # (B,T)
+    return first[:, None] & (found == spans[:, None]), first.cumsum(dim=1) * (spans > 0)

@@ -12,10 +12,12 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from data.per_word import mean_over_blanks
 from data.rules import Rule, check_gaps
+from data.vocabulary import distinct
 from grpo.advantage import all_equal
 from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
@@ -46,6 +48,15 @@ class Rollout(Rows):
     reward: Tensor  # (B,G,T)
     parts: dict[str, Tensor]  # {name: (B,G,T)} what the reward is the weighted sum of
     advantages: Tensor  # (B,G,T)
+
+
+def count_different(which: Tensor, counted: Tensor) -> Tensor:
+    """Count the different texts in each group: which (B,G) from `distinct` -> (B,).
+
+    Only those count where `counted` (B,G) is True.
+    """
+    ordered = which.masked_fill(~counted, -1).sort(dim=1).values  # (B,G)
+    return (F.pad(ordered, (1, 0), value=-1).diff(dim=1) > 0).sum(dim=1)
 
 
 class UpdateMetrics:
@@ -112,13 +123,13 @@ def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, float]:
     metrics["mean_reward"] = reward.mean()
     metrics["std_reward"] = reward.std(dim=1, correction=0).mean()
     metrics["frac_reward_zero_std"] = all_equal(reward).float().mean()
-    metrics["different_completions"] = sum(len(group.unique(dim=0)) for group in groups) / len(
-        groups
-    )
+    texts, which = distinct(groups)  # (D,T), (B,G)
+    different = count_different(which, torch.ones_like(which, dtype=torch.bool))  # (B,)
+    metrics["different_completions"] = different.double().mean()
     # if this is far from 0, something is wrong with the baseline
     advantages = rollout.advantages * mask[:, None]  # (B,G,T)
     metrics["mean_advantage"] = advantages.sum() / (mask.sum() * reward.shape[1]).clamp(min=1)
-    good, gaps = check_gaps(rule, groups, batch.tokens, mask)  # (B,G,T), (B,T)
+    good, gaps = check_gaps(rule, texts, which, batch.tokens, mask)  # (B,G,T), (B,T)
     if rule:
         metrics[rule.name] = good.sum() / (gaps.amax(dim=1).sum() * good.shape[1]).clamp(min=1)
     if "judge" in parts:

@@ -12,8 +12,7 @@ grpo/run/reward_setting.py reads the setting, and user_file.py beside it calls y
 A judge is a model that maps tokens (N,T) to logits (N,T). The mean of a word's logits is how sure
 it is, in log-odds, that the word is real and nobody filled it in.
 
-Shapes: B masked inputs, T characters, G completions of each, N rows of tokens, D rows without
-repeats.
+Shapes: B masked inputs, T characters, G completions of each, N rows of tokens, D different texts.
 """
 
 from collections.abc import Callable
@@ -24,9 +23,10 @@ from torch import Tensor
 
 from data.per_word import all_of_word, begins_word, mean_over_words
 from data.rules import check_gaps
+from data.vocabulary import distinct
 from grpo.batch import Batch
 
-AT_ONCE = {"cpu": 32, "cuda": 256}  # rows per batch; more would overflow a CPU's cache
+AT_ONCE = {"cpu": 32, "cuda": 4096}  # texts per batch; more overflow a CPU's cache, a GPU's memory
 SUREST = 8  # nats; the score of a word is cut off at ±8
 FEW = 20  # with fewer wrong completions, `fooled` would be noise
 
@@ -35,13 +35,19 @@ FEW = 20  # with fewer wrong completions, `fooled` would be noise
 def judge_logits(judge: Callable, completions: Tensor) -> Tensor:
     """Ask the judge for the logit of every character: completions (B,G,T) -> (B,G,T).
 
-    We judge equal completions only once, in batches that all have the same shape.
+    All batches have the same shape. On a CPU we judge equal completions only once. A GPU has judged
+    all of them before a CPU could tell it which are equal.
     """
-    rows, which = completions.flatten(0, 1).unique(dim=0, return_inverse=True)  # (D,T), (B·G,)
-    size = min(AT_ONCE[rows.device.type], len(which))
-    rows = F.pad(rows, (0, 0, 0, -len(rows) % size))  # (multiple of size,T)
-    logits = torch.cat([judge(part) for part in rows.split(size)])  # the shape of `rows`
-    return logits.float()[which].view(completions.shape)
+    B, G, _ = completions.shape
+    if completions.is_cpu:
+        texts, which = distinct(completions)  # (D,T), (B,G)
+    else:
+        texts = completions.flatten(0, 1)  # (B·G,T)
+        which = torch.arange(B * G, device=texts.device).view(B, G)
+    size = min(AT_ONCE[texts.device.type], B * G)
+    texts = F.pad(texts, (0, 0, 0, -len(texts) % size))  # (multiple of size,T)
+    logits = torch.cat([judge(part) for part in texts.split(size)])  # the shape of `texts`
+    return logits.float()[which]  # (B,G,T)
 
 
 def log_odds(judge: Callable, completions: Tensor, batch: Batch) -> Tensor:
@@ -87,7 +93,7 @@ def judge_metrics(
 
 def rule_reward(rule, completions: Tensor, batch: Batch) -> Tensor:
     """Reward a completion with the share of its gaps that are filled well: -> (B,G)."""
-    good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)  # (B,G,T), (B,T)
+    good, gaps = check_gaps(rule, *distinct(completions), batch.tokens, batch.mask)
     return good.sum(dim=-1) / gaps.amax(dim=-1, keepdim=True).clamp(min=1)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from data.per_word import all_of_word, begins_word, mean_over_words
 from data.rules import check_gaps
+from data.vocabulary import distinct
 from grpo.batch import make_batch
 from grpo.reward import judge_logits
 from model.losses import draw_completions
@@ -64,7 +65,7 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
             f"judge: auc {auc(real, drawn):.3f}  slope {calibration(real, drawn):.2f}"
             f"  mean p/q {drawn.exp().mean():.2f}"
         )
-        good, gaps = check_gaps(rule, both[:, 1:], tokens, mask)  # (B,1,T), (B,T)
+        good, gaps = check_gaps(rule, *distinct(both[:, 1:]), tokens, mask)  # (B,1,T), (B,T)
         accepted = all_of_word(scores[:, 1:] > 0, gaps)  # (B,1,T)
         wrong = begins_word(gaps)[:, None] & ~good  # (B,1,T)
         for name, which in {"correct": good, "wrong": wrong}.items():

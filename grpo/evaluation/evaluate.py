@@ -19,9 +19,10 @@ from tqdm import tqdm
 from data.per_word import all_of_word, begins_word, mean_over_blanks
 from data.rules import RULES, Rule, WordRule, check_gaps
 from data.sums.rule import perfect_blanks
-from data.vocabulary import decode, highlight
+from data.vocabulary import decode, distinct, highlight
 from grpo.batch import Batch
 from grpo.evaluation.rivals import best_by_word, fill_in_passes, fill_with_common_words
+from grpo.metrics import count_different
 from grpo.reward import Rewards, judge_metrics, log_odds
 from grpo.run.load import SAMPLES, HeldOut, Models
 from grpo.run.network import uncompiled
@@ -55,7 +56,8 @@ def measure(
     `opinions`, from `ask`, may leave out some of the n completions.
     """
     batch, rule = held_out.batch, held_out.rule
-    good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)  # (N,n,T), (N,T)
+    texts, which = distinct(completions)  # (D,T), (N,n)
+    good, gaps = check_gaps(rule, texts, which, batch.tokens, batch.mask)  # (N,n,T), (N,T)
     n = completions.shape[1]
     figures = {}
     if rule:
@@ -63,7 +65,7 @@ def measure(
     if rule and rule.whole:
         solved = good.any(dim=-1)  # (N,n)
         if n > 1:
-            figures["different_correct"] = mean_number_of_different(completions, solved)
+            figures["different_correct"] = count_different(which, solved).double().mean()
         blanks = batch.mask.sum(dim=1)  # (N,)
         for number in blanks.unique().tolist():
             figures[f"{number} blanks"] = solved[blanks == number].float().mean()
@@ -82,17 +84,6 @@ def measure(
         else:
             figures[f"reward_{name}"] = mean_over_blanks(part, batch.mask).mean()
     return {name: float(x) for name, x in figures.items()}
-
-
-def mean_number_of_different(completions: Tensor, counted: Tensor) -> float:
-    """Count the different completions (N,n,T) of each input, where counted (N,n) is True."""
-    different = {
-        (i, *tokens)
-        for i, row in enumerate(completions.tolist())
-        for tokens, counts in zip(row, counted[i].tolist())
-        if counts
-    }
-    return len(different) / len(completions)
 
 
 def read_by_judge(rule: Rule | None) -> int:

@@ -1,5 +1,6 @@
 """Check rewards. Shapes: B masked inputs, T characters, G completions of each."""
 
+import math
 from functools import partial
 
 import pytest
@@ -46,9 +47,19 @@ def pad(tokens, T):
     return torch.cat([tokens, torch.full((T - len(tokens),), PAD)])
 
 
-def test_logits_are_the_judges_whatever_the_batching():
-    completions = some_completions(7, 30, 4)  # 210 rows: more than are judged at once
-    assert torch.equal(judge_logits(some_judge, completions), some_judge(completions))
+@pytest.mark.parametrize("T", [1, 3, 4])  # the shorter, the more completions are equal
+def test_logits_are_the_judges_whatever_the_batching(T):
+    """There are more completions than are judged at once. Each different one is judged once."""
+    completions = some_completions(7, 30, T)
+    sizes = []
+
+    def judge(tokens):
+        sizes.append(len(tokens))
+        return some_judge(tokens)
+
+    assert torch.equal(judge_logits(judge, completions), some_judge(completions))
+    different = len(completions.flatten(0, 1).unique(dim=0))
+    assert sizes == [32] * math.ceil(different / 32)
 
 
 def test_valid_words_by_hand():

@@ -11,7 +11,7 @@ from conftest import BLANK, encode, make_batch
 from data.rules import SumRule, WordRule, check_gaps
 from data.sums.prepare import prepare as prepare_sums
 from data.sums.rule import is_correct
-from data.vocabulary import VOCABULARY, decode
+from data.vocabulary import VOCABULARY, decode, distinct
 from grpo.evaluation.evaluate import (
     TITLES,
     evaluate,
@@ -140,7 +140,7 @@ def some_sums():
 def test_right_accepts_and_fooled_are_a_loop_over_fills(name):
     batch, completions = some_sums()
     scores = log_odds(JUDGES[name], completions, batch)  # (20,4,T)
-    good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
+    good, gaps = check_gaps(SumRule(), *distinct(completions), batch.tokens, batch.mask)
     metrics = judge_metrics(scores, batch.words, good, gaps)
     have = good.sum() / (4 * gaps.amax(dim=1).sum()), metrics["accepts"], metrics["fooled"]
     logits = JUDGES[name](completions.flatten(0, 1)).tolist()
@@ -157,7 +157,7 @@ def test_right_accepts_and_fooled_are_a_loop_over_fills(name):
 def test_few_wrong_fills_say_nothing_about_a_judge():
     batch, completions = some_sums()
     scores = torch.ones(completions.shape)
-    good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
+    good, gaps = check_gaps(SumRule(), *distinct(completions), batch.tokens, batch.mask)
     assert judge_metrics(scores, batch.words, good, gaps) == {"accepts": 1, "fooled": 1}
     good[6:] = True
     assert judge_metrics(scores, batch.words, good, gaps) == {"accepts": 1}

@@ -19,10 +19,10 @@ from data.dataset import (
     read_splits,
 )
 from data.masking import MASKINGS, make_mask
-from data.rules import SumRule, WordRule, pick_rule
+from data.rules import SumRule, WordRule, check_gaps, pick_rule
 from data.sums.prepare import main
 from data.user_mistake import Mistake
-from data.vocabulary import MASK_ID, PAD, decode, normalize
+from data.vocabulary import MASK_ID, PAD, decode, distinct, encode, normalize
 
 ROOT = Path(__file__).parents[2]
 LINE = "the old cat sat on the mat and ran"
@@ -299,6 +299,58 @@ def test_a_text_keeps_its_words(tmp_path):
     data = read_dataset(tmp_path / "train.txt", 16)
     assert data.lines == ["didnt the cats sit"] and data.kind == "text"
     assert decode(data.inputs) == ["didnt the cats s", "idnt the cats si", "dnt the cats sit"]
+
+
+@pytest.mark.parametrize("shape", [(7, 30, 4), (5, 1), (1, 1, 64)])
+def test_distinct_texts_are_those_of_unique(shape):
+    tokens = torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(0))  # -1 is PAD
+    for given in tokens, tokens.mT.contiguous().mT:  # in any memory layout
+        texts, which = distinct(given)
+        assert torch.equal(texts[which], tokens)
+        assert len(texts) == len(tokens.flatten(0, -2).unique(dim=0))
+
+
+def slow_gaps(rule, completions, tokens, mask):
+    """List (input, completion, first blank) of each gap that's filled well, and of all gaps."""
+    good, gaps = [], []
+    for i, original in enumerate(decode(tokens)):
+        for word in re.finditer("[a-z]+", original):
+            start, end = word.span()
+            blanks = [t for t in range(start, end) if mask[i, t]]
+            if not blanks or rule.cut and (start == 0 or end == len(original)):
+                continue
+            gaps.append([i, blanks[0]])
+            for j, text in enumerate(decode(completions[i])):
+                whole = not f" {text} "[start].isalpha() and not f" {text} "[end + 1].isalpha()
+                if whole and text[start:end] in rule.lexicon:
+                    good.append([i, j, blanks[0]])
+    return good, gaps
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_gaps_are_those_of_a_loop_over_words(cut):
+    """Any character may be hidden, a space too, and many of the completions are equal."""
+    g = torch.Generator().manual_seed(0)
+    rule = WordRule("ab ba bab abba", cut)
+    tokens = encode(" ab")[torch.randint(3, (60, 9), generator=g)]  # (B,T)
+    mask = torch.rand(60, 9, generator=g) < 0.3  # (B,T)
+    drawn = encode(" ab")[torch.randint(3, (60, 8, 9), generator=g)]  # (B,G,T)
+    completions = torch.where(mask[:, None], drawn, tokens[:, None])  # (B,G,T)
+    good, gaps = check_gaps(rule, *distinct(completions), tokens, mask)
+    have = good.nonzero().tolist(), gaps.nonzero().tolist()
+    want = slow_gaps(rule, completions, tokens, mask)
+    assert have == tuple(map(sorted, want)) and all(map(len, want))
+
+
+def test_a_rule_reads_each_text_once(monkeypatch):
+    read = []
+    rule = SumRule()
+    monkeypatch.setattr(rule, "good_spans", lambda text: read.append(text) or rule.spans(text))
+    completions = encode("".join(CORRECT)).view(3, 1, 8).repeat(1, 5, 1)  # (B,G,T)
+    mask = completions[:, 0] < 30  # (B,T)
+    good, gaps = check_gaps(rule, *distinct(completions), completions[:, 0], mask)
+    assert sorted(read) == sorted(CORRECT)
+    assert gaps.sum() == 3 and good.sum() == 15
 
 
 def test_the_text_that_ships_is_whole():
