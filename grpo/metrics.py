@@ -59,6 +59,12 @@ def count_different(which: Tensor, counted: Tensor) -> Tensor:
     return (F.pad(ordered, (1, 0), value=-1).diff(dim=1) > 0).sum(dim=1)
 
 
+def to_floats(metrics: dict[str, Tensor]) -> dict[str, float]:
+    """Turn scalars into numbers, all at once: each time the CPU would have to wait for a GPU."""
+    numbers = torch.stack([x.double() for x in metrics.values()])
+    return dict(zip(metrics, numbers.tolist()))
+
+
 class UpdateMetrics:
     """Collect the metrics of a step's updates: append what each gives, average at the end.
 
@@ -106,7 +112,7 @@ class UpdateMetrics:
     def result(self) -> dict[str, float]:
         """Average over the updates."""
         names, n = self.updates[0], len(self.updates)
-        return {name: float(sum(each[name] for each in self.updates) / n) for name in names}
+        return to_floats({name: sum(each[name] for each in self.updates) / n for name in names})
 
 
 def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, float]:
@@ -134,4 +140,4 @@ def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, float]:
         metrics[rule.name] = good.sum() / (gaps.amax(dim=1).sum() * good.shape[1]).clamp(min=1)
     if "judge" in parts:
         metrics |= judge_metrics(parts["judge"], batch.words, good, gaps)
-    return {name: float(x) for name, x in metrics.items()}
+    return to_floats(metrics)

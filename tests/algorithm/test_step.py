@@ -6,11 +6,13 @@ Shapes: B masked inputs, T characters, G completions, V vocabulary.
 import math
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import PLAIN, make_batch
 
+from grpo import metrics, reward
 from grpo.loss import loss_weights
 from grpo.optimizer import Optimizer, make_adamw
 from grpo.policy import LogProbs, Product, Sample
@@ -173,6 +175,26 @@ def test_later_updates_score_on_the_set_that_was_drawn_from():
     assert not torch.equal(before, after)
     for name in ("mean_log_prob", "approx_kl"):
         assert metrics[name] == 0, name
+
+
+@EVERY
+def test_a_step_never_waits_for_a_gpu(settings, monkeypatch):
+    """A tensor on the device `meta` has no values, so an operation that needs one fails.
+
+    The step waits once in each update, in the optimizer, and for the metrics at its end.
+    """
+    monkeypatch.setitem(reward.AT_ONCE, "meta", 3)
+    monkeypatch.setattr(metrics, "to_floats", dict)
+    own = PLAIN | {"batch_size": 4, "group_size": 4, "top_p": 1.0, "kernel": "torch"}
+    config = Config(**(own | settings))
+    policies = [make_policy(model, config, torch.device("cpu")) for model in models(6, 8)]
+    for policy in policies:
+        policy.network.to("meta")
+    batch = make_batch(text(6, 8), text(6, 8) > 2, 5, 4, (1, 0)).map(lambda x: x.to("meta"))
+    rewards = Rewards({"judge": (partial(log_odds, some_judge), 1.0)})
+    optimizer = SimpleNamespace(step_if_finite=lambda loss: loss)
+    rollout, figures = grpo_step(*policies, rewards, optimizer, batch, config)
+    assert rollout.reward.shape == (4, 4, 8) and figures["loss"].is_meta
 
 
 class Infinite(Product):
