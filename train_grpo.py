@@ -26,7 +26,7 @@ from data.user_mistake import Mistake, exit_on_mistake
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, minibatches
 from grpo.distributed import is_first, join_processes
-from grpo.evaluation.evaluate import evaluate, format_table, list_completions, peek, try_out
+from grpo.evaluation.evaluate import evaluate, format_table, peek, try_out
 from grpo.loss import grpo_loss, loss_weights
 from grpo.metrics import Rollout, UpdateMetrics, check_finite, rollout_metrics
 from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_reference
@@ -175,8 +175,7 @@ def main(arguments=(), quiet=False, reward=None):
         if not is_first():
             return None
         # How much is correct on held-out inputs, before and after? And what does the judge think?
-        result = evaluate(models, rewards, held_out, quiet=quiet)
-        completions = list_completions(models, rewards, held_out)
+        result, completions = evaluate(models, rewards, held_out, quiet=quiet)
         log.table(result, completions, format_table(result))
     return result
 

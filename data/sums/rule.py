@@ -3,6 +3,7 @@
 A sum is `41+47=88`: two numbers with the same number of digits, and their sum, which has no more.
 """
 
+import functools
 import re
 from collections import Counter
 
@@ -34,25 +35,32 @@ def correct_answers(masked: str) -> list[str]:
     return [text for text in answers if pattern.fullmatch(text) and is_correct(text)]
 
 
+@functools.cache  # many held-out inputs are the same, once their digits are hidden
+def perfect_draws(masked: str) -> list[float]:
+    """Compute how likely perfect independent blanks are to draw each correct answer of an input.
+
+    All of its correct answers are equally likely (data/sums/prepare.py). So we give each blank its
+    exact marginal over these answers. Cross-entropy can't do better than that.
+    """
+    answers = correct_answers(masked)
+    probability = [1.0] * len(answers)
+    for place in [i for i, c in enumerate(masked) if c == BLANK]:
+        count = Counter(answer[place] for answer in answers)
+        for i, answer in enumerate(answers):
+            probability[i] *= count[answer[place]] / len(answers)
+    return probability
+
+
 def perfect_blanks(masked_texts: list[str], n: int = 16) -> dict[str, float]:
     """Compute the ceiling for independent blanks: -> {column: number}, averaged over the inputs.
-
-    All correct answers of an input are equally likely (data/sums/prepare.py). So we give each blank
-    its exact marginal over these answers. Cross-entropy can't do better than that.
 
     correct            the probability that a draw is correct
     different_correct  the expected number of different correct answers among n draws
     """
     correct = different = 0.0
     for masked in masked_texts:
-        answers = correct_answers(masked)
-        probability = [1.0] * len(answers)  # of drawing this answer
-        for place in [i for i, c in enumerate(masked) if c == BLANK]:
-            count = Counter(answer[place] for answer in answers)
-            for i, answer in enumerate(answers):
-                probability[i] *= count[answer[place]] / len(answers)
-        correct += sum(probability)
-        different += sum(1 - (1 - p) ** n for p in probability)
+        correct += sum(perfect_draws(masked))
+        different += sum(1 - (1 - p) ** n for p in perfect_draws(masked))
     return {
         "correct": correct / len(masked_texts),
         "different_correct": different / len(masked_texts),

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.user_mistake import Mistake, exit_on_mistake
-from grpo.evaluation.evaluate import evaluate, format_rows, format_table, list_completions
+from grpo.evaluation.evaluate import evaluate, format_rows, format_table
 from grpo.run.checkpoint import LATEST, load_weights, read, training_state
 from grpo.run.config import Parser, saved_settings
 from grpo.run.load import load_data, load_models, load_rewards
@@ -64,10 +64,10 @@ def again(out_dir: str, reward: str | None, everything: bool) -> None:
     load_weights(models.policy.network, read(path)["weights"], path)
     _, rule, held_out = load_data(config, device)
     rewards = load_rewards(config, models.judge, rule, device)
-    result = evaluate(models, rewards, held_out, everything)
+    result, completions = evaluate(models, rewards, held_out, everything)
     print(format_table(result))
     if everything and config.reward == saved.reward:
-        save_table(out_dir, result, list_completions(models, rewards, held_out))
+        save_table(out_dir, result, completions)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -148,34 +148,33 @@ def evaluate(
     held_out: HeldOut,
     everything: bool = False,
     quiet: bool = False,
-) -> dict[str, dict[str, float]]:
-    """Compute the table: -> {a row's title: {column: number}}.
+) -> tuple[dict[str, dict[str, float]], list[dict]]:
+    """Compute the table, {a row's title: {column: number}}, and list what the policy drew.
 
     `everything` adds the rows that take long. With `quiet` there's no bar.
     """
-    result = {}
+    result, asked = {}, {}
     rows = table_rows(models, held_out, everything)
     for title, completions, passes in tqdm(
         rows, desc="table", leave=False, disable=True if quiet else None
     ):
         opinions = ask(models, rewards, completions, held_out)
         result[title] = measure(completions, held_out, opinions) | {"passes": passes}
+        asked[title] = completions, opinions
     if hasattr(held_out.rule, "answers"):
         result["exact marginals"] = perfect_blanks(decode(held_out.batch.masked), SAMPLES)
-    return result
+    return result, list_completions(held_out, *asked["after, sampled"])
 
 
-@torch.no_grad()
-@uncompiled()
-def list_completions(models: Models, rewards: Rewards, held_out: HeldOut) -> list[dict]:
-    """List what the policy draws, and what the judge and others think of it, for a file of lines.
+def list_completions(
+    held_out: HeldOut, completions: Tensor, opinions: dict[str, Tensor]
+) -> list[dict]:
+    """List completions (N,16,T), and what the judge and others think of them, for a file of lines.
 
-    There's one dict for each completion: its input, its text, and the opinions of it.
+    There's one dict for each completion that they read: its input, its text, and the opinions.
     """
     batch = held_out.batch
-    completions = models.policy(batch).sample().completions  # (N,16,T)
     completions = completions[:, : read_by_judge(held_out.rule)]  # (N,n,T)
-    opinions = ask(models, rewards, completions, held_out)
     masked = batch.masked[:, None].expand(completions.shape)  # (N,n,T)
     columns = {"input": decode(masked), "completion": decode(completions)}
     for name, part in opinions.items():
@@ -209,7 +208,9 @@ def peek(models: Models, held_out: HeldOut, step: int) -> str:
     have the most blanks, because those are the most likely to clash.
     """
     batch = held_out.batch
-    completions = models.policy(batch).sample().completions[:, :1]  # (N,1,T)
+    letters, latents = batch.uniforms[:, :1], batch.latent_uniforms[:, :1]  # each (N,1,T)
+    once = replace(batch, uniforms=letters, latent_uniforms=latents)
+    completions = models.policy(once).sample().completions  # (N,1,T)
     opinions = {"judge": log_odds(models.judge, completions, batch)} if models.judge else {}
     figures = measure(completions, held_out, opinions)
     name = held_out.rule.name if held_out.rule else "exact"

@@ -16,7 +16,6 @@ from grpo.evaluation.evaluate import (
     TITLES,
     evaluate,
     format_table,
-    list_completions,
     measure,
     peek,
     table_rows,
@@ -251,7 +250,7 @@ def held_out_for(config):
 def evaluated(config, policy, before, parts=(), everything=False):
     """Compute the table of a few inputs: -> its rows, and the completions."""
     given = Models(policy, before, before, judge), Rewards(dict(parts)), held_out_for(config)
-    return evaluate(*given, everything), list_completions(*given)
+    return evaluate(*given, everything)
 
 
 def test_runs_of_all_seeds_have_the_same_inputs_and_draws_of_their_own(settings):
