@@ -80,6 +80,8 @@ def pick_device(name: str) -> torch.device:
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     elif name == "auto":
         name = "cpu"
+    if name == "mps":
+        raise Mistake("device=mps has no float64, which we draw with; use cpu, it's fast enough")
     if name not in ("cpu", *gpus):
         raise Mistake(f"device={name} isn't on this machine; use {' or '.join(['cpu', *gpus])}")
     return torch.device(name)

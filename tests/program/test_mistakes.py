@@ -35,6 +35,7 @@ MISTAKES = {
         --masking=words
         --masking=columns
         --device=banana
+        --device=mps
         --kernel=cuda
         --reward=jugde
         --reward=judge:
@@ -242,7 +243,12 @@ def test_no_file_is_moved_aside_with_the_old_run(tmp_path, flag):
 
 
 def test_a_device_has_to_be_here():
-    with pytest.raises(Mistake, match="device=mps isn't on this machine; use cpu"):
+    with pytest.raises(Mistake, match="device=cuda:9 isn't on this machine; use cpu"):
+        pick_device("cuda:9")
+
+
+def test_a_mac_is_told_to_use_its_cpu():
+    with pytest.raises(Mistake, match="^device=mps has no float64, .*; use cpu, it's fast enough$"):
         pick_device("mps")
 
 
