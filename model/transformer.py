@@ -116,7 +116,7 @@ def attention_mask(tokens):
     Attention is faster without a mask. But a GPU would have to wait until we know whether there's
     padding, which is slower still.
     """
-    if tokens.is_cuda or (tokens < 0).any():
+    if not tokens.is_cpu or (tokens < 0).any():
         return (tokens >= 0)[:, None, None]
     return None
 

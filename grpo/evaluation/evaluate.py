@@ -208,8 +208,7 @@ def peek(models: Models, held_out: HeldOut, step: int) -> str:
     have the most blanks, because those are the most likely to clash.
     """
     batch = held_out.batch
-    letters, latents = batch.uniforms[:, :1], batch.latent_uniforms[:, :1]  # each (N,1,T)
-    once = replace(batch, uniforms=letters, latent_uniforms=latents)
+    once = replace(batch, uniforms=batch.uniforms[:, :1])
     completions = models.policy(once).sample().completions  # (N,1,T)
     opinions = {"judge": log_odds(models.judge, completions, batch)} if models.judge else {}
     figures = measure(completions, held_out, opinions)

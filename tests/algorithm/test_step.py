@@ -190,6 +190,7 @@ def test_a_step_never_waits_for_a_gpu(settings, monkeypatch):
     policies = [make_policy(model, config, torch.device("cpu")) for model in models(6, 8)]
     for policy in policies:
         policy.network.to("meta")
+        policy.device = torch.device("meta")
     batch = make_batch(text(6, 8), text(6, 8) > 2, 5, 4, (1, 0)).map(lambda x: x.to("meta"))
     rewards = Rewards({"judge": (partial(log_odds, some_judge), 1.0)})
     optimizer = SimpleNamespace(step_if_finite=lambda loss: loss)

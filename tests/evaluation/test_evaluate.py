@@ -181,7 +181,9 @@ def test_a_judge_of_text_accepts_runs_of_blanks_and_is_fooled_by_words():
     completions[0, :, 3] = 0
     scores = torch.full(completions.shape, 9.0)  # also those of visible text, which don't count
     scores[0, 5:, 6] = scores[0, :, 9:] = -1
-    given = check_gaps(WordRule(texts[0], cut=False), completions, batch.tokens, batch.mask)
+    given = check_gaps(
+        WordRule(texts[0], cut=False), *distinct(completions), batch.tokens, batch.mask
+    )
     assert judge_metrics(scores, batch.words, *given) == {
         "accepts": (20 + 5 + 0 + 20) / 80,
         "fooled": 5 / 20,

@@ -107,11 +107,11 @@ class Balanced:
     def made_for(cls, train, cut):
         return cls() if train.kind == "lines" and all(map(balanced, train.lines)) else None
 
-    def gaps(self, original, mask):
-        return [(0, len(original))]
+    def spans(self, text):
+        return [(0, len(text))]
 
-    def is_good(self, text, start, end):
-        return balanced(text)
+    def good_spans(self, text):
+        return self.spans(text) if balanced(text) else []
 
 data.rules.RULES.append(Balanced)
 import train_grpo
