@@ -59,7 +59,7 @@ class Batch(Rows):
         They're drawn for all inputs of the step, so it doesn't matter which of them are here.
         """
         every = draw_uniforms((self.size, *shape), (*self.seed, stream))
-        return every[self.rows.cpu()].to(self.rows.device)
+        return every.to(self.rows.device)[self.rows]
 
     def latent_uniforms(self) -> Tensor:
         """Draw what picks z, if there's a latent: -> (B,G,T)."""
