@@ -68,8 +68,8 @@ def to_floats(metrics: dict[str, Tensor]) -> dict[str, float]:
 class UpdateMetrics:
     """Collect the metrics of a step's updates: append what each gives, average at the end.
 
-    Within an update the metrics in PER_BLANK are means over all of its blanks, in whichever
-    micro-batch and process those are. The losses of its micro-batches add up.
+    The metrics in PER_BLANK are means over the blanks of all updates, in whichever micro-batch and
+    process those are. The losses of micro-batches add up, and are averaged over the updates.
     """
 
     def __init__(self):
@@ -104,15 +104,19 @@ class UpdateMetrics:
         names = self.micro_batches[0]
         sums = [sum(each[name] for each in self.micro_batches) for name in names]
         totals = dict(zip(names, total_over_processes(torch.stack(sums))))
-        blanks = totals.pop("blanks").clamp(min=1)
+        blanks = totals["blanks"].clamp_(min=1)
         means = {name: x / blanks if name in PER_BLANK else x for name, x in totals.items()}
         self.updates.append(means | {"grad_norm": grad_norm})
         self.micro_batches = []
 
     def result(self) -> dict[str, float]:
-        """Average over the updates."""
-        names, n = self.updates[0], len(self.updates)
-        return to_floats({name: sum(each[name] for each in self.updates) / n for name in names})
+        """Average over the updates. In PER_BLANK an update counts as often as it has blanks."""
+        names = self.updates[0]
+        means = {name: torch.stack([each[name] for each in self.updates]) for name in names}
+        blanks = means.pop("blanks")  # (updates,) like each of the means
+        for name in PER_BLANK:
+            means[name] = means[name] * (len(blanks) * blanks / blanks.sum())
+        return to_floats({name: x.mean() for name, x in means.items()})
 
 
 def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, float]:

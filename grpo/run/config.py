@@ -304,6 +304,12 @@ def check(config: Config) -> None:
             "minibatch_size above 0 works with one process only; set minibatch_size=0, or run"
             " without torchrun"
         )
+    inputs = config.batch_size * config.gradient_accumulation_steps
+    if config.minibatch_size and inputs % config.minibatch_size:
+        raise Mistake(
+            f"minibatch_size={config.minibatch_size} doesn't divide the {inputs} inputs of a step,"
+            " so one update would have fewer; name a divisor"
+        )
     reused = config.minibatch_size or config.num_iterations > 1
     if config.objective == "reinforce" and reused:
         raise Mistake(

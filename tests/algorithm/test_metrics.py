@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import defaultdict
 
 import pytest
 import torch
@@ -34,28 +35,25 @@ def random_step():
 
 
 def slow_metrics(mask, reward, part, old, now, losses, bounded, norms):
-    """Average over draws or blanks within each update, then over the updates."""
+    """Average over all draws of all updates, and losses over the updates."""
     groups, judged = (
         [[x[b, j][mask[b]].mean().item() for j in range(G)] for b in range(B)]
         for x in (reward, part)
     )
     draws = [(b, j, t) for b, t in mask.nonzero().tolist() for j in range(G)]
-    each = []
+    values = defaultdict(list)
     for k, update in enumerate(UPDATES):
-        rows = sum(update, [])
-        drawn = [at for at in draws if at[0] in rows]
-        moved = [(now[k].logp[at] - old.logp[at]).item() for at in drawn]
-        figures = {
-            "mean_kl": statistics.mean(now[k].kl[b, t].item() for b, _, t in drawn),
-            "entropy": statistics.mean(now[k].entropy[b, t].item() for b, _, t in drawn),
-            "mean_log_prob": statistics.mean(now[k].logp[at].item() for at in drawn),
-            "approx_kl": statistics.mean(math.exp(d) - 1 - d for d in moved),
-            "clip_ratio": statistics.mean(float(bounded[k][at]) for at in drawn),
-        }
+        for b, j, t in draws:
+            if b in sum(update, []):
+                moved = (now[k].logp[b, j, t] - old.logp[b, j, t]).item()
+                values["mean_kl"].append(now[k].kl[b, t].item())
+                values["entropy"].append(now[k].entropy[b, t].item())
+                values["mean_log_prob"].append(now[k].logp[b, j, t].item())
+                values["approx_kl"].append(math.exp(moved) - 1 - moved)
+                values["clip_ratio"].append(float(bounded[k][b, j, t]))
         for name in ("loss", "pg_loss", "kl_penalty"):
-            figures[name] = sum(each[name].item() for each in losses[k])
-        each.append(figures)
-    return {name: statistics.mean(figures[name] for figures in each) for name in each[0]} | {
+            values[name].append(sum(each[name].item() for each in losses[k]))
+    return {name: statistics.mean(figures) for name, figures in values.items()} | {
         "grad_norm": statistics.mean(norms),
         "mean_reward": statistics.mean(sum(groups, [])),
         "std_reward": statistics.mean(map(statistics.pstdev, groups)),
@@ -64,7 +62,7 @@ def slow_metrics(mask, reward, part, old, now, losses, bounded, norms):
     }
 
 
-def test_metrics_add_up_over_micro_batches_and_average_over_updates():
+def test_metrics_are_means_over_all_blanks_and_losses_over_updates():
     mask, reward, part, old, now, losses, bounded = random_step()
     norms = [0.5, 2.0]
     batch = make_batch(torch.zeros(B, T).long(), mask, BLANK, G, (0,))

@@ -51,6 +51,7 @@ MISTAKES = {
         --reward={x}/r.py:not_finite
         --out_dir=
         --objective=reinforce --num_iterations=2
+        --minibatch_size=3
         --block_size=17
         group_size=8
         --judge_checkpoint={x}/{long}.pt
