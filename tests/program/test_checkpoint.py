@@ -1,5 +1,6 @@
 """Check that files of weights are written whole or not at all, read strictly, and run no code."""
 
+import math
 import os
 from pathlib import Path
 from uuid import UUID
@@ -29,6 +30,7 @@ def file(tmp_path):
         (lambda c: c.update(kind="judge"), "holds a judge, but a generator is needed"),
         (lambda c: c["weights"].pop("head.weight"), 'Missing key.* "head.weight"'),
         (lambda c: c["weights"].update(extra=torch.zeros(2)), 'Unexpected key.* "extra"'),
+        (lambda c: c["weights"]["head.weight"].fill_(math.nan), "NaN or infinity in head.weight"),
         (
             lambda c: c["weights"].update({"head.weight": torch.zeros(9, 9)}),
             r"head.weight: .*\(\[9, 9\].*, the shape in current model is .*\(\[3, 8\]",
