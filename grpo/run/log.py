@@ -186,13 +186,17 @@ def start_wandb(config: Config):
 
 
 def read_lines(path: str | Path) -> list[dict]:
-    """Read a .jsonl file, and skip a last line that a kill cut off.
+    """Read a .jsonl file up to the first line that isn't whole, as a kill or a power cut leaves it.
 
     What is NaN or infinite becomes None, because the JSON of a web page knows neither.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")]
-    return [json.loads(line, parse_constant=lambda _: None) for line in whole]
+    lines = []
+    with contextlib.suppress(ValueError):  # it isn't JSON, or not even UTF-8
+        for line in Path(path).read_bytes().splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
+            lines.append(json.loads(line, parse_constant=lambda _: None))
+    return lines
 
 
 def cut_back(path: Path, start: int) -> None:

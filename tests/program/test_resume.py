@@ -25,8 +25,9 @@ def late(completions, batch):
     own = torch.Generator().manual_seed(hash(batch.seed))
     return (completions > 5).float().mean(dim=-1) + torch.rand((), generator=own)
 """
-CUT_SHORT = """{"iteration": 3, "written": "after the last checkpoint, before the kill"}
-{"iteration": 4, "cut sho"""
+LATER = b'{"iteration": 3, "written": "after the last checkpoint, before the end"}\n'
+# A kill leaves the first of these behind, and a power cut the other two.
+CUT_SHORT = [b'{"iteration": 4, "cut sho', b"\0\0\n", b'{"iteration": 4, "caf\xc3\n']
 VARIANTS = [
     {},
     {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo"},
@@ -48,13 +49,14 @@ def resume(*flags):
     train_grpo.main(["--init_from=resume", *flags])
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=str)
-def test_n_steps_and_n_more_are_2n(flags, folder, world, changes):
+@pytest.mark.parametrize("given", VARIANTS, ids=str)
+def test_n_steps_and_n_more_are_2n(flags, folder, world, given):
     """Weights, moments, reference, metrics and replay are those of one run of 2n steps.
 
-    If a run was killed, its .jsonl files may hold lines of steps after its checkpoint.
+    If a run was killed, its .jsonl files may hold lines of steps after its checkpoint, and what's
+    no line at all.
     """
-    changes = {"eval_inputs": 1, "lr_decay_iters": 6} | changes
+    changes = {"eval_inputs": 1, "lr_decay_iters": 6} | given
     changes = {
         name: str(value).format(folder=folder, world=world) for name, value in changes.items()
     }
@@ -62,8 +64,8 @@ def test_n_steps_and_n_more_are_2n(flags, folder, world, changes):
     halves = {"out_dir": folder / "halves", **changes}
     run(flags, max_iters=3, **halves)
     for name in ("metrics.jsonl", "snapshots.jsonl"):
-        with open(folder / "halves" / name, "a", encoding="utf-8") as file:
-            file.write(CUT_SHORT)
+        with open(folder / "halves" / name, "ab") as file:
+            file.write(LATER + CUT_SHORT[VARIANTS.index(given) % 3])
     again, metrics_again = run(flags, max_iters=6, init_from="resume", **halves)
     assert metrics == metrics_again
     shown = [(folder / name / "snapshots.jsonl").read_bytes() for name in ("whole", "halves")]
