@@ -229,7 +229,8 @@ def claim(folder: Path, start: int) -> TextIO:
         tqdm.write(f"{folder} held a run, which is in {aside} now")
         return claim(folder, start)
     cut_back(path, start)
-    (folder / "evaluation.json").unlink(missing_ok=True)  # the table of a shorter run
+    for name in ("evaluation.json", "completions.jsonl", "replay.html"):  # of a shorter run
+        (folder / name).unlink(missing_ok=True)
     return file
 
 

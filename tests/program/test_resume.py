@@ -181,11 +181,13 @@ def test_what_was_changed_at_which_step_is_kept(flags, folder, world, capsys):
     assert "what the table calls *before* is another model now" in capsys.readouterr().out
 
 
-def test_a_resumed_run_drops_the_table_of_the_shorter_one(flags, folder):
+def test_a_resumed_run_drops_what_was_measured_of_the_shorter_one(flags, folder):
     run(flags)
-    assert (folder / "out/evaluation.json").exists()
-    claim(folder / "out", 4).close()
-    assert not (folder / "out/evaluation.json").exists()
+    out = folder / "out"
+    (out / "replay.html").touch()
+    claim(out, 4).close()
+    left = {path.stem for path in out.iterdir()}
+    assert left == {"config", "metrics", "snapshots", "checkpoint"}
 
 
 def test_how_to_resume_a_checkpoint_that_lacks_a_setting(tmp_path, monkeypatch):
