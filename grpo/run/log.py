@@ -223,6 +223,11 @@ def claim(folder: Path, start: int) -> TextIO:
     except BlockingIOError:
         raise Mistake(f"out_dir={folder} is in use by another run; name another out_dir") from None
     if not start and (path.stat().st_size or (folder / LATEST).exists()):
+        if Path.cwd().is_relative_to(folder.resolve()):
+            raise Mistake(
+                f"out_dir={folder} holds a run, and you're in it, so it can't be moved aside; name"
+                " another out_dir"
+            )
         # a name that out* doesn't match, so that nobody compares a run with its predecessor
         name = f"old-{folder.name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
         aside = folder.rename(folder.with_name(name))
