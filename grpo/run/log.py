@@ -48,6 +48,7 @@ class Log:
         self.first = is_first()
         self.talks = self.first and not quiet
         self.received = 0  # the signal that arrived
+        self.handlers = {}  # what signals did before
         self.dead_steps = 0  # in a row
         self.file = self.wandb = None
         if self.first:
@@ -66,9 +67,13 @@ class Log:
         )
 
     def __enter__(self):
-        """From here on, Ctrl-C and SIGTERM only tell `stop_requested`."""
-        stops = (signal.SIGINT, signal.SIGTERM)
-        self.handlers = {number: signal.signal(number, self.receive) for number in stops}
+        """From here on, Ctrl-C and SIGTERM only tell `stop_requested`.
+
+        A shell has a job in the background ignore Ctrl-C, and then it stays ignored.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self.handlers[number] = signal.signal(number, self.receive)
         return self
 
     def receive(self, number: int, _):

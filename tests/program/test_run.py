@@ -169,6 +169,17 @@ def test_a_signal_during_the_last_save_or_look_is_not_lost(flags, monkeypatch, p
     assert not (out / "evaluation.json").exists()
 
 
+def test_what_the_parent_ignores_stays_ignored(flags):
+    """A shell has a job in the background ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Log(Config(**flags), 0) as log:
+            signal.raise_signal(signal.SIGINT)
+            assert not log.stop_requested()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_the_reference_that_is_saved_has_followed_the_policy(flags):
     changes = {"reference_mode": "periodic", "reference_update_freq": 2}
     checkpoint, _ = run(flags, **changes)
