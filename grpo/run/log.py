@@ -36,6 +36,15 @@ SHOWN = {
 }
 
 
+def say(text: str) -> None:
+    """Print lines above the bar. Once nobody reads them, as after `| head -1`, they go nowhere."""
+    try:
+        tqdm.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Log:
     """Write a run's files, move its bar, and tell whether the user wants it to stop.
 
@@ -48,7 +57,6 @@ class Log:
         self.first = is_first()
         self.talks = self.first and not quiet
         self.received = 0  # the signal that arrived
-        self.handlers = {}  # what signals did before
         self.dead_steps = 0  # in a row
         self.file = self.wandb = None
         if self.first:
@@ -71,9 +79,10 @@ class Log:
 
         A shell has a job in the background ignore Ctrl-C, and then it stays ignored.
         """
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                self.handlers[number] = signal.signal(number, self.receive)
+        stops = [
+            n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN
+        ]
+        self.handlers = {number: signal.signal(number, self.receive) for number in stops}
         return self
 
     def receive(self, number: int, _):
@@ -99,7 +108,7 @@ class Log:
 
     def say(self, text: str):
         if self.talks:
-            tqdm.write(text)
+            say(text)
 
     def ask_wandb(self, function, *arguments, **options):
         """Call a function of wandb. In trouble, print one warning and leave wandb alone."""
@@ -108,7 +117,7 @@ class Log:
         except Exception as error:  # the network, the login, or wandb's own process
             self.wandb = None
             line = f"{type(error).__name__}: {error}".splitlines()[0]
-            tqdm.write(f"wandb failed, continuing without it: {line}")
+            say(f"wandb failed, continuing without it: {line}")
 
     def write(self, step: int, metrics: dict[str, float]):
         """Write a line of metrics.jsonl, and show its numbers in the bar and in wandb."""
@@ -124,7 +133,7 @@ class Log:
         self.dead_steps = self.dead_steps + 1 if metrics["frac_reward_zero_std"] == 1 else 0
         if self.dead_steps == 10 or (self.dead_steps and step == 0):
             line = "all completions of an input earned the same, so there's nothing to learn"
-            tqdm.write(f"warning: step {step}: {line}")
+            say(f"warning: step {step}: {line}")
 
     def table(self, result: dict, completions: list[dict], text: str):
         """Save and print the table, and suggest what to run next."""
@@ -186,7 +195,7 @@ def start_wandb(config: Config):
         resume="auto",  # if a run in this folder was killed, wandb continues its log
     )
     if not run.disabled:
-        tqdm.write(f"wandb: {run.url or run.dir}")
+        say(f"wandb: {run.url or run.dir}")
     return run
 
 
@@ -236,7 +245,7 @@ def claim(folder: Path, start: int) -> TextIO:
         # a name that out* doesn't match, so that nobody compares a run with its predecessor
         name = f"old-{folder.name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
         aside = folder.rename(folder.with_name(name))
-        tqdm.write(f"{folder} held a run, which is in {aside} now")
+        say(f"{folder} held a run, which is in {aside} now")
         return claim(folder, start)
     cut_back(path, start)
     for name in ("evaluation.json", "completions.jsonl", "replay.html"):  # of a shorter run

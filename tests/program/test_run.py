@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -172,12 +173,19 @@ def test_a_signal_during_the_last_save_or_look_is_not_lost(flags, monkeypatch, p
 def test_what_the_parent_ignores_stays_ignored(flags):
     """A shell has a job in the background ignore SIGINT."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with Log(Config(**flags), 0) as log:
-            signal.raise_signal(signal.SIGINT)
-            assert not log.stop_requested()
-    finally:
+    with Log(Config(**flags), 0) as log:
+        signal.raise_signal(signal.SIGINT)
         signal.signal(signal.SIGINT, before)
+        assert not log.stop_requested()
+
+
+def test_a_reader_who_leaves_does_not_end_the_run(flags, monkeypatch):
+    """So it is after `| head -1`. What's still in the buffer makes no noise, either."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        run(flags, max_iters=1)
 
 
 def test_the_reference_that_is_saved_has_followed_the_policy(flags):
