@@ -304,7 +304,7 @@ def test_a_full_disk_is_said_once_and_then_how_to_resume(flags, capsys, monkeypa
     with monkeypatch.context() as patch, pytest.raises(Mistake) as stopped:
         patch.setattr(log, "claim", lambda *given: FullDisk(real(*given), 2))
         run(flags, eval_interval=1)
-    want = f"No space left on device; the run ends early: 2 of 4 steps are saved; .*{resume}"
+    want = f"No space left on device.*; the run ends early: 2 of 4 steps are saved; .*{resume}"
     assert re.search(want, str(stopped.value)) and str(stopped.value).count("No space") == 1
 
     sync, synced = os.fsync, []
