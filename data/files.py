@@ -1,11 +1,12 @@
 """Find the files that ship with the project, and write files that are whole or not there at all."""
 
 import os
+import shlex
 from pathlib import Path
 from uuid import uuid4
 
 PROJECT = Path(__file__).parents[1]
-SHIPPED = ("config/", "data/", "model/")
+SHIPPED = ("config/", "data/", "model/", "train_grpo.py")
 
 
 def find(path: str | Path) -> Path:
@@ -17,6 +18,12 @@ def find(path: str | Path) -> Path:
     path = Path(path)
     ships = path.as_posix().startswith(SHIPPED) and (PROJECT / path).exists()
     return PROJECT / path if ships and not path.exists() else path
+
+
+def command(*words: str) -> str:
+    """Write a command that runs Python on these words, and finds the project from here."""
+    path = "" if Path.cwd() == PROJECT else f"PYTHONPATH={shlex.quote(str(PROJECT))} "
+    return f"{path}python {shlex.join(words)}"
 
 
 def write_whole(path: Path, content: bytes) -> None:

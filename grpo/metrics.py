@@ -104,7 +104,7 @@ class UpdateMetrics:
         names = self.micro_batches[0]
         sums = [sum(each[name] for each in self.micro_batches) for name in names]
         totals = dict(zip(names, total_over_processes(torch.stack(sums))))
-        blanks = totals["blanks"].clamp_(min=1)
+        blanks = totals["blanks"] = totals["blanks"].clamp(min=1)
         means = {name: x / blanks if name in PER_BLANK else x for name, x in totals.items()}
         self.updates.append(means | {"grad_norm": grad_norm})
         self.micro_batches = []

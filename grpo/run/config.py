@@ -18,7 +18,7 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from data.files import find
+from data.files import command, find
 from data.masking import MASKINGS, parse_masking
 from data.user_mistake import Mistake
 from grpo.advantage import BASELINES, SCALES
@@ -267,8 +267,7 @@ def resume(out_dir: str, given: dict) -> Config:
     if step >= new.max_iters:
         raise Mistake(
             f"resume: {out_dir} is at step {step} already, and max_iters allows no more; set a"
-            f" larger max_iters, or print the table: python -m grpo.evaluation"
-            f" {shlex.quote(out_dir)}"
+            f" larger max_iters, or print the table: {command('-m', 'grpo.evaluation', out_dir)}"
         )
     changes = {name: [getattr(old, name), value] for name, value in asdict(new).items()}
     before, now = state["made_with"], made_with(new)

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shlex
 import signal
 import sys
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from data.files import command, find
 from data.rules import RULES
 from data.user_mistake import Mistake
 from grpo.distributed import is_first, largest_of_processes, n_processes
@@ -140,12 +140,12 @@ class Log:
         save_table(self.config.out_dir, result, completions)
         if self.wandb:
             self.ask_wandb(self.wandb.log, result)
-        out, masked = shlex.quote(self.config.out_dir), shlex.quote(completions[0]["input"])
+        out, masked = self.config.out_dir, completions[0]["input"]
         self.say(
             f"{text}\n"
             f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:\n"
-            f"  python -m grpo.tools.fill {masked} --run={out}\n"
-            f"  python -m grpo.tools.replay {out}    # watch it learn"
+            f"  {command('-m', 'grpo.tools.fill', masked, f'--run={out}')}\n"
+            f"  {command('-m', 'grpo.tools.replay', out)}    # watch it learn"
         )
 
     def __exit__(self, kind, error, _):
@@ -170,16 +170,16 @@ def how_to_resume(config: Config) -> str:
     if not (Path(out) / LATEST).exists():
         return f"0 of {config.max_iters} steps are saved"
     state = training_state(Path(out) / LATEST)
-    command = ["train_grpo.py", "--init_from=resume", f"--out_dir={out}"]
+    words = [str(find("train_grpo.py")), "--init_from=resume", f"--out_dir={out}"]
     if state["iteration"] == config.max_iters:  # only the table is missing
-        command = ["-m", "grpo.evaluation", out, "--again"]
+        words = ["-m", "grpo.evaluation", out, "--again"]
     if ".py:" in config.reward:  # a FILE.py runs only if the command names it
-        command.append(f"--reward={config.reward}")
+        words.append(f"--reward={config.reward}")
     saved = f"{state['iteration']} of {config.max_iters} steps are saved"
     if config.own_reward:
         name = config.own_reward.__name__
-        return f"{saved}; to resume, from Python: main({command[1:]}, reward={name})"
-    return f"{saved}; to resume: python {shlex.join(command)}"
+        return f"{saved}; to resume, from Python: main({words[1:]}, reward={name})"
+    return f"{saved}; to resume: {command(*words)}"
 
 
 def start_wandb(config: Config):

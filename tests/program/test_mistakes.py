@@ -4,6 +4,7 @@ One line on stderr names the setting or the file. Every other error keeps its ty
 """
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from data import files
 from data.files import find
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.run import load
-from grpo.run.config import load_config
+from grpo.run.config import Config, load_config
+from grpo.run.log import how_to_resume
 from grpo.run.network import pick_device
 from grpo.tools import fill, replay, toy
 from model import pretrain
@@ -200,12 +202,16 @@ def test_sums_are_made_when_all_other_files_were_found(flags, monkeypatch):
     assert made == [flags["dataset"]]
 
 
-def test_what_ships_is_found_from_another_folder_and_a_run_is_not(tmp_path, monkeypatch):
+def test_what_ships_is_found_from_another_folder_and_a_run_is_not(tmp_path, monkeypatch, capsys):
+    """The commands that are printed there work there."""
     monkeypatch.chdir(tmp_path)
     small = "--max_iters=1 --batch_size=2 --group_size=2 --eval_inputs=2 --device=cpu"
-    train_grpo.main(f"config/rule.py {small}", quiet=True)
+    train_grpo.main(f"config/rule.py {small}")
     assert (tmp_path / "out-rule" / "checkpoint.pt").exists()
-    load_config(["--out_dir=."])  # the models that ship aren't in this folder
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if "grpo.tools.replay" in x)
+    subprocess.run(line, shell=True, check=True)
+    resume = how_to_resume(Config(out_dir="out-rule")).partition(": ")[2]
+    assert f" {files.PROJECT}/train_grpo.py --init_from=resume --out_dir=out-rule" in resume
     monkeypatch.setattr(files, "PROJECT", tmp_path)
     monkeypatch.chdir("/")
     assert find("out-sums") == Path("out-sums")  # and not the run in the project's folder
