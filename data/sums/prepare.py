@@ -67,7 +67,9 @@ def prepare(out_dir: str | Path, digits: int = 3, held_out: str = "report") -> N
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        usage=argparse.SUPPRESS, description="Write a dataset of sums."
+    )
     add = parser.add_argument
     add("--digits", type=int, choices=(2, 3), default=3, help="digits of each number")
     add(

@@ -107,7 +107,7 @@ def show(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = Parser(prog="python -m grpo.tools.fill", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m grpo.tools.fill", description="Fill in the blanks of texts.")
     parser.add_argument("text", nargs="+", help="such as 'th_ c_t', with a _ for each blank")
     parser.add_argument("--run", default="out", help="a run's folder or a generator's file [out]")
     parser.add_argument("--reward", help="also show this reward, such as my.py:f")

@@ -43,7 +43,7 @@ def reward(completions, batch):
 
 def train(arguments: list[str] = ()) -> list[dict[str, float]]:
     """Train the table. Returns its numbers before the first step, then after each step."""
-    config = Config(**read_arguments(Config, [*DEFAULTS.split(), *arguments], __doc__))
+    config = Config(**read_arguments(Config, [*DEFAULTS.split(), *arguments], __doc__ or ""))
     check(config)
     base = torch.full((1, 4, len(VOCABULARY)), IMPOSSIBLE)  # (1,T,V)
     base[:, range(4), FOUR] = 0  # each blank has two letters, equally likely

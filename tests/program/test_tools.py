@@ -3,6 +3,8 @@
 import contextlib
 import math
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -62,6 +64,25 @@ def test_the_fills_are_the_top_k_of_all_fills_with_their_exact_probabilities(wor
         assert [text for text, _ in found] == top[:k]
         for text, log_prob in found:
             assert math.exp(log_prob) == pytest.approx(every[text].item(), rel=1e-4)
+
+
+def test_no_command_needs_its_docstrings():
+    """Python removes them with -OO."""
+    code = """
+import sys
+from data.sums import prepare
+from grpo.evaluation import __main__ as evaluation
+from grpo.tools import fill, replay, supervised, toy
+from model import pretrain
+
+for command in (prepare, evaluation, fill, replay, supervised, toy, pretrain):
+    try:
+        command.main(["--help"])
+    except SystemExit as end:
+        print("end", end.code)
+"""
+    result = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True)
+    assert result.stdout.count("end 0") + result.stdout.count("end None") == 7
 
 
 def test_probabilities_have_the_runs_temperature(world):
