@@ -56,6 +56,8 @@ def make_label(run: dict, differing: list[str]) -> str:
 def read_json(folder: str, name: str) -> dict:
     """Read a file of a run's folder, or raise a Mistake if there's none."""
     path = Path(folder) / name
+    if not path.parent.is_dir():
+        raise Mistake(f"there is no folder {folder}; name the out_dir of a run")
     if not path.exists():
         raise Mistake(f"{path} is missing; finish that run, or measure it as it is with --again")
     return json.loads(path.read_text(encoding="utf-8"))

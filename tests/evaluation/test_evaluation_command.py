@@ -151,7 +151,7 @@ def test_a_run_counts_once_and_needs_a_folder(with_table, capsys):
     copy = with_table("c", after=0.2)
     other = with_table("d", kl_beta=0.3)
     assert printed(capsys, a, b, copy, a, other)[1][0] == "kl_beta=0.1 (runs: 2)"
-    assert "nowhere" in refused(capsys, a, "nowhere")
+    assert "there is no folder nowhere" in refused(capsys, a, "nowhere")
 
 
 def test_a_named_run_is_never_dropped(with_table, capsys, monkeypatch):
