@@ -7,6 +7,7 @@ Shapes: B masked inputs, T characters, N rows of tokens.
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Callable
 
@@ -54,6 +55,11 @@ def place(network: torch.nn.Module, config, device: torch.device) -> None:
     """Move a network to a device, and compile it if asked."""
     network.to(device)
     if compiles(config, device):
+        compiler = os.environ.get("CXX", "cl" if sys.platform == "win32" else "g++")
+        if not shutil.which(compiler):
+            raise Mistake(
+                f"torch.compile needs {compiler}, a C++ compiler; install it, or set compile=false"
+            )
         network.trunk.compile(dynamic=False)
 
 
