@@ -7,6 +7,7 @@ begins with _. `read_settings` reads assignments and flags alike.
 """
 
 import argparse
+import ast
 import contextlib
 import difflib
 import inspect
@@ -164,6 +165,7 @@ def read_settings(settings: type, given: dict[str, object], source: str = "") ->
     for name, value in given.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
+            near = ["init_from=resume"] if name == "resume" else near
             hint = f"did you mean --{near[0]}?" if near else "--help lists them all"
             raise Mistake(f"{source}there is no setting {name}; {hint}")
         try:
@@ -200,11 +202,13 @@ def read_arguments(settings: type, arguments: Sequence[str], usage: str = "") ->
 
 
 def read_config_file(path: str, settings: type) -> dict[str, object]:
-    """Return what a config file assigns, but not what it imports or defines for itself."""
+    """Return what a config file assigns, and what it imports or defines that's a setting."""
     given = {}
-    for name, value in run_file(path, "config file").items():
-        defined = inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value)
-        if not name.startswith("_") and (not defined or hasattr(settings, name)):
+    values = run_file(path, "config file")
+    nodes = ast.walk(ast.parse(find(path).read_bytes()))
+    assigned = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for name, value in values.items():
+        if not name.startswith("_") and (name in assigned or hasattr(settings, name)):
             given[name] = value
     if not given:
         raise Mistake(f"config file {path} assigns no setting; write for example group_size = 8")

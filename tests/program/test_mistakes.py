@@ -234,6 +234,8 @@ def test_a_flag_that_is_nearly_a_setting_gets_a_suggestion():
         Mistake, match=r"^there is no setting group_siz; did you mean --group_size\?"
     ):
         load_config(["--group_siz=4"])
+    with pytest.raises(Mistake, match=r"did you mean --init_from=resume\?"):
+        load_config(["--resume"])
     with pytest.raises(Mistake, match="^--kl_beta has no value; write --kl_beta=VALUE$"):
         load_config(["--kl_beta", "0.3"])
     with pytest.raises(Mistake, match="each NAME is one of"):
@@ -249,14 +251,14 @@ def test_no_file_is_moved_aside_with_the_old_run(tmp_path, flag):
         load_config([f"--out_dir={tmp_path}", "--" + flag.format(tmp_path / "models" / "a.pt")])
 
 
-def test_a_device_has_to_be_here():
+def test_a_device_and_a_compiler_have_to_be_here(flags, monkeypatch):
     with pytest.raises(Mistake, match="device=cuda:9 isn't on this machine; use cpu"):
         pick_device("cuda:9")
-
-
-def test_a_mac_is_told_to_use_its_cpu():
     with pytest.raises(Mistake, match="^device=mps has no float64, .*; use cpu, it's fast enough$"):
         pick_device("mps")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(Mistake, match="torch.compile needs no-such-compiler"):
+        run(flags, compile="true")
 
 
 def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
@@ -276,7 +278,7 @@ def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
             "gruop_size = 8",
             "a.py: there is no setting gruop_size; did you mean --group_size?",
         ),
-        ("a.py", "x = 8", "a.py: there is no setting x; --help lists them all"),
+        ("a.py", "from math import pi\nx = pi", "a.py: there is no setting x; --help lists them"),
         ("a.py", "group_size = 'x'", "a.py: group_size: 'x' is not a whole number from 2 to"),
         ("a.py", "group_size = [8]", "a.py: group_size: '[8]' is not a whole number from 2 to"),
         ("a.py", "dtype = float", "a.py: dtype: <class 'float'> is not auto or float32 or"),
