@@ -19,7 +19,7 @@ from data.files import find
 from data.masking import MASKINGS, make_mask, parse_masking
 from data.per_word import number_words
 from data.sums.prepare import prepare as prepare_sums
-from data.sums.rule import is_correct
+from data.sums.rule import correct_answers, is_correct
 from data.user_mistake import Mistake
 from data.vocabulary import (
     BLANK,
@@ -193,5 +193,8 @@ def read_prompts(path: str, train: Dataset, block_size: int) -> Dataset:
     rows = torch.full((len(prompts), block_size), PAD)  # (prompts,T)
     for i, prompt in enumerate(prompts):
         tokens = encode_prompt(prompt, block_size, f"{setting}: prompt {i}", train.vocab_size)
+        unknown = train.kind != "sums" or BLANK in prompt.rpartition("=")[2]  # the result
+        if not unknown and not correct_answers(prompt):
+            raise Mistake(f"{setting}: prompt {i} {prompt!r} has no correct answer; change it")
         rows[i, : len(tokens)] = tokens
     return replace(train, inputs=rows, spaces_end_words=True)

@@ -25,12 +25,12 @@ def is_correct(text: str) -> bool:
 
 
 def correct_answers(masked: str) -> list[str]:
-    """List the correct completions of a sum with blanks in its summands: `4_+4_=88` -> 9 texts."""
-    match = re.fullmatch("[0-9_]+[+][0-9_]+=([0-9]+)", masked)
+    """List the correct completions of a sum whose result is visible: `4_+4_=88` -> 9 texts."""
+    match = re.fullmatch("[0-9_+]+=([0-9]+)", masked)
     if match is None:
         return []
     result = int(match[1])
-    pattern = re.compile(re.escape(masked).replace(BLANK, "[0-9]"))
+    pattern = re.compile(re.escape(masked).replace(BLANK, "."))
     answers = (f"{first}+{result - first}={result}" for first in range(1, result))
     return [text for text in answers if pattern.fullmatch(text) and is_correct(text)]
 

@@ -105,10 +105,14 @@ def test_a_sum_is_one_word(folder):
 
 def test_prompts_take_the_characters_that_their_dataset_has(folder, tmp_path):
     (tmp_path / "p.json").write_text('{"prompts": ["4_+4_=88", "1_+_=9"]}', encoding="utf-8")
-    data = read_prompts(tmp_path / "p.json", read_dataset(folder / "train.txt", 8), 8)
+    train = read_dataset(folder / "train.txt", 8)
+    with pytest.raises(Mistake, match="prompt 1 '1_[+]_=9' has no correct answer"):
+        read_prompts(tmp_path / "p.json", train, 8)
+    (tmp_path / "p.json").write_text('{"prompts": ["4__4_=88", "_+_=9"]}', encoding="utf-8")
+    data = read_prompts(tmp_path / "p.json", train, 8)
     tokens, mask, words = data.batch(40, "columns", (0, 1))
     masked = tokens.masked_fill(mask, MASK_ID)
-    assert {*decode(masked)} == {"4_+4_=88", "1_+_=9__"}  # PAD becomes a blank, and not "="
+    assert {*decode(masked)} == {"4__4_=88", "_+_=9___"}  # PAD becomes a blank, and not "="
     assert torch.equal(words, mask.long())
 
 
