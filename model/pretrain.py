@@ -131,6 +131,7 @@ def pretrain(args):
     device = args.device = pick_device(args.device)
     config = Config(
         dataset=args.dataset,
+        generator_checkpoint=args.start,
         block_size=args.block_size,
         batch_size=args.batch_size,
         dtype=args.dtype,

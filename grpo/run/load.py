@@ -14,7 +14,7 @@ from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first, wait_for_all
 from grpo.policy import Policy
 from grpo.reward import Rewards, log_odds, rule_reward
-from grpo.run.checkpoint import load_model
+from grpo.run.checkpoint import load_model, read
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
 from grpo.run.reward_setting import parse_reward
 from grpo.run.user_file import load_function, user_reward
@@ -72,6 +72,11 @@ def load_judge(path: str, config, device: torch.device) -> Callable | None:
         return None
     network = load_model(path, Judge)
     check_length(config.block_size, network)
+    generator = read(config.generator_checkpoint)["architecture"]
+    if network.trunk.config.vocab_size < generator["vocab_size"]:
+        raise Mistake(
+            f"judge {path} knows fewer characters than {config.generator_checkpoint}; name another"
+        )
     return make_judge(network, config, device)
 
 
@@ -90,12 +95,19 @@ def check_length(block_size: int, *networks: torch.nn.Module) -> None:
 def load_splits(config) -> tuple[Dataset, Dataset]:
     """Load train and val of the dataset. A prompts_file replaces the inputs of train.
 
-    If a dataset that ships is missing, the first process makes it.
+    If a dataset that ships is missing, the first process makes it. Raises a Mistake if the dataset
+    has a character that the generator doesn't know.
     """
     if is_first():
         make_if_missing(config.dataset)
     wait_for_all()  # no process reads before the first one has written
     train, val = read_splits(config.dataset, config.block_size)
+    path = config.generator_checkpoint
+    known = path and read(path)["architecture"]["vocab_size"]
+    if path and known < train.vocab_size and train.inputs.max() >= known:
+        raise Mistake(
+            f"dataset={config.dataset} has characters that {path} doesn't know; name another"
+        )
     if config.prompts_file:
         train = read_prompts(config.prompts_file, train, config.block_size)
     return train, val

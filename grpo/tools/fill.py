@@ -30,7 +30,7 @@ import math
 import torch
 from torch import Tensor
 
-from data.dataset import encode_prompt
+from data.dataset import DIGITS, encode_prompt
 from data.files import find
 from data.per_word import mean_over_blanks, number_words
 from data.rules import SumRule
@@ -134,6 +134,11 @@ def main(arguments: list[str] | None = None) -> None:
             config = Config(block_size=longest, reward=args.reward)
             rewards = load_rewards(config, judge, SumRule(), torch.device("cpu"))
         for text in args.text:
+            sums = training and config["dataset"] in DIGITS
+            if sums and not SUM.fullmatch(text.replace(BLANK, "1")):
+                raise Mistake(
+                    f"text {text!r} isn't a sum, which is all that {file} learned to fill"
+                )
             masked = encode_prompt(text, longest, "text", after.vocab_size)  # (T,)
             for title, model in models.items():
                 print(title)

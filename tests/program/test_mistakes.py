@@ -5,6 +5,7 @@ One line on stderr names the setting or the file. Every other error keeps its ty
 
 import re
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from data import files
 from data.files import find
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.run import load
+from grpo.run.checkpoint import read, write
 from grpo.run.config import Config, load_config
 from grpo.run.log import how_to_resume
 from grpo.run.network import pick_device
@@ -69,6 +71,8 @@ MISTAKES = {
         --reference_checkpoint={w}/latent.pt
         --reference_checkpoint={w}/digits.pt
         --reference_mode=ema --reference_checkpoint={w}/wide.pt
+        --generator_checkpoint={w}/digits.pt --judge_checkpoint={w}/judge.pt
+        --masking=random --dataset={x}/lines
         --init_from=resume --out_dir={x}/no
         --out_dir={x}
         --dataset={w}/text --out_dir={w}
@@ -80,7 +84,8 @@ MISTAKES = {
         --masking=words
         --n_embd=100
         --out_dir={w}
-        --start={w}/generator.pt --block_size=17""",
+        --start={w}/generator.pt --block_size=17
+        --masking=random --judge_masking=random --dataset={x}/lines --start={w}/generator.pt""",
     "toy": """
         --n_latent=5
         --banana""",
@@ -88,7 +93,8 @@ MISTAKES = {
         c_t --k=0
         c_t --run=outt
         c_t --run={x}/{long}
-        --run={w}/generator.pt the""",
+        --run={w}/generator.pt the
+        --run={x}/sums.pt h_l_""",
     "replay": """
         {x}""",
 }
@@ -122,6 +128,8 @@ judge = broken
 FILES = {  # in the folder `bad`
     "r.py": REWARDS,
     "group_size.py": "group_size = True",
+    "lines/train.txt": "1 line of texts ",
+    "lines/val.txt": "16 is another ab",
     "full.json": '{"prompts": ["a_", "b"]}',
     "empty.pt": "",
 }
@@ -131,9 +139,12 @@ FILES = {  # in the folder `bad`
 def bad(world, tmp_path_factory):
     """Make a folder of files that a program must refuse."""
     x = tmp_path_factory.mktemp("bad")
+    (x / "lines").mkdir()
     for name, text in FILES.items():
         (x / name).write_text(text, encoding="utf-8")
     (x / "cut.pt").write_bytes((world / "judge.pt").read_bytes()[:9000])
+    config = asdict(Config(generator_checkpoint=str(world / "digits.pt"), judge_checkpoint=""))
+    write(x / "sums.pt", read(world / "digits.pt") | {"training": {"config": config}})
     return x
 
 
