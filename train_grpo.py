@@ -176,7 +176,7 @@ def main(arguments=(), quiet=False, reward=None):
             return None
         # How much is correct on held-out inputs, before and after? And what does the judge think?
         result, completions = evaluate(models, rewards, held_out, quiet=quiet)
-        log.table(result, completions, format_table(result))
+        log.table(result, completions, format_table(result, config.reward))
     return result
 
 

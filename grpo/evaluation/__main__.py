@@ -43,7 +43,7 @@ def compare(out_dirs: list[str]) -> str:
     else:
         (tables,) = groups.values()
         if len(tables) == 1:
-            return format_table(tables[0])
+            return format_table(tables[0], read_json(out_dirs[0], "config.json")["reward"])
         shared = [title for title in tables[0] if all(title in table for table in tables)]
         rows = {title: [table[title] for table in tables] for title in shared}
     return "\n".join([*format_rows(rows), "mean ± half the range over the seeds"])
@@ -65,7 +65,7 @@ def again(out_dir: str, reward: str | None, everything: bool) -> None:
     _, rule, held_out = load_data(config, device)
     rewards = load_rewards(config, models.judge, rule, device)
     result, completions = evaluate(models, rewards, held_out, everything)
-    print(format_table(result))
+    print(format_table(result, saved.reward))
     if everything and config.reward == saved.reward:
         save_table(out_dir, result, completions)
 

@@ -26,6 +26,7 @@ from grpo.metrics import count_different
 from grpo.reward import Rewards, judge_metrics, log_odds
 from grpo.run.load import SAMPLES, HeldOut, Models
 from grpo.run.network import uncompiled
+from grpo.run.reward_setting import parse_reward
 
 TITLES = {  # {the name in evaluation.json: the title in the table}; other columns come after these
     **{rule.name: rule.title for rule in RULES},
@@ -262,11 +263,12 @@ def format_rows(rows: dict[str, list[dict[str, float]]]) -> list[str]:
     return aligned(lines)
 
 
-def format_table(result: dict[str, dict[str, float]]) -> str:
-    """Format the dict of evaluation.json as a table."""
+def format_table(result: dict[str, dict[str, float]], reward: str) -> str:
+    """Format the dict of evaluation.json as a table, of a run with this setting `reward`."""
     lines = format_rows({title: [row] for title, row in result.items()})
     after = result["after, sampled"]
     good = next((after[rule.name] for rule in RULES if rule.name in after), None)
-    if good is not None and after.get("accepts", 0) > good + MUCH:
+    paid = "judge" in parse_reward(reward)
+    if paid and good is not None and after.get("accepts", 0) > good + MUCH:
         lines.append("the judge accepts much more than is correct: it's being fooled")
     return "\n".join([*lines, "what the columns are: config/README.md#the-table"])

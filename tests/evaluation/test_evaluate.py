@@ -268,7 +268,7 @@ def test_every_row(dataset, make, request):
     """The policy has not changed, so the rows before and after are the same."""
     config = request.getfixturevalue(dataset)
     result, completions = evaluated(config, make(0), make(0), everything=True)
-    lines = format_table(result).splitlines()
+    lines = format_table(result, "judge").splitlines()
     assert [re.split(" {2,}", line)[0] for line in lines[1 : 1 + len(result)]] == [*result]
     for title in ("sampled", "argmax"):
         assert result[f"after, {title}"] == result[f"before, {title}"]
@@ -303,18 +303,19 @@ def test_own_rewards_have_columns(settings):
     parts = {"judge": (lambda x, batch: judge(x), 1.0), "half": (half, 2.0)}
     result, completions = evaluated(settings, product(1), product(0), parts)
     assert all(line["half"] == 0.5 for line in completions)
-    head, *lines = format_table(result).splitlines()
+    head, *lines = format_table(result, "judge").splitlines()
     assert head.endswith("half")
     assert all(line.endswith("0.500") for line in lines[: len(result)])
-    assert "half" not in format_table(evaluated(settings, product(1), product(0))[0])
+    result, _ = evaluated(settings, product(1), product(0))
+    assert "half" not in format_table(result, "judge")
 
 
 @pytest.mark.parametrize("good", ["correct", "valid_words"])
-def test_a_fooled_judge_is_named(good):
+def test_a_fooled_judge_is_named_if_it_pays(good):
     line = "the judge accepts much more than is correct: it's being fooled"
-    for accepted, named in ((0.54, False), (0.56, True)):
+    for accepted, reward, named in ((0.54, "judge", 0), (0.56, "judge", 1), (0.56, "a.pt", 0)):
         result = {"after, sampled": {good: 0.5, "accepts": accepted}}
-        assert (line in format_table(result).splitlines()) == named
+        assert (line in format_table(result, reward).splitlines()) == named
 
 
 def test_a_peek_shows_the_truth_and_before_and_later_only_now(settings):
