@@ -50,13 +50,13 @@ class Rollout(Rows):
     advantages: Tensor  # (B,G,T)
 
 
-def count_different(which: Tensor, counted: Tensor) -> Tensor:
-    """Count the different texts in each group: which (B,G) from `distinct` -> (B,).
+def mean_number_of_different(which: Tensor) -> Tensor:
+    """Count the different texts in each group, and average: which (B,G) from `distinct` -> ().
 
-    Only those count where `counted` (B,G) is True.
+    What's negative doesn't count.
     """
-    ordered = which.masked_fill(~counted, -1).sort(dim=1).values  # (B,G)
-    return (F.pad(ordered, (1, 0), value=-1).diff(dim=1) > 0).sum(dim=1)
+    ordered = F.pad(which, (1, 0), value=-1).sort(dim=1).values  # (B,1+G)
+    return (ordered.diff(dim=1) > 0).sum(dim=1).double().mean()
 
 
 def to_floats(metrics: dict[str, Tensor]) -> dict[str, float]:
@@ -134,8 +134,7 @@ def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, float]:
     metrics["std_reward"] = reward.std(dim=1, correction=0).mean()
     metrics["frac_reward_zero_std"] = all_equal(reward).float().mean()
     texts, which = distinct(groups)  # (D,T), (B,G)
-    different = count_different(which, torch.ones_like(which, dtype=torch.bool))  # (B,)
-    metrics["different_completions"] = different.double().mean()
+    metrics["different_completions"] = mean_number_of_different(which)
     # if this is far from 0, something is wrong with the baseline
     advantages = rollout.advantages * mask[:, None]  # (B,G,T)
     metrics["mean_advantage"] = advantages.sum() / (mask.sum() * reward.shape[1]).clamp(min=1)

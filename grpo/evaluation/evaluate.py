@@ -22,7 +22,7 @@ from data.sums.rule import perfect_blanks
 from data.vocabulary import decode, distinct, highlight
 from grpo.batch import Batch
 from grpo.evaluation.rivals import best_by_word, fill_in_passes, fill_with_common_words
-from grpo.metrics import count_different
+from grpo.metrics import mean_number_of_different
 from grpo.reward import Rewards, judge_metrics, log_odds
 from grpo.run.load import SAMPLES, HeldOut, Models
 from grpo.run.network import uncompiled
@@ -66,7 +66,8 @@ def measure(
     if rule and rule.whole:
         solved = good.any(dim=-1)  # (N,n)
         if n > 1:
-            figures["different_correct"] = count_different(which, solved).double().mean()
+            counted = which.masked_fill(~solved, -1)  # (N,n)
+            figures["different_correct"] = mean_number_of_different(counted)
         blanks = batch.mask.sum(dim=1)  # (N,)
         for number in blanks.unique().tolist():
             figures[f"{number} blanks"] = solved[blanks == number].float().mean()
