@@ -1,0 +1,142 @@
+"""Time the kernel, the parts of a training step, and the main command as a whole.
+
+    python -m tests.cuda.times
+
+Without a GPU the sizes are tiny, and all you learn is that this file runs.
+
+Shapes: B masked inputs, T characters, G completions of each input, V vocabulary.
+"""
+
+import subprocess
+import sys
+import time
+from statistics import median
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import torch
+from torch.utils.benchmark import Timer
+
+import train_grpo
+from grpo import kernel, policy
+from grpo.batch import draw_batch, make_batch
+from grpo.metrics import rollout_metrics
+from grpo.optimizer import Optimizer, make_adamw
+from grpo.run.config import load_config
+from grpo.run.load import load_data, load_models, load_rewards
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda:0" if GPU else "cpu")
+SIZES = [(128, 16), (1024, 64)] if GPU else [(8, 4)]  # B, G
+STEPS = 40 if GPU else 2
+T = 11
+parts = {}  # {name: seconds of each call}
+
+
+def timed(name, function):
+    """Make `function` note in `parts` how long each call takes, on the GPU too."""
+
+    def call(*args, **kwargs):
+        if GPU:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        result = function(*args, **kwargs)
+        if GPU:
+            torch.cuda.synchronize()
+        parts.setdefault(name, []).append(time.perf_counter() - began)
+        return result
+
+    return call
+
+
+def microseconds(call):
+    call()  # warms up
+    timer = Timer("call()", globals={"call": call})
+    return 1e6 * timer.blocked_autorange(min_run_time=0.5 if GPU else 0.01).median
+
+
+def time_kernel(module, B, G, V):
+    """Print how long the kernel or PyTorch take to draw, to score, and to score and differentiate.
+
+    `module` is grpo.kernel or grpo.policy.
+    """
+    torch.manual_seed(0)
+    mask = torch.rand(B, T) < 0.5  # (B,T)
+    batch = make_batch(torch.randint(27, (B, T)), mask, mask.long(), G, (0,))
+    batch = batch.map(lambda x: x.to(DEVICE))
+    logits, ref_logits = torch.randn(2, B, T, V, device=DEVICE)  # each (B,T,V)
+    leaf = logits.clone().requires_grad_()
+
+    def draw():
+        return module.sample_completions(logits, batch.masked, batch.mask, batch.uniforms, 1.0)
+
+    def score(logits=logits):
+        return module.compute_logprobs(logits, ref_logits, y, batch.mask, 1.0)
+
+    def differentiate():
+        logp, _, kl, entropy = score(leaf)
+        torch.autograd.grad(logp.sum() + kl.sum() - entropy.sum(), leaf)
+
+    y = draw()  # (B,G,T)
+    took = " · ".join(f"{microseconds(each):.0f}" for each in (draw, score, differentiate))
+    print(f"B {B} G {G} V {V} {module.__name__}: draw · score · score and gradient {took} µs")
+
+
+def command_line(B, G):
+    return f"config/grpo_config.py --device={DEVICE} --batch_size={B} --group_size={G}".split()
+
+
+def time_parts(B, G, *flags):
+    """Print the parts of a step of the main command, each with the GPU's own time in it."""
+    config = load_config([*command_line(B, G), *flags])
+    models = load_models(config, DEVICE)
+    train, rule, _ = load_data(config, DEVICE)
+    rewards = load_rewards(config, models.judge, rule, DEVICE)
+    optimizer = Optimizer(make_adamw(models.policy.network, config), config.grad_clip)
+    update = SimpleNamespace(step_if_finite=timed("optimizer", optimizer.step_if_finite))
+    given = timed("policy", models.policy), timed("reference", models.reference)
+    given += timed("rewards", rewards), update
+    originals = train_grpo.grpo_loss, torch.Tensor.backward
+    train_grpo.grpo_loss = timed("loss", train_grpo.grpo_loss)
+    torch.Tensor.backward = timed("backward", torch.Tensor.backward)
+    parts.clear()
+    for step in range(STEPS):
+        batch = timed("draw_batch", draw_batch)(train, config, step, DEVICE)
+        rollout, _ = timed("grpo_step", train_grpo.grpo_step)(*given, batch, config)
+        timed("rollout_metrics", rollout_metrics)(rollout, rule)
+    train_grpo.grpo_loss, torch.Tensor.backward = originals
+    print(f"B {B} G {G} {' '.join(flags)}: ms of a call, and calls in a step")
+    for name, seconds in parts.items():
+        each = 1000 * median(seconds[len(seconds) // 4 :])  # without those that warm up
+        print(f"  {name:16s}{each:9.2f} x {len(seconds) // STEPS}")
+    if GPU:
+        print(f"  at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+
+
+def time_command(B, G, *flags):
+    """Print how long the main command takes, imports and table included."""
+    command = [sys.executable, "train_grpo.py", *command_line(B, G), *flags]
+    with TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        done = subprocess.run([*command, f"--out_dir={folder}/out"], capture_output=True)
+        took = time.perf_counter() - began
+    print(f"{' '.join(command[1:])}: {took:.1f} s, exit code {done.returncode}")
+
+
+def main():
+    name = torch.cuda.get_device_name() if GPU else "no GPU"
+    print(f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}")
+    kernels = {"torch": policy} | ({"cuda": kernel} if GPU else {})
+    for B, G in SIZES:
+        for setting, module in kernels.items():
+            for V in 28, 40:
+                time_kernel(module, B, G, V)
+            time_parts(B, G, f"--kernel={setting}")
+    small = [] if GPU else ["--max_iters=1", "--eval_inputs=4"]
+    for B, G in SIZES:
+        for compiled in ["false", "true"] if GPU else ["false"]:
+            time_command(B, G, f"--compile={compiled}", *small)
+
+
+if __name__ == "__main__":
+    main()
