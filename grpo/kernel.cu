@@ -1,6 +1,6 @@
 // sample_completions, logprobs_forward and logprobs_backward of grpo/policy.py, written for a GPU.
 // Keep that file open next to this one: same names, same formulas, but the math is in float64, and
-// KL and H go from the forward to the backward function. No GPU has run it yet.
+// KL and H go from the forward to the backward function.
 //
 // Never seen CUDA? It's C, except that thousands of threads run a function marked __global__ at the
 // same time. They come in blocks of blockDim.x threads. All that tells one thread from another is

@@ -340,30 +340,12 @@ def test_gaps_are_those_of_a_loop_over_words(cut, monkeypatch):
     read, find = [], rule.good_spans
     monkeypatch.setattr(rule, "good_spans", lambda text: read.append(text) or find(text))
     good, gaps = check_gaps(rule, *distinct(completions), tokens, mask)
-<<<<<<< ours
-    have = good.nonzero().tolist(), begins_word(gaps).nonzero().tolist()
-=======
     assert sorted(read) == sorted({*decode(completions)})
-    have = good.nonzero().tolist(), gaps.nonzero().tolist()
->>>>>>> theirs
+    have = good.nonzero().tolist(), begins_word(gaps).nonzero().tolist()
     want = slow_gaps(rule, completions, tokens, mask)
     assert have == tuple(map(sorted, want)) and all(map(len, want))
 
 
-<<<<<<< ours
-def test_a_rule_reads_each_text_once(monkeypatch):
-    read = []
-    rule = SumRule()
-    monkeypatch.setattr(rule, "good_spans", lambda text: read.append(text) or rule.spans(text))
-    completions = encode("".join(CORRECT)).view(3, 1, 8).repeat(1, 5, 1)  # (B,G,T)
-    mask = completions[:, 0] < 30  # (B,T)
-    good, gaps = check_gaps(rule, *distinct(completions), completions[:, 0], mask)
-    assert sorted(read) == sorted(CORRECT)
-    assert gaps.amax(dim=1).tolist() == [1, 1, 1] and good.sum() == 15
-
-
-=======
->>>>>>> theirs
 def test_the_text_that_ships_is_whole():
     train, val = read_splits(str(ROOT / "data" / "text"), 64)
     assert train.kind == val.kind == "text"
