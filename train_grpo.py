@@ -28,7 +28,7 @@ from grpo.batch import draw_batch, minibatches
 from grpo.distributed import is_first, join_processes
 from grpo.evaluation.evaluate import evaluate, format_table, peek, try_out
 from grpo.loss import grpo_loss, loss_weights
-from grpo.metrics import Rollout, UpdateMetrics, check_finite, rollout_metrics
+from grpo.metrics import Rollout, UpdateMetrics, check_finite, rollout_metrics, to_floats
 from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_reference
 from grpo.run.checkpoint import load_checkpoint, save_checkpoint, save_on_error
 from grpo.run.config import load_config
@@ -151,7 +151,7 @@ def main(arguments=(), quiet=False, reward=None):
             batch = draw_batch(train, config, step, device)
             with save_on_error(config, policy, reference, optimizer, step):
                 rollout, metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
-                metrics = rollout_metrics(rollout, rule) | metrics
+                metrics = to_floats(rollout_metrics(rollout, rule) | metrics)
                 check_finite(metrics, step)  # a NaN ends the run here
             # With reference_mode=ema or periodic the reference follows the policy.
             update_reference(reference.network, policy.network, step + 1, config)

@@ -17,7 +17,7 @@ character gets hidden. To add your own, write such a function and add a line to 
 Shapes: B inputs, T characters of each.
 """
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy import ndarray
@@ -68,6 +68,7 @@ MASKINGS = {
 }
 
 
+@cache
 def parse_masking(text: str) -> dict[str, float]:
     """Turn "random:1,word:1" into {"random": 0.5, "word": 0.5}: weights that add up to 1."""
     weights = {}

@@ -1,13 +1,16 @@
-"""Find which hidden word each blank belongs to, and average over words.
+"""Find which hidden word each blank belongs to, average over words, and find equal texts.
 
 `mask` is True at a blank. `words` numbers the hidden words of each input 1, 2, 3, ... in the order
 of their first blanks, and is 0 where there's no blank. In a text a word is a run of adjacent
 blanks, but nothing here needs them to be adjacent. Once blanks are filled in, numbers may be
 missing.
 
-Shapes: B inputs, T characters, G completions of each input, M blanks of all inputs.
+Shapes: B inputs, T characters, G completions of each input, M blanks of all inputs,
+D different texts.
 """
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -71,3 +74,16 @@ def lay_out_words(words: Tensor) -> tuple[Tensor, Tensor]:
     word = begun.gather(1, first) - 1  # (B,T)
     place = same.tril(diagonal=-1).sum(dim=-1)  # (B,T) how many of the word's blanks come before
     return word[blank], place[blank]
+
+
+def distinct(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the different texts among tokens (...,T): -> (D,T), and which of them each is, (...).
+
+    So texts[which] are the tokens again. A GPU has to wait for this.
+    """
+    T = tokens.shape[-1]
+    rows = tokens.reshape(-1, T).to(torch.int8).cpu().contiguous().numpy()  # a byte per character
+    # NumPy sorts whole rows of bytes, up to ten times as fast as torch.unique sorts numbers.
+    _, first, which = np.unique(rows.view(f"V{T}"), return_index=True, return_inverse=True)
+    texts = torch.from_numpy(rows[first]).to(tokens)  # (D,T)
+    return texts, torch.from_numpy(which).view(tokens.shape[:-1]).to(tokens.device)

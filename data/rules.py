@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from data.dataset import Dataset
-from data.per_word import begins_word
+from data.per_word import begins_word, distinct
 from data.sums.rule import correct_answers, is_correct
-from data.vocabulary import decode, distinct
+from data.vocabulary import decode
 
 WORD = re.compile("[a-z]+")
 

@@ -45,19 +45,6 @@ def encode(text: str) -> Tensor:
     return torch.from_numpy(token[np.frombuffer(text.encode("ascii"), dtype=np.uint8)])
 
 
-def distinct(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the different texts among tokens (...,T): -> (D,T), and which of them each is, (...).
-
-    So texts[which] are the tokens again. A GPU has to wait for this.
-    """
-    T = tokens.shape[-1]
-    rows = tokens.reshape(-1, T).to(torch.int8).cpu().contiguous().numpy()  # a byte per character
-    # NumPy sorts whole rows of bytes, up to ten times as fast as torch.unique sorts numbers.
-    _, first, which = np.unique(rows.view(f"V{T}"), return_index=True, return_inverse=True)
-    texts = torch.from_numpy(rows[first]).to(tokens)  # (D,T)
-    return texts, torch.from_numpy(which).view(tokens.shape[:-1]).to(tokens.device)
-
-
 def highlight(text: str, mask: list[bool]) -> str:
     """Put what was filled into the blanks in [brackets]. mask (T,) is True at a blank."""
     pieces = [f"[{c}]" if blank else c for c, blank in zip(text, mask)]

@@ -73,12 +73,11 @@ def deviation_of_batch(reward: Tensor, mask: Tensor) -> Tensor:
     return variance.sqrt() + EPSILON
 
 
-def undivided(reward: Tensor, mask: Tensor) -> int:
-    """Divide by 1, as Dr. GRPO does (2503.20783), so that β means what it says."""
-    return 1
-
-
-SCALES = {"none": undivided, "group": deviation_of_group, "batch": deviation_of_batch}
+SCALES = {
+    "none": lambda reward, mask: 1,  # as in Dr. GRPO (2503.20783), so that β means what it says
+    "group": deviation_of_group,
+    "batch": deviation_of_batch,
+}
 
 
 def compute_advantages(reward: Tensor, entropy: Tensor, mask: Tensor, config) -> Tensor:

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.per_word import mean_over_blanks
+from data.per_word import distinct, mean_over_blanks
 from data.rules import Rule, check_gaps
-from data.vocabulary import distinct
 from grpo.advantage import all_equal
 from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
@@ -109,17 +108,17 @@ class UpdateMetrics:
         self.updates.append(means | {"grad_norm": grad_norm})
         self.micro_batches = []
 
-    def result(self) -> dict[str, float]:
+    def result(self) -> dict[str, Tensor]:
         """Average over the updates. In PER_BLANK an update counts as often as it has blanks."""
         names = self.updates[0]
         means = {name: torch.stack([each[name] for each in self.updates]) for name in names}
         blanks = means.pop("blanks")  # (updates,) like each of the means
         for name in PER_BLANK:
             means[name] = means[name] * (len(blanks) * blanks / blanks.sum())
-        return to_floats({name: x.mean() for name, x in means.items()})
+        return {name: x.mean() for name, x in means.items()}
 
 
-def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, float]:
+def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, Tensor]:
     """Compute what a step's completions earned, and what the rule and the judge say about them.
 
     The share of gaps that are filled well has the rule's name (data/rules.py). `accepts` and
@@ -143,4 +142,4 @@ def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, float]:
         metrics[rule.name] = good.sum() / (gaps.amax(dim=1).sum() * good.shape[1]).clamp(min=1)
     if "judge" in parts:
         metrics |= judge_metrics(parts["judge"], batch.words, good, gaps)
-    return to_floats(metrics)
+    return metrics

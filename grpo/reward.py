@@ -21,9 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.per_word import all_of_word, begins_word, mean_over_words
+from data.per_word import all_of_word, begins_word, distinct, mean_over_words
 from data.rules import check_gaps
-from data.vocabulary import distinct
 from grpo.batch import Batch
 
 AT_ONCE = {"cpu": 32, "cuda": 4096}  # texts per batch; more overflow a CPU's cache, a GPU's memory

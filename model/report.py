@@ -5,9 +5,8 @@ Shapes: B inputs, T characters, N hidden words.
 
 import torch
 
-from data.per_word import all_of_word, begins_word, mean_over_words
+from data.per_word import all_of_word, begins_word, distinct, mean_over_words
 from data.rules import check_gaps
-from data.vocabulary import distinct
 from grpo.batch import make_batch
 from grpo.reward import judge_logits
 from model.losses import draw_completions

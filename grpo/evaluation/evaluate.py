@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data.per_word import all_of_word, begins_word, mean_over_blanks
+from data.per_word import all_of_word, begins_word, distinct, mean_over_blanks
 from data.rules import RULES, Rule, WordRule, check_gaps
-from data.sums.rule import perfect_blanks
-from data.vocabulary import decode, distinct, highlight
+from data.vocabulary import decode, highlight
 from grpo.batch import Batch
+from grpo.evaluation import exact
 from grpo.evaluation.rivals import best_by_word, fill_in_passes, fill_with_common_words
 from grpo.metrics import mean_number_of_different
 from grpo.reward import Rewards, judge_metrics, log_odds
@@ -35,6 +35,7 @@ TITLES = {  # {the name in evaluation.json: the title in the table}; other colum
     "fooled": "fooled",
     "different_correct": "different",
     "pass@16": "pass@16",
+    "pass@1024": "pass@1024",
     "passes": "passes",
 }
 MUCH = 0.05  # if a judge accepts more than is correct, by so much, we say that it's fooled
@@ -163,8 +164,12 @@ def evaluate(
         opinions = ask(models, rewards, completions, held_out)
         result[title] = measure(completions, held_out, opinions) | {"passes": passes}
         asked[title] = completions, opinions
-    if hasattr(held_out.rule, "answers"):
-        result["exact marginals"] = perfect_blanks(decode(held_out.batch.masked), SAMPLES)
+    if hasattr(held_out.rule, "answers"):  # then we needn't trust to the luck of the draw
+        for title, policy in (("before", models.base), ("after", models.policy)):
+            q = exact.probabilities(policy(held_out.batch), held_out.answers)
+            result[f"{title}, sampled"] |= exact.figures(q, held_out.batch.mask)
+        q = exact.marginals(held_out.answers, held_out.batch.mask)
+        result["exact marginals"] = exact.figures(q, held_out.batch.mask)
     return result, list_completions(held_out, *asked["after, sampled"])
 
 

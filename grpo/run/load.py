@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from data.dataset import Dataset, make_if_missing, read_prompts, read_splits
 from data.rules import RULES, Rule, pick_rule
 from data.user_mistake import Mistake
+from data.vocabulary import decode
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first, wait_for_all
 from grpo.policy import Policy
@@ -31,6 +32,11 @@ class HeldOut:
 
     batch: Batch  # N inputs, with the random numbers for 16 completions of each
     rule: Rule | None  # says which completions are good (data/rules.py)
+
+    @cached_property
+    def answers(self) -> list[list[str]]:
+        """List all good completions of each input, if the rule can."""
+        return [self.rule.answers(masked) for masked in decode(self.batch.masked)]
 
 
 class Models(NamedTuple):

@@ -66,7 +66,7 @@ def train(arguments: list[str] = ()) -> list[dict[str, float]]:
         if step == 0:
             batch.uniforms[:, :, MASK[0]] = IN_TURN[torch.arange(config.group_size) % 4]
         _, all_metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
-        metrics = {name: all_metrics[name] for name in ("loss", "clip_ratio")}
+        metrics = {name: float(all_metrics[name]) for name in ("loss", "clip_ratio")}
     return rows
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
+from data.per_word import distinct
 from data.rules import SumRule, WordRule, check_gaps
 from data.sums.prepare import prepare as prepare_sums
 from data.sums.rule import is_correct
-from data.vocabulary import VOCABULARY, decode, distinct
+from data.vocabulary import VOCABULARY, decode
 from grpo.evaluation.evaluate import (
     TITLES,
     evaluate,

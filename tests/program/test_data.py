@@ -19,11 +19,11 @@ from data.dataset import (
     read_splits,
 )
 from data.masking import MASKINGS, make_mask
-from data.per_word import begins_word
+from data.per_word import begins_word, distinct
 from data.rules import SumRule, WordRule, check_gaps, pick_rule
 from data.sums.prepare import main
 from data.user_mistake import Mistake
-from data.vocabulary import MASK_ID, PAD, decode, distinct, encode, normalize
+from data.vocabulary import MASK_ID, PAD, decode, encode, normalize
 
 ROOT = Path(__file__).parents[2]
 LINE = "the old cat sat on the mat and ran"

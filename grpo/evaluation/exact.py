@@ -1,0 +1,59 @@
+"""Measure a policy exactly, where all correct answers to an input can be listed.
+
+log q is known, so nothing has to be drawn. With q(y) for each correct answer y of an input,
+
+    correct             Σ_y q(y)                   a draw is one of them
+    different_correct   Σ_y 1 − (1 − q(y))¹⁶       how many different ones 16 draws have
+    pass@k              1 − (1 − Σ_y q(y))ᵏ        one of k draws is correct
+
+Shapes: N held-out inputs, T characters, n answers to an input.
+"""
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from data.vocabulary import encode
+from grpo.policy import Product
+from grpo.run.load import SAMPLES
+
+PASS_AT = (16, 1024)  # the k of pass@k
+
+
+def probabilities(q: Product, answers: list[list[str]]) -> list[Tensor]:
+    """Compute q(y) of each answer: N lists of n texts -> N tensors (n,)."""
+    found = []
+    for i, texts in enumerate(answers):
+        completions = encode("".join(texts)).view(1, len(texts), -1)  # (1,n,T)
+        log_q = q[i : i + 1].log_prob(completions.to(q.batch.mask.device))  # (1,n,T)
+        found.append(log_q[0].double().sum(dim=-1).exp().cpu())
+    return found
+
+
+def marginals(answers: list[list[str]], mask: Tensor) -> list[Tensor]:
+    """Compute q(y) for perfect independent blanks, which is the ceiling for pretraining.
+
+    All answers of an input are equally likely in the data (data/sums/prepare.py). So the best that
+    a blank can learn by cross-entropy is its exact marginal over them.
+    """
+    found = []
+    for texts, blanks in zip(answers, mask.tolist()):
+        q = torch.ones(len(texts), dtype=torch.float64)  # (n,)
+        for t in [t for t, blank in enumerate(blanks) if blank]:
+            count = Counter(text[t] for text in texts)
+            q *= torch.tensor([count[text[t]] / len(texts) for text in texts])
+        found.append(q)
+    return found
+
+
+def figures(q: list[Tensor], mask: Tensor) -> dict[str, float]:
+    """Average over the inputs, given q(y) of their answers: -> {column: number}."""
+    correct = torch.stack([each.sum() for each in q])  # (N,)
+    different = torch.stack([(1 - (1 - each) ** SAMPLES).sum() for each in q])  # (N,)
+    found = {"correct": correct, "different_correct": different}
+    found |= {f"pass@{k}": 1 - (1 - correct.clamp(max=1)) ** k for k in PASS_AT}
+    blanks = mask.sum(dim=1).cpu()  # (N,)
+    for number in blanks.unique().tolist():
+        found[f"{number} blanks"] = correct[blanks == number]
+    return {name: x.mean().item() for name, x in found.items()}

@@ -1,0 +1,84 @@
+"""Check the exact figures against loops over all completions, and against draws.
+
+Shapes: N inputs, T characters.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from conftest import BLANK, encode, make_batch
+
+from data.sums.rule import correct_answers, is_correct
+from data.vocabulary import VOCABULARY, decode
+from grpo.evaluation import exact
+from grpo.policy import Product
+from grpo.run.config import Config
+
+MASKED = ["4_+4_=88", "_1+_7=88", "__+__=35"]
+V = len(VOCABULARY)
+
+
+def filled(masked):
+    """List all ways to fill a sum's blanks with digits."""
+    pieces = masked.split("_")
+    for digits in product("0123456789", repeat=len(pieces) - 1):
+        yield "".join(a + b for a, b in zip(pieces, (*digits, "")))
+
+
+def distribution(n=1):
+    """Make a random distribution over the digits of each blank, and its batch of n draws."""
+    masked = encode(*MASKED)
+    logits = torch.randn(
+        len(MASKED), masked.shape[1], V, generator=torch.Generator().manual_seed(0)
+    )
+    logits[..., [c for c in range(V) if not VOCABULARY[c].isdigit()]] = -1e9
+    batch = make_batch(masked, masked == BLANK, BLANK, n, (1,))
+    return Product(2 * logits, batch, Config(temperature=0.8))
+
+
+def test_exact_figures_are_those_of_a_loop_over_all_completions():
+    q = distribution()
+    p = (q.logits.double() / 0.8).softmax(dim=-1)  # (N,T,V)
+    want = {"correct": 0.0, "different_correct": 0.0, "pass@16": 0.0, "pass@1024": 0.0}
+    for i, masked in enumerate(MASKED):
+        chances = []
+        for text in filter(is_correct, filled(masked)):
+            blanks = [t for t, c in enumerate(masked) if c == "_"]
+            chances.append(np.prod([p[i, t, VOCABULARY.index(text[t])].item() for t in blanks]))
+        want["correct"] += sum(chances) / 3
+        want["different_correct"] += sum(1 - (1 - x) ** 16 for x in chances) / 3
+        for k in (16, 1024):
+            want[f"pass@{k}"] += (1 - (1 - sum(chances)) ** k) / 3
+    answers = [correct_answers(masked) for masked in MASKED]
+    have = exact.figures(exact.probabilities(q, answers), q.batch.mask)
+    assert {name: have[name] for name in want} == pytest.approx(want, rel=1e-5)
+    assert (2 * have["2 blanks"] + have["4 blanks"]) / 3 == pytest.approx(have["correct"])
+
+
+def test_exact_figures_are_those_of_many_draws():
+    """Of 100,000 draws, in groups of 16."""
+    n = 16 * 6250
+    q = distribution(n)
+    drawn = q.sample().completions  # (N,n,T)
+    groups = [np.array(decode(each)).reshape(-1, 16) for each in drawn]  # (6250,16) each
+    right = [np.vectorize(is_correct)(group) for group in groups]
+    answers = [correct_answers(masked) for masked in MASKED]
+    have = exact.figures(exact.probabilities(q, answers), q.batch.mask)
+    assert np.mean(right) == pytest.approx(have["correct"], abs=0.005)
+    assert np.mean([x.any(axis=1) for x in right]) == pytest.approx(have["pass@16"], abs=0.01)
+    different = [len({*row[good]}) for g, r in zip(groups, right) for row, good in zip(g, r)]
+    assert np.mean(different) == pytest.approx(have["different_correct"], abs=0.02)
+
+
+def test_perfect_blanks_have_the_marginals_of_the_answers():
+    answers = [[text for text in filled(masked) if is_correct(text)] for masked in MASKED]
+    for i, q in enumerate(exact.marginals(answers, encode(*MASKED) == BLANK)):
+        for text, chance in zip(answers[i], q.tolist()):
+            shares = [
+                sum(other[t] == text[t] for other in answers[i]) / len(answers[i])
+                for t, c in enumerate(MASKED[i])
+                if c == "_"
+            ]
+            assert chance == pytest.approx(np.prod(shares))
