@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.per_word import mean_over_blanks, mean_over_words
+from data.per_word import mean_over_blanks
 from grpo.batch import INPUTS, Batch, make_batch
 
 PRETRAINING = 2**31 + 1  # begins the seeds here, so that no run draws the same random numbers
@@ -57,10 +57,11 @@ def judge_loss(judge, policy, dataset, args, temperature, seed):
     """Compute the judge's cross-entropy at telling real words from drawn ones: -> a scalar.
 
     For each hidden word a coin decides whether the judge sees the real one or the one that the
-    policy drew. The logit of a word is the mean over its letters, and the loss is least where it's
+    policy drew. Each of its characters is graded on its own. The loss is least where a logit is
     log(p/q), with p the word's probability in real text and q that under the policy (residual
-    energy-based models, 2004.11714). A drawn word that happens to be the real one still counts as
-    drawn.
+    energy-based models, 2004.11714). Grading only the mean over the word is not enough: the judge
+    then learns to blame one character, and that may be a visible one, which nobody counts. A drawn
+    word that happens to be the real one still counts as drawn.
     """
     batch = masked_batch(dataset, args, args.judge_masking, seed)
     drawn = draw_completions(policy, batch, temperature)  # (B,T)
@@ -69,6 +70,5 @@ def judge_loss(judge, policy, dataset, args, temperature, seed):
     real = coins.gather(1, batch.words)  # (B,T) one coin for a whole word
     completions = torch.where(batch.mask & ~real, drawn, batch.tokens)  # (B,T)
     logits = judge(completions).float()  # (B,T)
-    logits = mean_over_words(logits[:, None], batch.words)[:, 0]  # (B,T)
     losses = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="none")  # (B,T)
     return mean_over_blanks(losses[:, None], batch.mask).mean()

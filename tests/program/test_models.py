@@ -144,8 +144,8 @@ def some_judge(tokens):
 def test_the_judges_loss_by_hand(world):
     """Each run of blanks holds either the text or a draw, with equal chance.
 
-    A run has one label and one logit, the mean of its blanks' logits. Each blank has the loss of
-    its run. The losses are averaged over the blanks of an input, and then over the inputs.
+    A run has one label, and each of its blanks a logit and a loss. They're averaged over the blanks
+    of an input, and then over the inputs.
     """
     train = read_dataset(world / "text" / "train.txt", 16)
     args = Settings(block_size=16, batch_size=200, judge_masking="word,random", device="cpu")
@@ -164,8 +164,8 @@ def test_the_judges_loss_by_hand(world):
         labels.append([torch.equal(row[run], text[run]) for run in runs])
         for run, real in zip(runs, labels[-1]):
             assert real or (row[run] == Z).all()
-            logit = some_judge(row[run]).mean()
-            losses += [-(logit if real else -logit).sigmoid().log()] * len(row[run])
+            logits = some_judge(row[run])
+            losses += [-(x if real else -x).sigmoid().log() for x in logits]
         of_inputs.append(sum(losses) / len(losses))
     torch.testing.assert_close(loss, sum(of_inputs) / len(of_inputs))
     assert 0.4 < np.mean(sum(labels, [])) < 0.6
