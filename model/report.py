@@ -4,6 +4,7 @@ Shapes: B inputs, T characters, N hidden words.
 """
 
 import torch
+import torch.nn.functional as F
 
 from data.per_word import all_of_word, begins_word, distinct, mean_over_words
 from data.rules import check_gaps
@@ -45,11 +46,12 @@ def calibration(real, drawn):
 def report(policy, judge, dataset, rule, masking, device, size=3072):
     """Print how well the policy fills blanks, and the judge tells completions from text.
 
-    The policy gets its mean −log q of a hidden character, in nats. The judge gets its AUC (0.5 is
-    chance), the slope that `calibration` fits to its scores, and the mean of exp(score) over the
-    policy's draws. For scores that really are log p/q that's Σ q · p/q = 1, and so is the slope. If
-    a rule knows which completions are correct, we also print how many of those the judge accepts,
-    and how many of the others.
+    The policy gets its mean −log q of a hidden character, in nats. The judge gets its loss, its AUC
+    (0.5 is chance), the slope that `calibration` fits to its scores, and the mean of exp(score)
+    over the policy's draws. For scores that really are log p/q that's Σ q · p/q = 1, and so is the
+    slope. Its dissent says how often one of its characters votes against a real word that the mean
+    accepts. If a rule knows which completions are correct, we also print how many of those the
+    judge accepts, and how many of the others.
     """
     batch = make_batch(*dataset.batch(size, masking, (REPORT, 0)), 1, (REPORT, 0))
     batch = batch.map(lambda x: x.to(device))
@@ -58,11 +60,16 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
     print(f"held-out inputs with masking={masking}: nats {-log_q.sum() / mask.sum():.3f}")
     if judge:
         both = torch.stack([tokens, draw_completions(policy, batch, 1.0)], dim=1)  # (B,2,T)
-        scores = mean_over_words(judge_logits(judge, both), words)  # (B,2,T)
-        real, drawn = scores.mT[begins_word(words)].T.contiguous()  # each (N,)
+        logits = judge_logits(judge, both)  # (B,2,T)
+        scores = mean_over_words(logits, words)  # (B,2,T)
+        first = begins_word(words)  # (B,T)
+        real, drawn = scores.mT[first].T.contiguous()  # each (N,)
+        losses = F.softplus(logits * torch.tensor([-1, 1]).to(logits)[:, None])  # (B,2,T)
+        unanimous = all_of_word(logits[:, :1] > 0, words)[:, 0]  # (B,T)
         print(
-            f"judge: auc {auc(real, drawn):.3f}  slope {calibration(real, drawn):.2f}"
-            f"  mean p/q {drawn.exp().mean():.2f}"
+            f"judge: loss {losses.mT[mask].mean():.3f}  auc {auc(real, drawn):.3f}"
+            f"  slope {calibration(real, drawn):.2f}  mean p/q {drawn.exp().mean():.2f}"
+            f"  dissent {1 - unanimous[first][real > 0].float().mean():.3f}"
         )
         good, gaps = check_gaps(rule, *distinct(both[:, 1:]), tokens, mask)  # (B,1,T), (B,T)
         accepted = all_of_word(scores[:, 1:] > 0, gaps)  # (B,1,T)

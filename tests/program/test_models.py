@@ -1,5 +1,6 @@
 """Check the networks, their losses, their evaluation report, and the training program."""
 
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -218,19 +219,26 @@ def test_the_report_is_a_loop_over_words(world, capsys):
     drawn = draw_completions(policy, batch, 1.0)
     nats = -policy(batch).log_prob(batch.tokens[:, None]).sum() / batch.mask.sum()
     real_scores, drawn_scores, accepted = [], [], {True: [], False: []}
+    losses, dissent = [], []
     for text, completion, runs in zip(batch.tokens, drawn, runs_of(batch.mask)):
         for run in runs:
-            real_scores.append(judge(text[None])[0, run].mean().item())
-            drawn_scores.append(judge(completion[None])[0, run].mean().item())
+            votes, others = (judge(each[None])[0, run] for each in (text, completion))
+            losses += [math.log1p(math.exp(x)) for x in [*-votes, *others]]
+            real_scores.append(votes.mean().item())
+            drawn_scores.append(others.mean().item())
+            if real_scores[-1] > 0:
+                dissent.append(votes.min().item() <= 0)
             for c in decode(completion[None])[0][run]:
                 accepted[c in rule.allowed].append(drawn_scores[-1] > 0)
     pairs = [(a > b) + 0.5 * (a == b) for a in real_scores for b in drawn_scores]
     assert printed == pytest.approx(
         [
             nats.item(),
+            np.mean(losses),
             np.mean(pairs),
             calibration(torch.tensor(real_scores), torch.tensor(drawn_scores)),
             np.exp(drawn_scores).mean(),
+            np.mean(dissent),
             np.mean(accepted[True]),
             np.mean(accepted[False]),
         ],
