@@ -17,28 +17,21 @@ def group_runs(results: dict[str, object]) -> dict[str, list[str]]:
     run of the group stands alone, with its folder's name.
     """
     runs = {folder: read_json(folder, "config.json") for folder in results}
-    runs = {folder: run | run.get("made_with", {}) for folder, run in runs.items()}
-    names = dict.fromkeys(name for run in runs.values() for name in run)
-    ignored = (*IGNORED, "made_with")
-    differing = [
-        name
-        for name in names
-        if name not in ignored and len({str(run.get(name)) for run in runs.values()}) > 1
-    ]
+    runs = {folder: run | run.pop("made_with", {}) for folder, run in runs.items()}
+    names = dict.fromkeys(name for run in runs.values() for name in run if name not in IGNORED)
+    differing = [n for n in names if len({str(run.get(n)) for run in runs.values()}) > 1]
     groups = {}  # {label: [folder]}
     for folder, run in runs.items():
-        groups.setdefault(make_label(run, differing), []).append(folder)
+        group = groups.setdefault(make_label(run, differing), [])
+        with_its_seed = [results[each] for each in group if runs[each]["seed"] == run["seed"]]
+        if results[folder] not in with_its_seed:
+            group.append(folder)
     separate = {}
-    for label, folders in groups.items():
-        different = []
-        for folder in folders:
-            same_seed = [each for each in different if runs[each]["seed"] == runs[folder]["seed"]]
-            if not any(results[each] == results[folder] for each in same_seed):
-                different.append(folder)
-        if len({runs[folder]["seed"] for folder in different}) == len(different):
-            separate[label] = different
+    for label, group in groups.items():
+        if len({runs[folder]["seed"] for folder in group}) == len(group):
+            separate[label] = group
         else:
-            separate |= {", ".join(filter(None, (label, each))): [each] for each in different}
+            separate |= {f"{label}, {folder}".removeprefix(", "): [folder] for folder in group}
     return separate
 
 
