@@ -84,13 +84,13 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     #    weighs 1 / (B · blanks of its input).
     metrics = UpdateMetrics()
     for epoch in range(config.num_iterations):
-        for update in minibatches(batch, epoch, config):  # (b,) the numbers of its inputs
-            weights = loss_weights(batch.mask[update], config)  # (b,T)
+        for inputs in minibatches(batch, epoch, config):  # (b,) their numbers
+            weights = loss_weights(batch.mask[inputs], config)  # (b,T)
             loss_of_update = 0.0
             # Micro-batches of batch_size inputs, gradient_accumulation_steps of them, so that the
             # activations fit into memory. Their gradients add up, just like their losses.
             size = config.batch_size
-            for rows, weight in zip(update.split(size), weights.split(size)):
+            for rows, weight in zip(inputs.split(size), weights.split(size)):
                 now = policy(batch[rows]).log_probs(sample[rows], q_ref[rows])
                 mask = batch.mask[rows]
                 loss, losses, bounded = grpo_loss(
@@ -145,7 +145,8 @@ def main(arguments=(), quiet=False, reward=None):
             log.say(peek(models, held_out, start))
         for step in range(start, config.max_iters):
             began = time.perf_counter()
-            optimizer.set_learning_rate(learning_rate(step, config))
+            lr = learning_rate(step, config)
+            optimizer.set_learning_rate(lr)
             # The inputs and random numbers of a step depend on (seed, step) and nothing else. Each
             # process draws all of them and keeps its share.
             batch = draw_batch(train, config, step, device)
@@ -155,7 +156,7 @@ def main(arguments=(), quiet=False, reward=None):
                 check_finite(metrics, step)  # a NaN ends the run here
             # With reference_mode=ema or periodic the reference follows the policy.
             update_reference(reference.network, policy.network, step + 1, config)
-            metrics["lr"] = learning_rate(step, config)
+            metrics["lr"] = lr
             metrics["step_ms"] = 1000 * (time.perf_counter() - began)
             log.write(step, metrics)
             if is_first():

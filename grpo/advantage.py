@@ -22,13 +22,11 @@ INDISTINCT = 1e-6  # rewards that differ by less than this share of the largest 
 def all_equal(reward: Tensor) -> Tensor:
     """Tell for each group whether its rewards are equal, but for rounding: (B,G,...) -> (B,1,...).
 
-    A reward near 0 may be what's left of larger numbers that cancel, and then it has their rounding
-    error. So a group's rewards count as at least 1, unless all rewards of the step are smaller. A
-    NaN compares as False, stays in, and ends the run.
+    A NaN compares as False, stays in, and ends the run.
     """
     span = reward.amax(dim=1, keepdim=True) - reward.amin(dim=1, keepdim=True)
     largest = reward.abs().amax(dim=1, keepdim=True)
-    return span <= INDISTINCT * largest.maximum(largest.amax().clamp(max=1))
+    return span <= INDISTINCT * largest
 
 
 def minus_mean(reward: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ def make_batch(tokens: Tensor, mask: Tensor, words: Tensor, G: int, seed: tuple)
         masked=tokens.masked_fill(mask, MASK_ID),
         mask=mask,
         words=words,
-        uniforms=draw_uniforms((B, G, T), (*seed, LETTERS)),
-        rows=torch.arange(B),
+        uniforms=draw_uniforms((B, G, T), (*seed, LETTERS)).to(mask.device),
+        rows=torch.arange(B, device=mask.device),
         size=B,
         seed=seed,
     )

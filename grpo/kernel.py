@@ -1,4 +1,4 @@
-"""Let a CUDA kernel draw and score in place of the PyTorch code in `grpo/policy.py`.
+"""Let a CUDA kernel draw and compute log q in place of the PyTorch code in `grpo/policy.py`.
 
 The kernel is three short functions in kernel.cu, and each does in one launch what takes PyTorch
 many. That makes them up to five times as fast, and a whole step hardly any faster (config/README.md
@@ -165,5 +165,5 @@ compute_logprobs = FusedLogProbs.apply
 class FusedProduct(Product):
     """A `Product` that draws and scores with the kernel."""
 
-    draw = staticmethod(sample_completions)
-    compute = staticmethod(compute_logprobs)
+    sample_completions = staticmethod(sample_completions)
+    compute_logprobs = staticmethod(compute_logprobs)

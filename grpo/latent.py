@@ -127,7 +127,7 @@ class Latent(Rows):
             entropy=entropy,
         )
 
-    def log_prob(self, completions: Tensor) -> Tensor:
+    def log_likelihood(self, completions: Tensor) -> Tensor:
         """Compute log q of each letter, without truncation: (B,n,T) -> (B,n,T)."""
         return self.chain(self.log_q(), self.log_pi(), completions.mT[self.mask])
 

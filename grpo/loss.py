@@ -182,5 +182,5 @@ def grpo_loss(
     pg_loss = -(weights * objective).sum() / G
     kl_penalty = config.kl_beta * (weights * kl).sum() / G
     loss = pg_loss + kl_penalty - config.entropy_coef * (weights * entropy).sum() / G
-    parts = {"loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty}
-    return loss, parts, bounded & mask[:, None]
+    losses = {"loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty}
+    return loss, losses, bounded & mask[:, None]

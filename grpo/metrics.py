@@ -81,7 +81,7 @@ class UpdateMetrics:
         now: LogProbs,
         old: LogProbs,
         losses: dict[str, Tensor],
-        bounded: Tensor,  # (B,G,T) bool, where a bound stops the gradient
+        bounded: Tensor,  # (B,G,T) bool, where a bound is in force
         mask: Tensor,  # (B,T) True at a blank
     ) -> None:
         """Add the sums of one micro-batch over its blanks."""
@@ -134,7 +134,7 @@ def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, Tensor]:
     metrics["frac_reward_zero_std"] = all_equal(reward).float().mean()
     texts, which = distinct(groups)  # (D,T), (B,G)
     metrics["different_completions"] = mean_number_of_different(which)
-    # if this is far from 0, something is wrong with the baseline
+    # with a baseline this is near 0, unless blanks are left out
     advantages = rollout.advantages * mask[:, None]  # (B,G,T)
     metrics["mean_advantage"] = advantages.sum() / (mask.sum() * reward.shape[1]).clamp(min=1)
     good, gaps = check_gaps(rule, texts, which, batch.tokens, mask)  # (B,G,T), (B,T)

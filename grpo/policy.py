@@ -5,9 +5,9 @@
 All blanks are independent, so the probability of a completion is a product over its blanks. The
 network turns a masked input into the logits s of every blank, and `Product` does the rest:
 
-    q.sample()            draws G completions of each input, all blanks at once
+    q.sample()                  draws G completions of each input, all blanks at once
     q.log_probs(sample, q_ref)  computes their log-probabilities, and the exact KL and entropy
-    logprobs_backward     is the gradient of these scores, by hand
+    logprobs_backward           is the gradient of these, by hand
 
 For one blank with logits s, temperature τ and drawn character y, in nats:
 
@@ -158,20 +158,22 @@ class Product(Rows):
     batch: Batch
     config: object
 
-    draw = staticmethod(sample_completions)  # the kernel has its own two (grpo/kernel.py)
-    compute = staticmethod(compute_logprobs)
+    sample_completions = staticmethod(sample_completions)  # the kernel has its own (grpo/kernel.py)
+    compute_logprobs = staticmethod(compute_logprobs)
 
     def sample(self) -> Sample:
         """Fill every blank G times in parallel, with the batch's own random numbers."""
         batch, temperature = self.batch, self.config.temperature
-        return Sample(self.draw(self.logits, batch.masked, batch.mask, batch.uniforms, temperature))
+        given = self.logits, batch.masked, batch.mask, batch.uniforms, temperature
+        return Sample(self.sample_completions(*given))
 
     def log_probs(self, sample: Sample, reference: "Product") -> LogProbs:
         """Compute log q and log q_ref of a sample. Gradients reach this policy's logits."""
         y, mask, temperature = sample.completions, self.batch.mask, self.config.temperature
-        return LogProbs(*self.compute(self.logits, reference.logits, y, mask, temperature))
+        given = self.logits, reference.logits, y, mask, temperature
+        return LogProbs(*self.compute_logprobs(*given))
 
-    def log_prob(self, completions: Tensor) -> Tensor:
+    def log_likelihood(self, completions: Tensor) -> Tensor:
         """Compute log q of each character, without truncation: (B,n,T) -> (B,n,T).
 
         Visible text gets 0, so the sum over T is the log-probability of the completion.

@@ -5,8 +5,8 @@
     --reward=judge:0.5,model/pretrained/sums_judge_weak.pt:0.5                  two judges
     --reward=judge:1.0,my_rewards.py:even:0.1                                   and one of your own
 
-Your own reward is a function of the completions (B,G,T) and their `Batch` (grpo/batch.py), like
-`rule_reward` below. It returns (B,G), or (B,G,T) with a number for each character.
+Your own reward is a function of the completions (B,G,T) and their `Batch` (grpo/batch.py). It
+returns (B,G), or (B,G,T) with a number for each character.
 grpo/run/reward_setting.py reads the setting, and user_file.py beside it calls your function.
 
 A judge is a model that maps tokens (N,T) to logits (N,T). The mean of a word's logits is how sure

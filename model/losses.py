@@ -41,7 +41,7 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
 
 def generator_loss(policy, batch: Batch) -> Tensor:  # ()
     """Compute the mean of −log q of a hidden character, in nats."""
-    log_q = policy(batch).log_prob(batch.tokens[:, None])  # (B,1,T)
+    log_q = policy(batch).log_likelihood(batch.tokens[:, None])  # (B,1,T)
     return -log_q.sum() / batch.mask.sum().clamp(min=1)
 
 

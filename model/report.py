@@ -56,7 +56,7 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
     batch = make_batch(*dataset.batch(size, masking, (REPORT, 0)), 1, (REPORT, 0))
     batch = batch.map(lambda x: x.to(device))
     tokens, mask, words = batch.tokens, batch.mask, batch.words  # each (B,T)
-    log_q = policy(batch).log_prob(tokens[:, None])  # (B,1,T)
+    log_q = policy(batch).log_likelihood(tokens[:, None])  # (B,1,T)
     print(f"held-out inputs with masking={masking}: nats {-log_q.sum() / mask.sum():.3f}")
     if judge:
         both = torch.stack([tokens, draw_completions(policy, batch, 1.0)], dim=1)  # (B,2,T)

@@ -47,7 +47,7 @@ def measure(
     """Compute the figures of completions (N,n,T): -> {column: number}.
 
     correct, valid_words the share of gaps that are filled well, by the rule of the dataset
-    different_correct      sums, n > 1: how many different correct completions an input has
+    different_correct    sums, n > 1: how many different correct completions an input has
     N blanks             sums: the share that's correct of the inputs with so many blanks
     exact                anything else: the share of gaps that came back as they were; without a
                          rule, that of hidden words

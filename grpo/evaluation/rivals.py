@@ -46,7 +46,7 @@ def fill_in_passes(
             characters = torch.where(last, best, q.sample().completions[:, 0])  # (M,T)
         preference = -torch.arange(T, device=left.device).expand(left.shape).float()  # (M,T)
         if order == "confidence":
-            preference = q.log_prob(best[:, None])[:, 0]  # (M,T)
+            preference = q.log_likelihood(best[:, None])[:, 0]  # (M,T)
         rank = preference.masked_fill(~left, -torch.inf).argsort(dim=1, descending=True).argsort()
         share = (left.sum(dim=1) / (planned - done).clamp(min=1)).ceil()  # (M,)
         chosen = left & (rank < share[:, None])  # (M,T)
@@ -62,7 +62,9 @@ def best_by_word(q: Product, completions: Tensor, scores: Tensor) -> Tensor:
     under the base model. The largest p has the largest log q + score. The score alone would prefer
     whatever the base model finds unlikely.
     """
-    log_q = q.log_prob(completions) @ same_word(q.batch.words).float()  # (N,n,T) of whole words
+    log_q = (
+        q.log_likelihood(completions) @ same_word(q.batch.words).float()
+    )  # (N,n,T) of whole words
     best = (log_q + scores).argmax(dim=1, keepdim=True)  # (N,1,T)
     return completions.take_along_dim(best, dim=1)  # (N,1,T)
 

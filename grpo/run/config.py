@@ -122,9 +122,9 @@ class Config:
     kernel: Literal["auto", "cuda", "torch"] = "auto"  # auto: the fused cuda kernel if it can run
     seed: int = within(1, 0)  # seed of the inputs and the draws
 
-    # This isn't a setting. When somebody resumes the run with other settings, we note it here:
-    changes = ()  # [[step, {name: [old value, new value]}], ...]
-    made_with = {}  # and here, what it was made from (grpo/run/origin.py)
+    # These aren't settings, but go with them:
+    changes = ()  # made by whoever resumed the run: [[step, {name: [old value, new value]}], ...]
+    made_with = {}  # the content of its files, and the machine (grpo/run/origin.py)
     own_reward = None  # a function that Python code passed to `main`
 
 
@@ -225,7 +225,7 @@ def load_config(arguments: Sequence[str] = (), reward: Callable | None = None) -
     given = read_arguments(Config, arguments, usage)
     config = Config(**given)
     if config.init_from == "resume":
-        config = resume(config.out_dir, given)
+        config = resume(config.out_dir, given, reward)
     if reward:
         config.own_reward = reward
         if reward.__name__ not in parse_reward(config.reward):
@@ -260,7 +260,7 @@ def saved_settings(state: dict, given: dict, path: Path) -> Config:
 NAMES = ("out_dir", "init_from", "wandb_project", "wandb_run_name")
 
 
-def resume(out_dir: str, given: dict) -> Config:
+def resume(out_dir: str, given: dict, reward: Callable | None) -> Config:
     """Load the settings of the run in `out_dir`, apply `given`, and print what that changes."""
     path = Path(out_dir) / LATEST
     state = training_state(path)
@@ -268,6 +268,7 @@ def resume(out_dir: str, given: dict) -> Config:
     # The checkpoint may be a copy, so what counts is the folder we read from.
     old = replace(saved_settings(state, given, path), init_from="resume", out_dir=out_dir)
     new = replace(old, **given)
+    new.own_reward = reward
     if step >= new.max_iters:
         raise Mistake(
             f"resume: {out_dir} is at step {step} already, and max_iters allows no more; set a"

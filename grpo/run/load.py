@@ -21,7 +21,7 @@ from grpo.run.reward_setting import parse_reward
 from grpo.run.user_file import load_function, user_reward
 from model.transformer import Generator, Judge
 
-EVALUATION_SEED = 2**31  # the same for all runs, and larger than any run's own seed
+EVALUATION_SEED = 2**31  # larger than any run's own seed
 END = 2**31 - 1  # the number of the step in the table's seed, larger than any in training
 SAMPLES = 16  # how many completions of each held-out input we draw
 

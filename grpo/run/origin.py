@@ -40,8 +40,9 @@ def made_with(config) -> dict[str, str | int]:
         content = [find(path).read_bytes() for path in paths if find(path).is_file()]
         if content:
             found[f"{name} file"] = hashed(b"".join(content))
-    with contextlib.suppress(OSError, TypeError):  # no source: typed into a console, or no function
-        found["reward file"] = hashed(inspect.getsource(config.own_reward).encode())
+    if config.own_reward:
+        with contextlib.suppress(OSError):  # no source, because it was typed into a console
+            found["reward file"] = hashed(inspect.getsource(config.own_reward).encode())
     code = sorted(path for pattern in CODE.split() for path in PROJECT.glob(pattern))
     device = pick_device(config.device)
     return found | {

@@ -74,7 +74,7 @@ def fill(
         found = found.repeat_interleave(V, dim=1)  # (1,n·V,T)
         found[0, :, t] = torch.arange(found.shape[1])[:, None] % V
         # the log q of a blank doesn't depend on those to its right, so they may be open
-        log_prob = q.log_prob(found)[0, :, : t + 1].sum(dim=-1)  # (n·V,)
+        log_prob = q.log_likelihood(found)[0, :, : t + 1].sum(dim=-1)  # (n·V,)
         log_prob, order = log_prob.sort(descending=True, stable=True)
         found = found[:, order[:WIDTH]]  # (1,n,T)
     return list(zip(decode(found), log_prob.tolist()))[:k]
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
             longest = config["block_size"]  # the judge may not know longer texts
         rewards = None
         if args.reward:
-            config = Config(block_size=longest, reward=args.reward)
+            config = Config(block_size=longest, reward=args.reward, generator_checkpoint=str(file))
             rewards = load_rewards(config, judge, SumRule(), torch.device("cpu"))
         for text in args.text:
             sums = training and config["dataset"] in DIGITS

@@ -16,7 +16,6 @@ draw them.
     best      the judge's choice from 16 that the teacher draws
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +24,13 @@ from torch import Tensor
 
 from data.dataset import make_if_missing, read_splits
 from data.sums.rule import correct_answers
+from data.user_mistake import exit_on_mistake
 from data.vocabulary import decode, encode
 from grpo.batch import Batch, make_batch
 from grpo.evaluation.rivals import best_by_word, fill_in_passes
 from grpo.reward import log_odds
 from grpo.run.checkpoint import LATEST, load_model, model_file, write
-from grpo.run.config import Config
+from grpo.run.config import Config, Parser
 from grpo.run.network import make_judge, make_policy
 from model.losses import PRETRAINING, generator_loss
 from model.pretrain import fit
@@ -71,21 +71,8 @@ ANSWERS = {  # each takes a batch, the teacher and the judge, and returns (B,T)
 }
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m grpo.tools.supervised")
-    add = parser.add_argument
-    add("answers", choices=ANSWERS)
-    add("out_dir")
-    add(
-        "--teacher",
-        default=Config.generator_checkpoint,
-        help="a generator's file or a run's folder",
-    )
-    add("--start", default=Config.generator_checkpoint, help="the generator that learns")
-    add("--inputs", type=int, default=100_000, help="how many sums it learns from")
-    add("--updates", type=int, default=1200)
-    add("--seed", type=int, default=1)
-    args = parser.parse_args(arguments)
+def teach(args) -> None:
+    """Let the generator learn the answers, and write it."""
     torch.set_num_threads(1)
     config = Config()
     make_if_missing("sums")
@@ -113,6 +100,24 @@ def main(arguments: list[str] | None = None) -> None:
 
     fit("student", student, loss, args.updates, 2e-3)
     write(Path(args.out_dir) / "generator.pt", model_file(student, torch.float16))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = Parser(prog="python -m grpo.tools.supervised")
+    add = parser.add_argument
+    add("answers", choices=ANSWERS)
+    add("out_dir")
+    add(
+        "--teacher",
+        default=Config.generator_checkpoint,
+        help="a generator's file or a run's folder",
+    )
+    add("--start", default=Config.generator_checkpoint, help="the generator that learns")
+    add("--inputs", type=int, default=100_000, help="how many sums it learns from")
+    add("--updates", type=int, default=1200)
+    add("--seed", type=int, default=1)
+    with exit_on_mistake("supervised"):
+        teach(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def test_expected_gradient_with_each_sampler_option(policy, options):
     [(KEPT, rewards_of, True), (ALL, rewards_of, False), (ALL, compared, True)],
 )
 def test_sampling_from_one_distribution_and_differentiating_another(scored_on, advantages, right):
-    """Sample that are drawn with truncation and scored without it give a wrong gradient.
+    """Completions that are drawn with truncation and scored without it give a wrong gradient.
 
     The error cancels by luck as long as every ratio is 1 and the advantages of a group add up to 0,
     as they do with the group's own baseline. So it is rarely noticed.
@@ -254,7 +254,9 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(loss_type):
 
     def log_ratio(policy, word):
         """Compute the log-ratio of `policy` to `base` for one word of each completion: (81,)."""
-        difference = policy.log_prob(completions) - base.log_prob(completions)  # (1,81,5)
+        difference = policy.log_likelihood(completions) - base.log_likelihood(
+            completions
+        )  # (1,81,5)
         return difference[0][:, word].sum(dim=-1)
 
     def score(*_):
@@ -272,7 +274,7 @@ def test_a_true_log_ratio_and_beta_1_ask_for_the_text(loss_type):
     for _ in range(150):
         q = Product(logits, batch, Config())
         now = q.log_probs(drawn, base)
-        chance = q.log_prob(completions).detach().sum(dim=-1, keepdim=True).exp()  # (1,81,1)
+        chance = q.log_likelihood(completions).detach().sum(dim=-1, keepdim=True).exp()  # (1,81,1)
         loss, *_ = grpo_loss(now, now, n * chance * reward, mask, weights, config)
         (slope,) = torch.autograd.grad(loss, logits)
         logits.data -= 2 / weights[0, 0] * slope  # the same step for both loss_types

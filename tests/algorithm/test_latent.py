@@ -76,7 +76,7 @@ def slow_logp(prior, letters, kept, y):
 
 def test_the_probabilities_of_all_fills_are_those_of_the_pairs_and_add_up_to_1():
     policy = make(*leaves(0))
-    have = policy.log_prob(EVERY_FILL)
+    have = policy.log_likelihood(EVERY_FILL)
     torch.testing.assert_close(have, slow_logp(*leaves(0), ALL, EVERY_FILL))
     copies = V ** (~MASK).sum(dim=1)  # EVERY_FILL varies visible characters, too
     torch.testing.assert_close(have.sum(dim=-1).exp().sum(dim=1), copies.double())
@@ -241,4 +241,4 @@ def test_a_latent_begins_as_copies_of_a_product(monkeypatch):
     have = Latent(*with_latent(product, 4)(TEXT, batch.words), batch, Config())
     want = Product(product(TEXT), batch, Config())
     y = torch.randint(5, (2, 9, 8), generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(have.log_prob(y), want.log_prob(y))
+    torch.testing.assert_close(have.log_likelihood(y), want.log_likelihood(y))

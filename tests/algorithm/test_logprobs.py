@@ -73,7 +73,7 @@ def test_values_and_gradient_equal_the_definition(temperature):
     torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-12)
     logits, _, completions, mask = make()
     q = Product(logits, SimpleNamespace(mask=mask), Config(temperature=temperature))
-    torch.testing.assert_close(q.log_prob(completions), want["logp"])
+    torch.testing.assert_close(q.log_likelihood(completions), want["logp"])
 
 
 def test_banned_characters_and_rows_without_blanks():

@@ -266,13 +266,13 @@ class Table:
     def log_probs(self, sample, reference):
         p = self.log_q.exp()  # (B,9)
         return LogProbs(
-            logp=self.log_prob(sample.completions),
-            ref_logp=reference.log_prob(sample.completions),
+            logp=self.log_likelihood(sample.completions),
+            ref_logp=reference.log_likelihood(sample.completions),
             kl=self.at_first((p * (self.log_q - reference.log_q)).sum(dim=-1)),
             entropy=self.at_first(-(p * self.log_q).sum(dim=-1)),
         )
 
-    def log_prob(self, completions):
+    def log_likelihood(self, completions):
         return self.at_first(self.log_q.gather(-1, spelling(completions, self.batch.mask)))
 
     def best_guess(self):

@@ -217,7 +217,7 @@ def test_the_report_is_a_loop_over_words(world, capsys):
 
     batch = batch_of_report(dataset, 64)
     drawn = draw_completions(policy, batch, 1.0)
-    nats = -policy(batch).log_prob(batch.tokens[:, None]).sum() / batch.mask.sum()
+    nats = -policy(batch).log_likelihood(batch.tokens[:, None]).sum() / batch.mask.sum()
     real_scores, drawn_scores, accepted = [], [], {True: [], False: []}
     losses, dissent = [], []
     for text, completion, runs in zip(batch.tokens, drawn, runs_of(batch.mask)):

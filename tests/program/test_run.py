@@ -298,7 +298,7 @@ class FullDisk:
 
 
 def test_a_full_disk_is_said_once_and_then_how_to_resume(flags, capsys, monkeypatch):
-    """It completions while step 2 writes its line of metrics, and in another run its checkpoint."""
+    """It fills up while step 2 writes its line of metrics, and in another run its checkpoint."""
     real = log.claim
     resume = f"--init_from=resume --out_dir={flags['out_dir']}"
     with monkeypatch.context() as patch, pytest.raises(Mistake) as stopped:
