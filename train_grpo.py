@@ -45,7 +45,7 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     By default a character y with the reward r has the advantage A and the loss
 
         A    = r - (the mean reward of the other G - 1 completions of this input)
-        loss = -min(ρ·A, clip(ρ, 0.8, 1.2)·A) + 0.2 · KL(q‖q_ref),    ρ = q(y) / q_old(y)
+        loss = -min(ρ·A, clip(ρ, 0.8, 1.2)·A) + 0.25 · KL(q‖q_ref),    ρ = q(y) / q_old(y)
 
     averaged over the blanks of each completion, then over completions.
 

@@ -3,12 +3,14 @@
     python .github/figures.py moving out                         # sums, filled over the steps
     python .github/figures.py passes out-1,out-2 out-even-measured  # correct, by forward passes
     python .github/figures.py judge out-1,out-2 out-fooled-1,out-fooled-2  # accepted, and correct
-    python .github/figures.py dose 60=out-a,out-b 8000=out       # by training steps of the judge
+    python .github/figures.py dose                                # by training steps of the judge
 
 Each command writes .github/NAME.svg. The first run of `passes` needs `grpo.evaluation OUT --again`
-first. config/README.md has the commands that make all of these runs.
+first. config/README.md has the commands that make all of these runs,
+and judges.csv what those of `dose` ended with.
 """
 
+import csv
 import json
 import math
 import sys
@@ -205,22 +207,21 @@ def judge(good: str, weak: str) -> None:
     write("judge", 345, body)
 
 
-def dose(*groups: str) -> None:
-    """Plot what's correct, accepted and fooled after GRPO, by the training steps of the judge."""
-    runs = {}
-    for group in groups:
-        steps, _, folders = group.partition("=")
-        runs[int(steps)] = [table(folder)["after, sampled"] for folder in folders.split(",")]
-    panel = Panel(50, 600, (math.log(min(runs)), math.log(max(runs))), "after GRPO")
-    panel.ticks({math.log(n): f"{n:,}" for n in runs}, "training steps of the judge")
+def dose() -> None:
+    """Plot what GRPO ends with, by the training steps of the judge: a dot for each of judges.csv."""
+    with open(FOLDER / "judges.csv", encoding="utf-8") as file:
+        judges = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
+    steps = sorted({judge["steps"] for judge in judges})
+    panel = Panel(50, 600, (math.log(steps[0]), math.log(steps[-1])), "after GRPO")
+    panel.ticks({math.log(n): f"{n:,.0f}" for n in steps}, "training steps of the judge")
     labels = {"accepts": "judge accepts", "correct": "correct", "fooled": "accepted of the wrong"}
     for name, kind in (("fooled", "d"), ("accepts", "b"), ("correct", "a")):
         points = []
-        for n, rows in sorted(runs.items()):
-            values = [row.get(name, 0) for row in rows]
+        for n in steps:
+            values = [judge[name] for judge in judges if judge["steps"] == n]
             points.append((math.log(n), sum(values) / len(values)))
-            panel.line([(math.log(n), min(values)), (math.log(n), max(values))], kind)
-            panel.dot(*points[-1], 0.3, kind)
+            for value in values:
+                panel.dot(math.log(n), value, 0, kind)
         panel.line(points, kind)
         dy = {"accepts": -5, "correct": 15, "fooled": 5}[name]
         panel.label(*points[-1], labels[name], kind, 10, dy)

@@ -37,4 +37,4 @@ scale_rewards = "none"
 baseline = "leave_one_out"
 # But independent blanks can't be p. A smaller kl_beta lets them commit to one answer. It doesn't
 # have to be exact: 0.14 and 0.3 work, too. With 0.4 it takes more steps.
-kl_beta = 0.2
+kl_beta = 0.25

@@ -88,7 +88,7 @@ class Config:
     repetition_penalty: float = within(1.0, 1, 100)
 
     # GRPO.
-    kl_beta: float = 0.2  # weight of KL(policy || reference)
+    kl_beta: float = 0.25  # weight of KL(policy || reference)
     kl_estimator: Literal[*KL_ESTIMATORS] = "exact"  # k1, k2, k3: estimates from draws
     entropy_coef: float = 0.0  # weight of the entropy bonus
     # Only the most uncertain blanks learn from rewards. This is their share of all blanks. With a
