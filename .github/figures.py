@@ -208,7 +208,7 @@ def judge(good: str, weak: str) -> None:
 
 
 def dose() -> None:
-    """Plot what GRPO ends with, by the training steps of the judge: a dot for each of judges.csv."""
+    """Plot what GRPO ends with, by the steps of the judge: a dot for each of judges.csv."""
     with open(FOLDER / "judges.csv", encoding="utf-8") as file:
         judges = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
     steps = sorted({judge["steps"] for judge in judges})

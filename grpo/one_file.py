@@ -20,8 +20,8 @@ from model.transformer import Generator, TransformerConfig
 
 VOCABULARY = " abcdefghijklmnopqrstuvwxyz_0123456789+="  # a token is an index into these
 BLANK = VOCABULARY.index("_")
-B, G, T = 64, 32, 11
-STEPS, WARMUP = 120, 5  # while it warms up, the learning rate rises
+B, G, T = 128, 16, 11
+STEPS, WARMUP = 140, 5  # while it warms up, the learning rate rises
 UPDATES = 2  # each group of completions is used twice
 LEARNING_RATE = 1e-3
 CLIP = 0.2  # the ratio is clipped to 1 ± CLIP

@@ -84,8 +84,8 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
     """Run the file with fewer inputs and steps, and read the sums that it prints at the end."""
     source = FILE.read_text(encoding="utf-8")
     smaller = {
-        "B, G, T = 64, 32,": "B, G, T = 2, 2,",
-        "= 120, 5": "= 20, 1",
+        "B, G, T = 128, 16,": "B, G, T = 2, 2,",
+        "= 140, 5": "= 20, 1",
         "held_out, 256,": "held_out, 8,",
     }
     for old, new in smaller.items():
