@@ -156,10 +156,10 @@ if __name__ == "__main__":
     generator, reference = load(), load()
     before, share = evaluate(reference, masked, uniforms)
     print(f"step 0: correct on held-out sums {share:.3f}")
-    for step, _ in enumerate(train(generator, reference, sums), 1):
+    for step, loss in enumerate(train(generator, reference, sums), 1):
         if step % 20 == 0 or step == STEPS:
             after, share = evaluate(generator, masked, uniforms)
-            print(f"step {step}: correct on held-out sums {share:.3f}")
+            print(f"step {step}: correct on held-out sums {share:.3f}, loss {loss:.3f}")
     for i in range(3):
         for name, texts in {"input": decode(masked), "before": before, "after": after}.items():
             print(f"{name:7s}", texts[i])
