@@ -47,11 +47,12 @@ def read(path: str | Path) -> dict[str, Any]:
     file = io.BytesIO(path.read_bytes())  # raises if we may not read it, which isn't damage
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-        whole = {"kind", "architecture", "weights"} <= {*content}
+        TransformerConfig(**content["architecture"])  # another version may have other fields
+        whole = content["kind"] and {**content["weights"]}
     except Exception:  # a file that isn't a checkpoint may raise anything
         whole = False
     if not whole:
-        raise Mistake(f"checkpoint {path} is damaged, or isn't a checkpoint; name another")
+        raise Mistake(f"checkpoint {path} is damaged, or isn't one of this version; name another")
     return content
 
 

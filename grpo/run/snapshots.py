@@ -49,7 +49,7 @@ def begin_snapshots(base: Policy, held_out: HeldOut, config: Config, start: int)
     batch = held_out.batch[:INPUTS]
     inputs = {"texts": decode(batch.tokens), "masked": decode(batch.masked)}
     old = read_lines(path) if start and path.exists() else []
-    if old and old[0]["masked"] == inputs["masked"]:
+    if old and old[0].get("masked") == inputs["masked"]:
         cut_back(path, start)
     else:
         header = {"iteration": -1, **inputs, **take_snapshot(base, batch, held_out.rule)}

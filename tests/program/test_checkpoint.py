@@ -28,6 +28,7 @@ def file(tmp_path):
     "change, message",
     [
         (lambda c: c.update(kind="judge"), "holds a judge, but a generator is needed"),
+        (lambda c: c["architecture"].update(dropout=0.1), "isn't one of this version"),
         (lambda c: c["weights"].pop("head.weight"), 'Missing key.* "head.weight"'),
         (lambda c: c["weights"].update(extra=torch.zeros(2)), 'Unexpected key.* "extra"'),
         (lambda c: c["weights"]["head.weight"].fill_(math.nan), "NaN or infinity in head.weight"),
@@ -71,7 +72,7 @@ class Malicious:
 def test_a_checkpoint_runs_no_code(world, flags, tmp_path):
     bad = tmp_path / "bad.pt"
     torch.save(read(world / "generator.pt") | {"weights": Malicious(tmp_path / "owned")}, bad)
-    with pytest.raises(Mistake, match="bad.pt is damaged, or isn't a checkpoint"):
+    with pytest.raises(Mistake, match="bad.pt is damaged, or isn't one of this version"):
         run(flags, generator_checkpoint=bad)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.pt"]
 
