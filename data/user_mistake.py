@@ -1,6 +1,7 @@
 """A user's mistake ends a program with one line on stderr and exit code 2."""
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
@@ -22,6 +23,9 @@ def exit_on_mistake(program: str):
     """
     try:
         yield
+        print(end="", flush=True)
+    except BrokenPipeError:  # nobody reads on, as after `| head -1`
+        os._exit(0)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except OSError as error:

@@ -40,7 +40,7 @@ def say(text: str) -> None:
     """Print lines above the bar. Once nobody reads them, as after `| head -1`, they go nowhere."""
     try:
         tqdm.write(text)
-        sys.stdout.flush()
+        print(end="", flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -121,4 +121,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_mistake("supervised"):
+        main()
