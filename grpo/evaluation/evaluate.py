@@ -90,8 +90,8 @@ def measure(
 
 
 def read_by_judge(rule: Rule | None) -> int:
-    """Return how many completions of an input the judge reads."""
-    return SAMPLES if rule and rule.whole else 2
+    """Return how many completions of an input the judge reads, because it takes its time."""
+    return 4 if rule and rule.whole else 2
 
 
 def ask(
@@ -100,7 +100,7 @@ def ask(
     """Ask the judge and the user's rewards about completions (N,n,T): -> {name: (N,n,T)}.
 
     `judge` are the judge's scores. Every other part of the reward that isn't the rule has its name.
-    On text the judge is slow, so it reads only the first few of the n completions.
+    The judge reads only the first few of the n completions.
     """
     batch, rule = held_out.batch, held_out.rule
     completions = completions[:, : read_by_judge(rule)]

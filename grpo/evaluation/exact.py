@@ -9,8 +9,6 @@ log q is known, so nothing has to be drawn. With q(y) for each correct answer y 
 Shapes: N held-out inputs, T characters, n answers to an input.
 """
 
-from collections import Counter
-
 import torch
 from torch import Tensor
 
@@ -38,12 +36,11 @@ def marginals(answers: list[list[str]], mask: Tensor) -> list[Tensor]:
     a blank can learn by cross-entropy is its exact marginal over them.
     """
     found = []
-    for texts, blanks in zip(answers, mask.tolist()):
-        q = torch.ones(len(texts), dtype=torch.float64)  # (n,)
-        for t in [t for t, blank in enumerate(blanks) if blank]:
-            count = Counter(text[t] for text in texts)
-            q *= torch.tensor([count[text[t]] / len(texts) for text in texts])
-        found.append(q)
+    for texts, blanks in zip(answers, mask.cpu()):
+        n = len(texts)
+        letters = encode("".join(texts)).view(n, -1)[:, blanks].T  # (blanks,n)
+        shares = [each.bincount()[each] / n for each in letters]  # of the answers, (n,) each
+        found.append(torch.stack(shares).double().prod(dim=0))
     return found
 
 
