@@ -11,7 +11,7 @@ import torch
 from data import per_word
 from data.dataset import read_dataset
 from data.vocabulary import MASK_ID
-from grpo.batch import Batch, Rows, draw_batch, minibatches
+from grpo.batch import Batch, Rows, draw_batch, make_batch, minibatches
 from grpo.policy import LogProbs
 from grpo.run.config import Config
 
@@ -169,3 +169,11 @@ def test_words_are_counted_summed_and_averaged_as_in_loops():
     torch.testing.assert_close(per_word.mean_over_words(x, words), means)
     torch.testing.assert_close(per_word.mean_over_blanks(x, mask), whole)  # 0 if a row has no blank
     assert torch.equal(per_word.spread(x.mT[mask], mask), (x * at).mT)
+
+
+def test_a_batch_is_where_its_inputs_are():
+    """Also what is drawn for it, on the CPU."""
+    tokens = torch.zeros(2, 5, dtype=torch.long, device="meta")
+    batch = make_batch(tokens, tokens > 0, tokens, 3, (1, 0))
+    drawn = batch.latent_uniforms(), batch.coins(), batch.noise(3)
+    assert all(x.is_meta for x in (*tensors(batch), *drawn))
