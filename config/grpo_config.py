@@ -35,6 +35,5 @@ dtype = "float32"  # faster than bfloat16 for a network this small
 # And a completion's own reward must stay out of its baseline, or it shrinks the advantage.
 scale_rewards = "none"
 baseline = "leave_one_out"
-# But independent blanks can't be p. A smaller kl_beta lets them commit to one answer. It doesn't
-# have to be exact: 0.14 and 0.3 work, too. With 0.4 it takes more steps.
+# But independent blanks can't be p. A smaller kl_beta lets them commit to one answer.
 kl_beta = 0.25
