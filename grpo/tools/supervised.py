@@ -12,7 +12,6 @@ draw them.
     even      the correct answer whose summands differ least
     smallest  the one with the smallest first summand
     argmax    the teacher's most likely answer
-    passes    the teacher's answer, one blank a pass
     best      the judge's choice from 16 that the teacher draws
 """
 
@@ -27,7 +26,7 @@ from data.sums.rule import correct_answers
 from data.user_mistake import exit_on_mistake
 from data.vocabulary import decode, encode
 from grpo.batch import Batch, make_batch
-from grpo.evaluation.rivals import best_by_word, fill_in_passes
+from grpo.evaluation.rivals import best_by_word
 from grpo.reward import log_odds
 from grpo.run.checkpoint import LATEST, load_model, model_file, write
 from grpo.run.config import Config, Parser
@@ -64,9 +63,6 @@ ANSWERS = {  # each takes a batch, the teacher and the judge, and returns (B,T)
     "even": lambda batch, teacher, judge: best_answers(batch, difference),
     "smallest": lambda batch, teacher, judge: best_answers(batch, str),
     "argmax": lambda batch, teacher, judge: teacher(batch).best_guess(),
-    "passes": lambda batch, teacher, judge: fill_in_passes(teacher, batch, "left to right")[0][
-        :, 0
-    ],
     "best": lambda batch, teacher, judge: best_draws(teacher, judge, batch),
 }
 
