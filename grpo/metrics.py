@@ -55,7 +55,8 @@ def mean_number_of_different(which: Tensor) -> Tensor:
     What's negative doesn't count.
     """
     ordered = F.pad(which, (1, 0), value=-1).sort(dim=1).values  # (B,1+G)
-    return (ordered.diff(dim=1) > 0).sum(dim=1).double().mean()
+    is_new = ordered.diff(dim=1) > 0  # (B,G) each text's first copy
+    return is_new.sum(dim=1).double().mean()
 
 
 def to_floats(metrics: dict[str, Tensor]) -> dict[str, float]:

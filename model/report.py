@@ -64,7 +64,9 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
         scores = mean_over_words(logits, words)  # (B,2,T)
         first = begins_word(words)  # (B,T)
         real, drawn = scores.mT[first].T.contiguous()  # each (N,)
-        losses = F.softplus(logits * torch.tensor([-1, 1]).to(logits)[:, None])  # (B,2,T)
+        labels = torch.zeros_like(logits)  # (B,2,T) 1 for the real text, 0 for the drawn one
+        labels[:, 0] = 1
+        losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")  # (B,2,T)
         unanimous = all_of_word(logits[:, :1] > 0, words)[:, 0]  # (B,T)
         print(
             f"judge: loss {losses.mT[mask].mean():.3f}  auc {auc(real, drawn):.3f}"

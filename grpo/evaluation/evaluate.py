@@ -200,10 +200,11 @@ def try_out(models: Models, rewards: Rewards, held_out: HeldOut, first: Batch) -
     """
     few = replace(held_out, batch=held_out.batch[:2])
     evaluate(models, rewards, few, everything=True, quiet=True)
-    characters = models.base.network.vocab_size - 1
-    numbers = (first.noise(SAMPLES, first.mask.shape[1]) * characters).long()  # (B,16,T)
-    numbers = numbers + (numbers >= models.base.network.blank)  # which nobody draws
-    rewards(torch.where(first.mask[:, None], numbers, first.tokens[:, None]), first)
+    generator = models.base.network
+    noise = first.noise(SAMPLES, first.mask.shape[1])  # (B,16,T)
+    anything = (noise * (generator.vocab_size - 1)).long()  # (B,16,T)
+    anything = anything + (anything >= generator.blank)  # leave out the blank: nobody draws it
+    rewards(torch.where(first.mask[:, None], anything, first.tokens[:, None]), first)
 
 
 @torch.no_grad()

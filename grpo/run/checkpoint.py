@@ -48,7 +48,7 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
         TransformerConfig(**content["architecture"])  # another version may have other fields
-        whole = content["kind"] and {**content["weights"]}
+        whole = "kind" in content and isinstance(content["weights"], dict)
     except Exception:  # a file that isn't a checkpoint may raise anything
         whole = False
     if not whole:
