@@ -275,7 +275,8 @@ def resume(out_dir: str, given: dict, reward: Callable | None) -> Config:
             f" larger max_iters, or print the table: {command('-m', 'grpo.evaluation', out_dir)}"
         )
     changes = {name: [getattr(old, name), value] for name, value in asdict(new).items()}
-    before, now = state["made_with"], made_with(new)
+    now = made_with(new)
+    before = state.get("made_with", now)  # an older version didn't note it
     changes |= {name: [before.get(name), now.get(name)] for name in {**before, **now}}
     changes = {name: [a, b] for name, (a, b) in changes.items() if a != b}
     line = ", ".join(f"{name} {a} -> {b}" for name, (a, b) in changes.items()) or "its own settings"

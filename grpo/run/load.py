@@ -139,6 +139,7 @@ def load_rewards(config, judge: Callable | None, rule, device: torch.device) -> 
 
     Raises a Mistake for a judge or a rule that it names and the run doesn't have.
     """
+    own = config.own_reward
     parts = {}
     for name, weight in parse_reward(config.reward).items():
         if name == "judge":
@@ -149,7 +150,7 @@ def load_rewards(config, judge: Callable | None, rule, device: torch.device) -> 
             part = partial(log_odds, load_judge(name, config, device))
         elif rule and name == rule.name:
             part = partial(rule_reward, rule)
-        elif ":" in name or (own := config.own_reward) and name == own.__name__:
+        elif ":" in name or (own and name == own.__name__):
             path, _, name = name.rpartition(":")  # in the metrics, my.py:f is called f
             if name in {"judge", *(each.name for each in RULES), *parts}:
                 raise Mistake(

@@ -35,9 +35,10 @@ def make_policy(network: Generator, config, device: torch.device) -> Policy:
     """Put a generator on its device, and wrap it as a `Policy`."""
     place(network, config, device)
     network.trunk.recompute = config.gradient_checkpointing
-    policy, kind = Policy, Truncated if truncates(config) else Product
+    policy = LatentPolicy if network.n_latent > 1 else Policy
+    kind = Truncated if truncates(config) else Product
     if network.n_latent > 1:
-        policy, kind = LatentPolicy, Latent
+        kind = Latent
     if kernel.usable(config, device, network):
         kind = kernel.FusedProduct
     if config.repetition_penalty != 1:
