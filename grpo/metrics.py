@@ -66,15 +66,15 @@ def to_floats(metrics: dict[str, Tensor]) -> dict[str, float]:
 
 
 class UpdateMetrics:
-    """Collect the metrics of a step's updates: append what each gives, average at the end.
+    """Add up the metrics of a step's updates, and average at the end.
 
     The metrics in PER_BLANK are means over the blanks of all updates, in whichever micro-batch and
     process those are. The losses of micro-batches add up, and are averaged over the updates.
     """
 
     def __init__(self):
-        self.micro_batches = []  # of the update at hand, {name: sum}
-        self.updates = []  # {name: mean}
+        self.sums = {}  # {name: over all micro-batches}
+        self.norms = []  # of the gradient, one for each update
 
     @torch.no_grad()
     def add(
@@ -97,26 +97,20 @@ class UpdateMetrics:
             "clip_ratio": bounded.sum() / G,
             **losses,
         }
-        self.micro_batches.append({name: x.detach().float() for name, x in sums.items()})
+        for name, x in sums.items():
+            self.sums[name] = self.sums.get(name, 0) + x.detach().float()
 
     def end_update(self, grad_norm: Tensor) -> None:
         """Close an update, whose gradient had this norm before it was clipped."""
-        names = self.micro_batches[0]
-        sums = [sum(each[name] for each in self.micro_batches) for name in names]
-        totals = dict(zip(names, total_over_processes(torch.stack(sums))))
-        blanks = totals["blanks"] = totals["blanks"].clamp(min=1)
-        means = {name: x / blanks if name in PER_BLANK else x for name, x in totals.items()}
-        self.updates.append(means | {"grad_norm": grad_norm})
-        self.micro_batches = []
+        self.norms.append(grad_norm)
 
     def result(self) -> dict[str, Tensor]:
-        """Average over the updates. In PER_BLANK an update counts as often as it has blanks."""
-        names = self.updates[0]
-        means = {name: torch.stack([each[name] for each in self.updates]) for name in names}
-        blanks = means.pop("blanks")  # (updates,) like each of the means
-        for name in PER_BLANK:
-            means[name] = means[name] * (len(blanks) * blanks / blanks.sum())
-        return {name: x.mean() for name, x in means.items()}
+        """Average over the blanks of all updates, or over the updates."""
+        totals = dict(zip(self.sums, total_over_processes(torch.stack([*self.sums.values()]))))
+        blanks = totals.pop("blanks").clamp(min=1)
+        updates = len(self.norms)
+        means = {n: x / (blanks if n in PER_BLANK else updates) for n, x in totals.items()}
+        return means | {"grad_norm": torch.stack(self.norms).mean()}
 
 
 def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, Tensor]:

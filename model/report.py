@@ -26,32 +26,15 @@ def auc(real, drawn):
     return (below + up_to).double().mean().item() / (2 * len(drawn))
 
 
-def calibration(real, drawn):
-    """Fit P(real) = σ(slope · score) to scores in nats: (N,), (N,) -> the slope.
-
-    With a slope of 1 the judge is calibrated. With a larger slope its scores are too close to 0. We
-    fit a logistic regression without intercept, by Newton's method.
-    """
-    x = torch.cat([real, drawn]).double()  # (2N,)
-    y = torch.cat([torch.ones_like(real), torch.zeros_like(drawn)]).double()  # (2N,)
-    slope = 0.0
-    for _ in range(50):
-        p = (slope * x).sigmoid()
-        curvature = (p * (1 - p) * x * x).sum()
-        slope = slope + ((y - p) * x).sum() / curvature
-    return slope.item()
-
-
 @torch.no_grad()
 def report(policy, judge, dataset, rule, masking, device, size=3072):
     """Print how well the policy fills blanks, and the judge tells completions from text.
 
     The policy gets its mean −log q of a hidden character, in nats. The judge gets its loss, its AUC
-    (0.5 is chance), the slope that `calibration` fits to its scores, and the mean of exp(score)
-    over the policy's draws. For scores that really are log p/q that's Σ q · p/q = 1, and so is the
-    slope. Its dissent says how often one of its characters votes against a real word that the mean
-    accepts. If a rule knows which completions are correct, we also print how many of those the
-    judge accepts, and how many of the others.
+    (0.5 is chance), and the mean of exp(score) over the policy's draws. For scores that really are
+    log p/q that's Σ q · p/q = 1. Its dissent says how often one of its characters votes against a
+    real word that the mean accepts. If a rule knows which completions are correct, we also print
+    how many of those the judge accepts, and how many of the others.
     """
     batch = make_batch(*dataset.batch(size, masking, (REPORT, 0)), 1, (REPORT, 0))
     batch = batch.map(lambda x: x.to(device))
@@ -70,7 +53,7 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
         unanimous = all_of_word(logits[:, :1] > 0, words)[:, 0]  # (B,T)
         print(
             f"judge: loss {losses.mT[mask].mean():.3f}  auc {auc(real, drawn):.3f}"
-            f"  slope {calibration(real, drawn):.2f}  mean p/q {drawn.exp().mean():.2f}"
+            f"  mean p/q {drawn.exp().mean():.2f}"
             f"  dissent {1 - unanimous[first][real > 0].float().mean():.3f}"
         )
         good, gaps = check_gaps(rule, *distinct(both[:, 1:]), tokens, mask)  # (B,1,T), (B,T)

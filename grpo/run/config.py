@@ -7,7 +7,6 @@ begins with _. `read_settings` reads assignments and flags alike.
 """
 
 import argparse
-import ast
 import contextlib
 import difflib
 import inspect
@@ -202,13 +201,11 @@ def read_arguments(settings: type, arguments: Sequence[str], usage: str = "") ->
 
 
 def read_config_file(path: str, settings: type) -> dict[str, object]:
-    """Return what a config file assigns, and what it imports or defines that's a setting."""
+    """Return what a config file assigns: settings, and whatever else could be a misspelled one."""
     given = {}
-    values = run_file(path, "config file")
-    nodes = ast.walk(ast.parse(find(path).read_bytes()))
-    assigned = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    for name, value in values.items():
-        if not name.startswith("_") and (name in assigned or hasattr(settings, name)):
+    for name, value in run_file(path, "config file").items():
+        looks_like_one = hasattr(settings, name) or isinstance(value, (int, float, str))
+        if looks_like_one and not name.startswith("_"):
             given[name] = value
     if not given:
         raise Mistake(f"config file {path} assigns no setting; write for example group_size = 8")

@@ -1,7 +1,6 @@
 """Execute a Python file of the user's, a config file or one with a reward, and call the reward."""
 
 import contextlib
-import itertools
 import os
 import sys
 import types
@@ -81,16 +80,7 @@ def call(name: str, function: Callable, completions: Tensor, batch: Batch) -> Te
 def user_reward(name: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
     """Call a user's function, which returns (B,G) or (B,G,T). If it fails, raise a Mistake."""
     B, G, T = completions.shape
-    try:
-        values = call(name, function, completions, batch)
-    except Mistake as error:
-        for b, g in itertools.product(range(B), range(G)):  # which completion is it?
-            one = completions[b : b + 1, g : g + 1]
-            try:
-                call(name, function, one, batch[b : b + 1])
-            except Mistake:
-                raise Mistake(f"{error} (the completion {decode(one)[0]!r})") from error.__cause__
-        raise
+    values = call(name, function, completions, batch)
     if values.shape not in ((B, G), (B, G, T)):
         raise Mistake(
             f"reward {name} returned the shape {tuple(values.shape)} for completions of the shape"

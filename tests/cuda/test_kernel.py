@@ -33,21 +33,13 @@ double exp(double), log(double);
 struct Index { unsigned x; } blockIdx, threadIdx, blockDim;
 }
 """
-FAULTS = {  # what kernel.cu says, and what it could have said by mistake
-    "sign of the KL": ("+ g_kl[i] * d_kl", "- g_kl[i] * d_kl"),
-    "sign of the entropy": ("H -= q", "H += q"),
-    "forgotten temperature": ("exp(s[v] / temperature - log_sum)", "exp(s[v] - log_sum)"),
-    "forgotten 1/temperature": ("* d_entropy) / temperature", "* d_entropy)"),
-    "visible text learns": ("ds[v] = 0;\n    if (!mask[i]) return;", "ds[v] = 0;"),
-    "completions of another input": ("i / T * G * T", "i / T * T"),
-}
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @functools.cache
-def compile_for_cpu(source):
+def compile_for_cpu():
     with TemporaryDirectory() as folder:
-        (Path(folder) / "host.cc").write_text(HOST + source, encoding="utf-8")
+        (Path(folder) / "host.cc").write_text(HOST + SOURCE, encoding="utf-8")
         command = "g++ -O1 -Wall -Werror -fPIC -shared host.cc -o host.so"
         subprocess.run(command.split(), cwd=folder, check=True)
         return ctypes.CDLL(Path(folder) / "host.so")
@@ -89,18 +81,16 @@ def stand_in(library):
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """Return a function that makes kernel.py run a source on the CPU."""
+    """Make kernel.py run on the CPU."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
 
-    def install(source=SOURCE):
-        kernel.load.cache_clear()
-        monkeypatch.setitem(sys.modules, "cuda.bindings", stand_in(compile_for_cpu(source)))
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-        stream = SimpleNamespace(cuda_stream="stream")
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-
-    yield install
+    kernel.load.cache_clear()
+    monkeypatch.setitem(sys.modules, "cuda.bindings", stand_in(compile_for_cpu()))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    stream = SimpleNamespace(cuda_stream="stream")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    yield
     kernel.load.cache_clear()
 
 
@@ -108,7 +98,7 @@ def on_cpu(monkeypatch):
 def device(request, monkeypatch):
     """Run a test on the CPU and on a GPU, with garbage in what the kernel has to fill in."""
     if request.param == "cpu":
-        request.getfixturevalue("on_cpu")()
+        request.getfixturevalue("on_cpu")
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda x, shape: x.new_full(shape, 99))
     return torch.device(request.param)
 
@@ -178,14 +168,6 @@ def test_a_fused_product_is_a_product(device):
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("fault", [None, *FAULTS])
-def test_agrees_notices_a_fault(on_cpu, fault):
-    old, new = FAULTS.get(fault, ("", ""))
-    assert old in SOURCE
-    on_cpu(SOURCE.replace(old, new) if fault else SOURCE)
-    assert kernel.agrees(torch.device("cpu"), 28) == (not fault)
-
-
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
 def test_nvcc_compiles_it(tmp_path):
     targets = " ".join(f"-gencode arch=compute_{n},code=sm_{n}" for n in (80, 90))
@@ -202,19 +184,7 @@ def fails(*_, **options):
 
 
 @pytest.mark.parametrize(
-    "name, error", [("cuModuleLoadData", RuntimeError), ("cuLaunchKernel", Mistake), ("", Mistake)]
-)
-def test_an_error_on_the_device_ends_the_run(on_cpu, monkeypatch, name, error):
-    """It may show up late, when PyTorch compares. An error before anything runs does no harm."""
-    on_cpu()
-    driver = sys.modules["cuda.bindings"].driver
-    monkeypatch.setattr(*(driver, name) if name else (torch, "allclose"), fails)
-    with pytest.raises(error):
-        kernel.agrees(torch.device("cpu"), 28)
-
-
-@pytest.mark.parametrize(
-    "device, changes, n_latent, agrees, reason, lines",
+    "device, changes, n_latent, load, reason, lines",
     [
         ("cuda", {}, 1, works, None, 0),
         ("cpu", {}, 1, works, "it needs a CUDA device, and this run is on cpu", 0),
@@ -223,7 +193,6 @@ def test_an_error_on_the_device_ends_the_run(on_cpu, monkeypatch, name, error):
         ("cuda", {"top_p": 0.9}, 1, works, "truncation", 1),
         ("cuda", {"min_p": 0.1}, 1, works, "truncation", 1),
         ("cuda", {"xtc_probability": 0.1}, 1, works, "truncation", 1),
-        ("cuda", {}, 1, lambda *_: False, "results differ", 1),
         ("cuda", {}, 1, fails, "RuntimeError: CUDA_ERROR_NO_DEVICE", 1),
         ("cuda", {}, 1, lambda *_: __import__("cuda.bindings.nothing"), "ModuleNotFoundError: ", 1),
         ("cuda", {}, 1, lambda *_: kernel.nothing, "AttributeError: ", 1),
@@ -231,10 +200,10 @@ def test_an_error_on_the_device_ends_the_run(on_cpu, monkeypatch, name, error):
     ],
 )
 def test_the_kernel_runs_or_says_why_not(
-    monkeypatch, capsys, device, changes, n_latent, agrees, reason, lines
+    monkeypatch, capsys, device, changes, n_latent, load, reason, lines
 ):
     kernel.say_once.cache_clear()
-    monkeypatch.setattr(kernel, "agrees", agrees)
+    monkeypatch.setattr(kernel, "load", load)
     where = torch.device(device), SimpleNamespace(vocab_size=28, n_latent=n_latent)
     for _ in range(2):  # as for the policy and the reference
         assert kernel.usable(config(**changes), *where) == (not reason)

@@ -289,7 +289,7 @@ def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
             "gruop_size = 8",
             "a.py: there is no setting gruop_size; did you mean --group_size?",
         ),
-        ("a.py", "from math import pi\nx = pi", "a.py: there is no setting x; --help lists them"),
+        ("a.py", "from os import path\nx = 3", "a.py: there is no setting x; --help lists them"),
         ("a.py", "group_size = 'x'", "a.py: group_size: 'x' is not a whole number from 2 to"),
         ("a.py", "group_size = [8]", "a.py: group_size: '[8]' is not a whole number from 2 to"),
         ("a.py", "dtype = float", "a.py: dtype: <class 'float'> is not auto or float32 or"),

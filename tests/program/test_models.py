@@ -23,7 +23,7 @@ from grpo.run.network import make_judge, make_policy
 from model import pretrain
 from model.losses import draw_completions, generator_loss, judge_loss, masked_batch
 from model.pretrain import Settings
-from model.report import REPORT, auc, calibration, report
+from model.report import REPORT, report
 from model.transformer import (
     Block,
     Generator,
@@ -173,20 +173,6 @@ def test_the_judges_loss_by_hand(world):
     assert any(len(set(each)) == 2 for each in labels)
 
 
-def test_a_judge_is_measured_by_auc_and_slope():
-    """The slope is the likeliest one."""
-    assert auc(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 0.0])) == 0.75
-    g = torch.Generator().manual_seed(0)
-    real = 0.5 + torch.randn(60, generator=g).double()
-    drawn = -0.5 + torch.randn(60, generator=g).double()
-    slope = calibration(real, drawn)
-
-    def loss(slope):
-        return -F.logsigmoid(slope * real).sum() - F.logsigmoid(-slope * drawn).sum()
-
-    assert slope == pytest.approx(min(np.arange(0.5, 2, 1e-3), key=loss), abs=1e-3)
-
-
 class Letters:
     """This rule looks at one character at a time. Those of `allowed` are good."""
 
@@ -236,7 +222,6 @@ def test_the_report_is_a_loop_over_words(world, capsys):
             nats.item(),
             np.mean(losses),
             np.mean(pairs),
-            calibration(torch.tensor(real_scores), torch.tensor(drawn_scores)),
             np.exp(drawn_scores).mean(),
             np.mean(dissent),
             np.mean(accepted[True]),
