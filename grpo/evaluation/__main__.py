@@ -18,9 +18,10 @@ from pathlib import Path
 
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.evaluation.evaluate import evaluate, format_rows, format_table
+from grpo.reward import Rewards
 from grpo.run.checkpoint import LATEST, load_weights, read, training_state
-from grpo.run.config import Parser, saved_settings
-from grpo.run.load import load_data, load_models, load_rewards
+from grpo.run.config import Config, Parser, saved_settings
+from grpo.run.load import HeldOut, Models, load_data, load_models, load_rewards
 from grpo.run.log import save_table
 from grpo.run.network import pick_device
 from grpo.run.runs import group_runs, read_json
@@ -49,13 +50,9 @@ def compare(out_dirs: list[str]) -> str:
     return "\n".join([*format_rows(rows), "mean ± half the range over the seeds"])
 
 
-def again(out_dir: str, reward: str | None, everything: bool) -> None:
-    """Measure a run again, and print the table.
-
-    With `everything` it has the slow rows, and is saved if the reward is the run's own.
-    """
+def load_run(out_dir: str, given: dict[str, str]) -> tuple[Config, Models, Rewards, HeldOut]:
+    """Load what a finished run ended with. `given` replaces some of its settings."""
     path = Path(out_dir) / LATEST
-    given = {"reward": reward} if reward else {}
     saved = saved_settings(training_state(path), given, path)
     # the table needs no reference, and its file may be gone
     config = replace(saved, reference_checkpoint="", **given)
@@ -63,10 +60,20 @@ def again(out_dir: str, reward: str | None, everything: bool) -> None:
     models = load_models(config, device)
     load_weights(models.policy.network, read(path)["weights"], path)
     _, rule, held_out = load_data(config, device)
-    rewards = load_rewards(config, models.judge, rule, device)
+    return config, models, load_rewards(config, models.judge, rule, device), held_out
+
+
+def again(out_dir: str, reward: str | None, everything: bool) -> None:
+    """Measure a run again, and print the table.
+
+    With `everything` it has the slow rows, and is saved if the reward is the run's own.
+    """
+    own = training_state(Path(out_dir) / LATEST)["config"]["reward"]
+    config, *loaded = load_run(out_dir, {"reward": reward} if reward else {})
+    models, rewards, held_out = loaded
     result, completions = evaluate(models, rewards, held_out, everything)
-    print(format_table(result, saved.reward))
-    if everything and config.reward == saved.reward:
+    print(format_table(result, own))
+    if everything and config.reward == own:
         save_table(out_dir, result, completions)
 
 

@@ -8,6 +8,9 @@ latent z. `leaves` are the logits that we differentiate by. A `Product` has lett
 `Latent` has a prior (1,1,K) and letters (1,T,K,V).
 """
 
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
 from conftest import make_batch
@@ -68,9 +71,9 @@ def chances(leaves, kept):
     return pairs(leaves, kept).sum(dim=0)
 
 
-def rewards_of(completions):
+def rewards_of(completions, reward=REWARD):
     """Look up the reward of a completion, for all of its letters: (n,G,T) -> (n,G,T)."""
-    return REWARD[completions[..., 0], completions[..., 1]][..., None].expand(completions.shape)
+    return reward[completions[..., 0], completions[..., 1]][..., None].expand(completions.shape)
 
 
 def compared(completions, **changes):
@@ -137,6 +140,27 @@ def test_expected_gradient_is_that_of_the_expected_reward(policy, baseline, fact
     kept = KEPT[policy]
     have = expected_gradient(policy, kept, config, lambda y: compared(y, baseline=baseline))
     assert_opposite(have, gradient_of_expected_reward(policy, kept), factor)
+
+
+def test_successes_alone_and_failures_alone_have_the_same_expected_gradient():
+    """Without a baseline, rewards of 1/0 and of 0/−1 differ only in their noise."""
+    success = (REWARD > 0).double()
+    want = gradient_of_expected_reward(Product, KEPT[Product], success)
+    for reward in (success, success - 1):
+        paid = partial(rewards_of, reward=reward)
+        have = expected_gradient(Product, KEPT[Product], settings(), paid)
+        assert_opposite(have, want)
+
+
+def test_failures_alone_are_eight_times_as_noisy_where_a_ninth_is_correct():
+    """That's 4_+4_=88, with nine equally likely digits in each blank. The pair has to sum to 8."""
+    logits = torch.zeros(2, 9, dtype=torch.float64, requires_grad=True)
+    noise = {"successes": 0.0, "failures": 0.0}
+    for a, b in product(range(9), repeat=2):
+        log_q = logits.log_softmax(dim=-1)
+        (gradient,) = torch.autograd.grad(log_q[0, a] + log_q[1, b], logits)
+        noise["successes" if a + b == 8 else "failures"] += (gradient**2).sum() / 81
+    assert noise["failures"].item() == pytest.approx(8 * noise["successes"].item())
 
 
 XTC = {"xtc_probability": 0.5}

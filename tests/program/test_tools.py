@@ -72,17 +72,17 @@ def test_no_command_needs_its_docstrings():
 import sys
 from data.sums import prepare
 from grpo.evaluation import __main__ as evaluation
-from grpo.tools import fill, replay, supervised, toy
+from grpo.tools import fair, fill, replay, supervised, toy
 from model import pretrain
 
-for command in (prepare, evaluation, fill, replay, supervised, toy, pretrain):
+for command in (prepare, evaluation, fair, fill, replay, supervised, toy, pretrain):
     try:
         command.main(["--help"])
     except SystemExit as end:
         print("end", end.code)
 """
     result = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True)
-    assert result.stdout.count("end 0") + result.stdout.count("end None") == 7
+    assert result.stdout.count("end 0") + result.stdout.count("end None") == 8
 
 
 def test_probabilities_have_the_runs_temperature(world):

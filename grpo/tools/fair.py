@@ -1,0 +1,110 @@
+"""Measure a variant of GRPO fairly: with a β of its own, over several seeds, on sums.
+
+    python -m grpo.tools.fair out-no-baseline config/rule.py --baseline=none --scale_rewards=none
+    python -m grpo.tools.fair out-no-kl config/rule.py --betas=0
+    python -m grpo.tools.fair out-one config/rule.py --num_iterations=1 --rates=5e-4,1e-3,2e-3
+
+Of held-out sums, half are for choosing settings, and half for reporting. Each β gets a run with a
+seed that isn't reported, on the half for choosing. If some come close to the best, a second seed
+decides between those. The same goes for learning rates, at the best β. What's chosen gets the seeds
+that are reported, on the other half.
+
+Each run has a folder in that of the variant and is made only once, so you can interrupt this. A
+line of results.jsonl is a reported run. grpo/claims.md has what came of many variants.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from data.files import PROJECT
+from data.sums.prepare import prepare
+from data.user_mistake import exit_on_mistake
+from grpo.evaluation import exact
+from grpo.evaluation.__main__ import load_run
+from grpo.run.checkpoint import write
+from grpo.run.config import Parser
+from grpo.run.log import read_lines
+from grpo.run.runs import read_json
+from train_grpo import main as train
+
+UNREPORTED = 9, 10  # the seeds that choose
+CLOSE = 0.02  # this far from the best, and the second seed has to decide
+K = [2**i for i in range(13)]  # of pass@k
+
+
+def numbers(text: str) -> list[float]:
+    """Read numbers such as 0.5,1."""
+    return [float(number) for number in text.split(",")]
+
+
+def run(args, half: str, seed: int, tuned: dict[str, float]) -> Path:
+    """Make a run, unless it's there, and return its folder."""
+    name = "-".join([half, *map(str, tuned.values()), str(seed)])
+    out_dir = Path(args.out_dir, name)
+    if not (out_dir / "evaluation.json").exists():
+        given = tuned | {"seed": seed, "out_dir": out_dir}
+        given["dataset"] = "sums" if half == "report" else "sums_choose"
+        train([*args.settings, *(f"--{key}={value}" for key, value in given.items())], quiet=True)
+    return out_dir
+
+
+def choose(args, candidates: list[dict[str, float]]) -> dict[str, float]:
+    """Return the candidate with the most correct on the half for choosing."""
+    left = {i: 0.0 for i in range(len(candidates))}  # {number: correct, over the seeds so far}
+    for seed in UNREPORTED:
+        if len(left) > 1:
+            for i in left:
+                out_dir = run(args, "choose", seed, candidates[i])
+                left[i] += read_json(out_dir, "evaluation.json")["after, sampled"]["correct"]
+            best = max(left.values())
+            left = {i: correct for i, correct in left.items() if correct >= best - CLOSE}
+    return candidates[max(left, key=left.get)]
+
+
+def describe(out_dir: Path) -> dict:
+    """Sum a run up: its row of the table, exact pass@k, and what was correct every ten steps."""
+    _, models, _, held_out = load_run(out_dir, {"reward": "correct"})
+    with torch.no_grad():
+        q = exact.probabilities(models.policy(held_out.batch), held_out.answers)
+    p = torch.stack([each.sum() for each in q]).clamp(max=1)  # (N,) correct, for each input
+    steps = [line["correct"] for line in read_lines(out_dir / "metrics.jsonl")]
+    tens = [steps[i : i + 10] for i in range(0, len(steps), 10)]
+    return {
+        **read_json(out_dir, "evaluation.json")["after, sampled"],
+        "pass": [(1 - (1 - p) ** k).mean().item() for k in K],
+        "lost": (p < 1e-6).double().mean().item(),  # inputs without hope
+        "curve": [sum(ten) / len(ten) for ten in tens],
+    }
+
+
+def main(arguments: list[str]) -> None:
+    parser = Parser(prog="python -m grpo.tools.fair", allow_abbrev=False)
+    add = parser.add_argument
+    add("out_dir", help="the folder of this variant; config files and flags of a run follow")
+    grid = [0.01, 0.02, 0.05, 0.1]
+    add("--betas", type=numbers, default=grid, help="values of kl_beta to choose from")
+    add("--rates", type=numbers, default=[], help="values of learning_rate to choose from")
+    add("--seeds", type=numbers, default=[1, 2, 3, 4, 5], help="the seeds to report")
+    with exit_on_mistake("fair"):
+        args, args.settings = parser.parse_known_args(arguments)
+        if not (PROJECT / "data" / "sums_choose").exists():
+            prepare(PROJECT / "data" / "sums_choose", held_out="choose")
+        tuned = choose(args, [{"kl_beta": beta} for beta in args.betas])
+        if args.rates:
+            tuned = choose(args, [tuned | {"learning_rate": rate} for rate in args.rates])
+        lines = []
+        for seed in map(int, args.seeds):
+            lines.append(tuned | {"seed": seed} | describe(run(args, "report", seed, tuned)))
+        content = "".join(json.dumps(line) + "\n" for line in lines)
+        write(Path(args.out_dir, "results.jsonl"), content.encode())
+        correct = [line["correct"] for line in lines]
+        mean = sum(correct) / len(correct)
+        chosen = ", ".join(f"{name}={value}" for name, value in tuned.items())
+        print(f"{chosen}: correct {mean:.3f} ({min(correct):.3f} to {max(correct):.3f})")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

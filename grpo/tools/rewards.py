@@ -1,0 +1,64 @@
+"""Rewards for grpo/claims.md, each a function of completions (B,G,T) that returns (B,G).
+
+python train_grpo.py config/rule.py --reward=grpo/tools/rewards.py:coin
+"""
+
+import torch
+from torch import Tensor
+
+from data.sums.rule import SUM, is_correct
+from data.vocabulary import decode
+from grpo.batch import Batch
+
+LUCKY = 0.057  # the share of wrong completions that `lucky` lets pass
+
+
+def ask(rule, completions: Tensor) -> Tensor:
+    """Ask `rule`, a function of a text, about each completion: -> (B,G), 1 for yes and 0 for no."""
+    return torch.tensor([[float(rule(text)) for text in decode(row)] for row in completions])
+
+
+def coin(completions: Tensor, batch: Batch) -> Tensor:
+    """Toss a coin."""
+    return (batch.noise(completions.shape[1]) < 0.5).float()
+
+
+def successes(completions: Tensor, batch: Batch) -> Tensor:
+    """Pay 1 for a correct sum, else 0."""
+    return ask(is_correct, completions)
+
+
+def failures(completions: Tensor, batch: Batch) -> Tensor:
+    """Charge 1 for a wrong sum, and pay nothing for a correct one."""
+    return successes(completions, batch) - 1
+
+
+def shifted(completions: Tensor, batch: Batch) -> Tensor:
+    """Pay 6 for a correct sum and 5 for a wrong one, which means the same."""
+    return successes(completions, batch) + 5
+
+
+def above_average(completions: Tensor, batch: Batch) -> Tensor:
+    """Pay by how much a completion beats its group, and charge nothing if it loses."""
+    reward = successes(completions, batch)
+    return (reward - reward.mean(dim=1, keepdim=True)).clamp(min=0)
+
+
+def lucky(completions: Tensor, batch: Batch) -> Tensor:
+    """Let a wrong sum pass by chance."""
+    passes = batch.noise(completions.shape[1]) < LUCKY
+    return torch.maximum(successes(completions, batch), passes.float())
+
+
+def nearly(text: str) -> bool:
+    """Tell whether a sum is correct, or off by ten."""
+    match = SUM.fullmatch(text)
+    if match is None:
+        return False
+    first, second, result = map(int, match.groups())
+    return first + second - result in (-10, 0, 10)
+
+
+def loose(completions: Tensor, batch: Batch) -> Tensor:
+    """Let a wrong sum pass if it's off by ten."""
+    return ask(nearly, completions)
