@@ -26,7 +26,7 @@ def made(monkeypatch):
         correct -= 0.05 * (beta == "0.3" and seed == fair.UNREPORTED[1]) + 0.2 * (rate == "2.0")
         row = json.dumps({"after, sampled": {"correct": correct}})
         Path(given["out_dir"]).mkdir(parents=True)
-        Path(given["out_dir"], "evaluation.json").write_text(row)
+        Path(given["out_dir"], "evaluation.json").write_text(row, encoding="utf-8")
 
     monkeypatch.setattr(fair, "train", train)
     monkeypatch.setattr(fair, "describe", lambda out_dir: {"correct": 0.9})
@@ -43,7 +43,7 @@ def test_close_candidates_are_decided_by_a_second_seed_and_then_reported(tmp_pat
     choose += [("sums_choose", second, beta, None) for beta in ("0.2", "0.3")]
     choose += [("sums_choose", first, "0.2", rate) for rate in ("1.0", "2.0")]
     assert made == [*choose, ("sums", 1, "0.2", "1.0"), ("sums", 2, "0.2", "1.0")]
-    lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    lines = (tmp_path / "out" / "results.jsonl").read_text(encoding="utf-8").splitlines()
     want = {"kl_beta": 0.2, "learning_rate": 1.0, "correct": 0.9}
     assert [json.loads(line) for line in lines] == [{**want, "seed": seed} for seed in (1, 2)]
     assert "kl_beta=0.2, learning_rate=1.0: correct 0.900" in capsys.readouterr().out
