@@ -1,13 +1,14 @@
 """Draw the pictures of the pages from finished runs.
 
-    python .github/figures.py moving out                         # sums, filled over the steps
-    python .github/figures.py passes out-1,out-2 out-even-measured  # correct, by forward passes
+    python .github/figures.py moving out                                   # sums, over the steps
     python .github/figures.py judge out-1,out-2 out-fooled-1,out-fooled-2  # accepted, and correct
-    python .github/figures.py dose                                # by training steps of the judge
+    python .github/figures.py dose       # by training steps of the judge, from judges.csv
+    python .github/figures.py coverage   # pass@k, from claims.jsonl
+    python .github/figures.py few        # by the number of training sums, from claims.jsonl
+    python .github/figures.py curves     # what's correct in training, from claims.jsonl
 
-Each command writes .github/NAME.svg. The first run of `passes` needs `grpo.evaluation OUT --again`
-first. config/README.md has the commands that make all of these runs,
-and judges.csv what those of `dose` ended with.
+Each command writes .github/NAME.svg. config/README.md has the commands that make the runs, and
+grpo/claims.md those behind claims.jsonl: all of their results.jsonl, with the name of the variant.
 """
 
 import csv
@@ -27,6 +28,9 @@ path.a, path.b, path.c, path.d { fill: none; stroke-width: 2.5; } .dot { fill-op
 path.a { stroke: #1a7f37; } path.b { stroke: #bc4c00; } path.c { stroke: #0969da; }
 path.d { stroke: #59636e; stroke-dasharray: 5 4; } path.thin { stroke-width: 1; }
 path.wide { stroke-width: 7; stroke-opacity: .55; }
+path.band { stroke: none; fill-opacity: .2; }
+path.band.a { fill: #1a7f37; } path.band.b { fill: #bc4c00; } path.band.c { fill: #0969da; }
+path.band.d { fill: #59636e; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; } .faint, .d { fill: #9da7b1; } .grid { stroke: #30363d; }
   .a { fill: #3fb950; } .b { fill: #f0883e; } .c { fill: #58a6ff; }
@@ -62,19 +66,22 @@ def path(points: list[tuple], kind: str) -> str:
 class Panel:
     """A plot whose y axis goes from 0 to 1."""
 
-    def __init__(self, left: float, width: float, x_range: tuple, title: str, height: float = 240):
-        self.left, self.width, self.height = left, width, height
+    def __init__(
+        self, left: float, width: float, x_range: tuple, title: str, height=240, top=45, ticks=4
+    ):
+        self.left, self.width, self.height, self.top = left, width, height, top
         self.low, self.high = x_range
-        self.body = [text(left, 24, title, "bold")]
-        for share in (0, 0.25, 0.5, 0.75, 1):
-            self.body.append(path([(left, self.y(share)), (left + width, self.y(share))], "grid"))
-            self.body.append(text(left - 8, self.y(share) + 5, f"{share:g}", "faint", "end"))
+        self.body = [text(left, top - 21, title, "bold")]
+        for i in range(ticks + 1):
+            y = self.y(i / ticks)
+            self.body.append(path([(left, y), (left + width, y)], "grid"))
+            self.body.append(text(left - 8, y + 5, f"{i / ticks:g}", "faint", "end"))
 
     def x(self, value: float) -> float:
         return self.left + self.width * (value - self.low) / (self.high - self.low)
 
     def y(self, share: float) -> float:
-        return 45 + self.height * (1 - share)
+        return self.top + self.height * (1 - share)
 
     def ticks(self, labels: dict[float, str], title: str) -> None:
         for value, label in labels.items():
@@ -85,12 +92,17 @@ class Panel:
     def line(self, points: list[tuple], kind: str) -> None:
         self.body.append(path([(self.x(x), self.y(y)) for x, y in points], kind))
 
-    def dot(self, x: float, y: float, different: float, kind: str) -> None:
-        """Draw a dot whose area grows with the number of different answers."""
-        r = 4 + 3.2 * math.sqrt(different)
-        self.body.append(
-            f'<circle cx="{self.x(x):.0f}" cy="{self.y(y):.0f}" r="{r:.1f}" class="dot {kind}"/>'
-        )
+    def band(self, x: list[float], runs: list[list[float]], kind: str) -> None:
+        """Shade the range of several runs, and draw their mean."""
+        lowest = [*zip(x, map(min, zip(*runs)))]
+        highest = [*zip(x, map(max, zip(*runs)))]
+        around = "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in [*lowest, *highest[::-1]])
+        self.body.append(f'<path class="band {kind}" d="M{around}Z"/>')
+        self.line([*zip(x, (sum(values) / len(values) for values in zip(*runs)))], kind)
+
+    def dot(self, x: float, y: float, kind: str) -> None:
+        x, y = self.x(x), self.y(y)
+        self.body.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" class="dot {kind}"/>')
 
     def label(self, x: float, y: float, words: str, kind: str, dx=0, dy=5, anchor="start") -> None:
         self.body.append(text(self.x(x) + dx, self.y(y) + dy, words, kind, anchor))
@@ -145,46 +157,6 @@ def moving(run: str) -> None:
     write("moving", 370, body, style)
 
 
-def passes(runs: str, supervised: str) -> None:
-    """Plot what's correct against forward passes. A dot's area is the different answers in 16.
-
-    The base model's rows are those of the first of the runs A,B,... and GRPO's is their mean.
-    """
-    tables = [table(run) for run in runs.split(",")]
-    rows = tables[0]
-    panel = Panel(50, 660, (0.5, 4.5), "correct, by forward passes")
-    panel.ticks({n: str(n) for n in range(1, 5)}, "forward passes (mean over the inputs)")
-
-    def dot(row, label, kind, **where):
-        panel.dot(row["passes"], row["correct"], row.get("different_correct", 1), kind)
-        panel.label(row["passes"], row["correct"], label, kind, **where)
-
-    ceiling = rows["exact marginals"]["correct"]
-    panel.line([(0.5, ceiling), (4.5, ceiling)], "d")
-    panel.label(4.5, ceiling, "perfect pretraining, one pass", "d", -4, -10, "end")
-    by_confidence = [rows[f"by confidence, {n} passes"] for n in (2, 3, 4, 6)]
-    points = [(row["passes"], row["correct"]) for row in (rows["before, sampled"], *by_confidence)]
-    panel.line(points, "c thin")
-    dot(rows["before, sampled"], "base", "c", dx=14, dy=22)
-    for i, row in enumerate(by_confidence):
-        dot(row, "base, surest blanks first" if i == 1 else "", "c", dx=20, dy=14)
-    dot(rows["left to right, 2 passes"], "base, left number first", "c", dx=22, dy=14)
-    one_by_one = rows["left to right, argmax"]
-    dot(one_by_one, "base, one blank per pass, argmax", "c", dx=-16, dy=-2, anchor="end")
-    dot(table(supervised)["before, sampled"], "supervised", "d", dx=14, dy=0)
-    after = [each["after, sampled"] for each in tables]
-    mean = {name: sum(row[name] for row in after) / len(after) for name in after[0]}
-    dot(mean, "GRPO", "a", dy=28, anchor="middle")
-
-    body = panel.body
-    body.append(text(50, 370, "Area: different correct answers in 16 draws", "faint"))
-    for x, n in ((360, 1), (420, 5), (490, 10)):
-        r = 4 + 3.2 * math.sqrt(n)
-        body.append(f'<circle cx="{x}" cy="365" r="{r:.1f}" class="dot d"/>')
-        body.append(text(x + r + 5, 370, str(n), "faint"))
-    write("passes", 390, body)
-
-
 def judge(good: str, weak: str) -> None:
     """Plot what the judge accepts and what's correct, over the steps: means over runs A,B,..."""
     body = []
@@ -221,13 +193,94 @@ def dose() -> None:
             values = [judge[name] for judge in judges if judge["steps"] == n]
             points.append((math.log(n), sum(values) / len(values)))
             for value in values:
-                panel.dot(math.log(n), value, 0, kind)
+                panel.dot(math.log(n), value, kind)
         panel.line(points, kind)
         dy = {"accepts": -5, "correct": 15, "fooled": 5}[name]
         panel.label(*points[-1], labels[name], kind, 10, dy)
     write("dose", 345, panel.body)
 
 
+def variants() -> dict[tuple[str, str], list[dict]]:
+    """Read claims.jsonl: -> {(setting, variant): its runs}."""
+    found = {}
+    for line in read_lines(FOLDER, "claims.jsonl"):
+        found.setdefault((line["setting"], line["variant"]), []).append(line)
+    return found
+
+
+def crossing(base: list[float], after: list[float]) -> float:
+    """Return log2 of the k where the base model's pass@k passes that after GRPO."""
+    gaps = [a - b for a, b in zip(after, base)]
+    i = next(i for i in range(1, len(gaps)) if gaps[i] <= 0)
+    return i - 1 + gaps[i - 1] / (gaps[i - 1] - gaps[i])
+
+
+def coverage() -> None:
+    """Plot exact pass@k over k, before and after GRPO, and mark where they cross."""
+    runs = variants()
+    panel = Panel(50, 560, (0, 12), "pass@k, exact")
+    panel.ticks({i: f"{2**i:,}" for i in range(0, 13, 2)}, "k")
+    base = runs["rule", "base"][0]["pass"]
+    after = [run["pass"] for run in runs["judge", "unchanged"]]
+    x = [*range(13)]
+    panel.line([*zip(x, base)], "c")
+    panel.band(x, after, "a")
+    panel.label(4, base[4], "base model", "c", 12, 14)
+    panel.label(4, after[0][4], "after GRPO", "a", 0, 24)
+    at = sum(crossing(base, each) for each in after) / len(after)
+    share = sum(each[10] for each in after) / len(after)
+    panel.dot(at, share, "d")
+    panel.label(at, share, f"they cross at k ≈ {2**at:,.0f}", "d", -12, 44, "end")
+    write("coverage", 345, panel.body)
+
+
+def few() -> None:
+    """Plot what's correct over the number of training sums, for GRPO and several labels."""
+    runs = variants()
+    sizes = (64, 256, 1024, 4096)
+    kinds = {
+        ("rule", "{}-sums"): ("GRPO", "a"),
+        ("supervised", "smallest-{}"): ("smallest first number", "c"),
+        ("supervised", "argmax-{}"): ("what GRPO found on them", "a thin"),
+        ("supervised", "even-{}"): ("most even", "b"),
+        ("supervised", "any-{}"): ("any correct answer", "d"),
+    }
+    panel = Panel(50, 560, (6, 12), "correct on held-out sums")
+    panel.ticks({math.log2(n): f"{n:,}" for n in sizes}, "sums to train on")
+    for (setting, name), (label, kind) in kinds.items():
+        found = [runs[setting, name.format(n)] for n in sizes if (setting, name.format(n)) in runs]
+        values = [[run["correct"] for run in each] for each in found]
+        x = [math.log2(n) for n in sizes if (setting, name.format(n)) in runs]
+        panel.band(x, [*zip(*values)], kind)
+        end = sum(values[-1]) / len(values[-1])
+        panel.label(x[-1], end, label, kind.split()[0], 10)
+    write("few", 345, panel.body)
+
+
+def curves() -> None:
+    """Plot what's correct on the draws of training, over its steps: six claims, side by side."""
+    runs = variants()
+    panels = {
+        "deviation of the group": {"unchanged": ("with", "a"), "no-deviation": ("without", "b")},
+        "what teaches": {"no-baseline": ("successes", "a"), "failures": ("failures", "b")},
+        "5 added to all rewards": {"no-deviation": ("group mean", "a"), "shifted": ("none", "b")},
+        "5.7% of the wrong pass": {"lucky": ("by chance", "a"), "loose": ("off by ten", "b")},
+        "the KL": {"unchanged": ("its own β", "a"), "no-kl": ("β = 0", "b")},
+        "512 draws a step": {"16x32": ("16 × 32", "a"), "2x256": ("2 × 256", "b")},
+    }
+    body = []
+    for i, (title, lines) in enumerate(panels.items()):
+        panel = Panel(45 + 270 * (i % 3), 200, (0, 140), title, 110, 45 + 190 * (i // 3), 2)
+        panel.ticks({0: "0", 140: "140"}, "step" if i > 2 else "")
+        for k, (name, (label, kind)) in enumerate(lines.items()):
+            found = [run["curve"] for run in runs["rule", name]]
+            panel.band([10 * i + 5 for i in range(len(found[0]))], found, kind)
+            body.append(text(panel.left + 12 + 0 * k, panel.top + 18 + 18 * k, label, kind))
+        body += panel.body
+    write("curves", 400, body)
+
+
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    {"moving": moving, "passes": passes, "judge": judge, "dose": dose}[name](*given)
+    drawings = [moving, judge, dose, coverage, few, curves]
+    {drawing.__name__: drawing for drawing in drawings}[name](*given)

@@ -6,7 +6,8 @@ The generator fills all blanks of a sum such as `4_7+4_1=888` in one step. No bl
 others get, so few sums are correct. A rule can check a sum, but you can't backpropagate through
 sampling a digit. GRPO doesn't need to. It fills each input G times, and makes the digits of correct
 completions more likely and those of wrong ones less likely, until the blanks agree. With a judge,
-`reward` would return a second network's score. config/rule.py takes the same steps.
+`reward` would return a second network's score. On the same inputs config/rule.py takes the same
+steps.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
@@ -55,7 +56,6 @@ def draw_batch(sums, size, seed):
     rng = np.random.default_rng((*seed, 0))
     chosen = rng.integers(len(sums), size=size)  # (B,)
     masked = torch.tensor([[VOCABULARY.index(c) for c in sums[i]] for i in chosen])  # (B,T)
-    rng.random(size)  # train_grpo.py draws these to pick a masking for each input
     for row in masked:
         columns = rng.permutation(3)[: rng.integers(1, 4)]  # of the hundreds, tens and ones
         row[[*columns, *(columns + 4)]] = BLANK

@@ -14,13 +14,17 @@ import torch
 from conftest import command_line
 
 import train_grpo
+from data.dataset import read_splits
 from data.sums.prepare import prepare
 from data.sums.rule import is_correct
 from grpo import one_file
+from grpo.batch import draw_batch
+from grpo.run.config import Config
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "grpo" / "one_file.py"
 STEPS = 3
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +70,13 @@ def test_its_losses_and_weights_are_those_of_train_grpo(changed, dataset, tmp_pa
     sums, held_out = one_file.make_sums()
     assert sums == (dataset / "train.txt").read_text(encoding="utf-8").split()
     assert held_out == (dataset / "val.txt").read_text(encoding="utf-8").split()
+    train, _ = read_splits(str(dataset), 11)
+
+    def draw_the_same(_, size, seed):
+        batch = draw_batch(train, Config(batch_size=size, group_size=4, seed=seed[0]), seed[1], CPU)
+        return batch.masked, batch.uniforms
+
+    monkeypatch.setattr(one_file, "draw_batch", draw_the_same)
     losses = list(islice(one_file.train(generator, reference, sums), STEPS))
 
     assert losses == pytest.approx(expected, abs=1e-5)

@@ -111,7 +111,7 @@ def test_maskings_are_mixed_by_weight(monkeypatch):
 
 @pytest.mark.parametrize("name, groups", [("columns", [[0, 4], [1, 5], [2, 6]]), ("digits", None)])
 def test_sums_draw_a_choice_of_masking_and_then_a_permutation_and_a_number(name, groups):
-    """grpo/one_file.py repeats these draws."""
+    """So a seed goes on hiding the same blanks."""
     groups = groups or [[0], [1], [2], [4], [5], [6]]
     rng, again = np.random.default_rng(3), np.random.default_rng(3)
     mask = make_mask(SUMS[:50], name, rng)
