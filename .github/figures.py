@@ -273,7 +273,7 @@ def curves() -> None:
         panel = Panel(45 + 270 * (i % 3), 200, (0, 140), title, 110, 45 + 190 * (i // 3), 2)
         panel.ticks({0: "0", 140: "140"}, "step" if i > 2 else "")
         for k, (name, (label, kind)) in enumerate(lines.items()):
-            found = [run["curve"] for run in runs["rule", name]]
+            found = [run["course"]["correct"] for run in runs["rule", name]]
             panel.band([10 * i + 5 for i in range(len(found[0]))], found, kind)
             body.append(text(panel.left + 12 + 0 * k, panel.top + 18 + 18 * k, label, kind))
         body += panel.body

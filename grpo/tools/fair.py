@@ -16,6 +16,7 @@ line of results.jsonl is a reported run. grpo/claims.md has what came of many va
 import json
 import sys
 from pathlib import Path
+from statistics import mean
 
 import torch
 
@@ -33,6 +34,7 @@ from train_grpo import main as train
 UNREPORTED = 9, 10  # the seeds that choose
 CLOSE = 0.02  # this far from the best, and the second seed has to decide
 K = [2**i for i in range(13)]  # of pass@k
+COURSE = "correct", "entropy", "grad_norm"  # metrics of each step
 
 
 def numbers(text: str) -> list[float]:
@@ -65,18 +67,18 @@ def choose(args, candidates: list[dict[str, float]]) -> dict[str, float]:
 
 
 def describe(out_dir: Path) -> dict:
-    """Sum a run up: its row of the table, exact pass@k, and what was correct every ten steps."""
+    """Sum a run up: its row of the table, exact pass@k, and its course, in means of ten steps."""
     _, models, _, held_out = load_run(out_dir, {"reward": "correct"})
     with torch.no_grad():
         q = exact.probabilities(models.policy(held_out.batch), held_out.answers)
     p = torch.stack([each.sum() for each in q]).clamp(max=1)  # (N,) correct, for each input
-    steps = [line["correct"] for line in read_lines(out_dir / "metrics.jsonl")]
+    steps = read_lines(out_dir / "metrics.jsonl")
     tens = [steps[i : i + 10] for i in range(0, len(steps), 10)]
     return {
         **read_json(out_dir, "evaluation.json")["after, sampled"],
         "pass": [(1 - (1 - p) ** k).mean().item() for k in K],
         "lost": (p < 1e-6).double().mean().item(),  # inputs without hope
-        "curve": [sum(ten) / len(ten) for ten in tens],
+        "course": {name: [mean(step[name] for step in ten) for ten in tens] for name in COURSE},
     }
 
 
@@ -101,9 +103,8 @@ def main(arguments: list[str]) -> None:
         content = "".join(json.dumps(line) + "\n" for line in lines)
         write(Path(args.out_dir, "results.jsonl"), content.encode())
         correct = [line["correct"] for line in lines]
-        mean = sum(correct) / len(correct)
         chosen = ", ".join(f"{name}={value}" for name, value in tuned.items())
-        print(f"{chosen}: correct {mean:.3f} ({min(correct):.3f} to {max(correct):.3f})")
+        print(f"{chosen}: correct {mean(correct):.3f} ({min(correct):.3f} to {max(correct):.3f})")
 
 
 if __name__ == "__main__":

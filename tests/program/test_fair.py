@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from conftest import encode, make_batch, run
+from conftest import encode, figures, make_batch, run
 
 from data.sums.prepare import prepare
 from grpo.evaluation import exact
@@ -59,7 +60,8 @@ def test_a_run_is_summed_up_by_its_exact_figures(world, flags, tmp_path):
     assert found["pass"][0] == pytest.approx(found["correct"], rel=1e-6)
     for k in exact.PASS_AT:
         assert found["pass"][fair.K.index(k)] == pytest.approx(found[f"pass@{k}"], rel=1e-6)
-    assert len(found["curve"]) == 2
+    steps = [step["correct"] for step in figures(flags["out_dir"])]
+    assert found["course"]["correct"] == [np.mean(steps[:10]), np.mean(steps[10:])]
 
 
 def test_the_rewards_of_the_claims():
