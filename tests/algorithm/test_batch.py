@@ -11,7 +11,7 @@ import torch
 from data import per_word
 from data.dataset import read_dataset
 from data.vocabulary import MASK_ID
-from grpo.batch import Batch, Rows, draw_batch, make_batch, minibatches
+from grpo.batch import Batch, Rows, draw_batch, draw_uniforms, make_batch, minibatches
 from grpo.policy import LogProbs
 from grpo.run.config import Config
 
@@ -78,6 +78,10 @@ def test_every_epoch_takes_every_input_once_in_an_order_of_its_own():
     assert order(nested().batch, 2) == orders[2], "an epoch's order is a function of the seed"
 
 
+def noise(batch):
+    return batch.noise(T)
+
+
 def draw_share(data, config, monkeypatch, processes=1, rank=0, step=3):
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     monkeypatch.setenv("RANK", str(rank))
@@ -93,7 +97,7 @@ def test_processes_share_the_inputs_of_a_step(world, monkeypatch):
     for name in ("tokens", "masked", "mask", "words", "uniforms"):
         together = torch.cat([getattr(share, name) for share in shares])
         assert torch.equal(together, getattr(whole, name)), name
-    for draw in (Batch.latent_uniforms, Batch.coins):
+    for draw in (Batch.latent_uniforms, Batch.coins, noise):
         assert torch.equal(torch.cat([draw(share) for share in shares]), draw(whole))
         assert torch.equal(draw(whole[4:]), draw(whole)[4:])
 
@@ -111,11 +115,11 @@ def test_inputs_are_a_function_of_seed_and_step(world, monkeypatch):
     for other in others:
         assert not torch.equal(once.tokens, other.tokens)
         assert not torch.equal(once.uniforms, other.uniforms)
-        for draw in (Batch.latent_uniforms, Batch.coins):
+        for draw in (Batch.latent_uniforms, Batch.coins, noise):
             assert not torch.equal(draw(once), draw(other))
-    assert not torch.equal(once.uniforms, once.latent_uniforms())
-    for uniforms in (once.uniforms, once.latent_uniforms()):
-        assert not torch.equal(uniforms[0, 0], once.coins()[0])
+    streams = [once.uniforms, once.latent_uniforms(), once.coins(), noise(once)]
+    streams.append(draw_uniforms((1,), once.seed))  # what picks the inputs, too
+    assert len({stream.flatten()[0].item() for stream in streams}) == len(streams)
     assert once.masked[once.mask].eq(MASK_ID).all()
     assert torch.equal(once.masked[~once.mask], once.tokens[~once.mask])
 

@@ -12,17 +12,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import make_batch
 
 from data.per_word import number_words
 from grpo.latent import Latent
-from grpo.loss import grpo_loss
-from grpo.policy import Product, Sample
+from grpo.policy import Product
 from grpo.run.config import Config
-from grpo.truncation import Truncated
 from model.pretrain import with_latent
-from model.transformer import IMPOSSIBLE, TransformerConfig, make_generator
+from model.transformer import TransformerConfig, make_generator
 
 B, T, V, K, TAU = 2, 5, 3, 2, 0.8
 WORDS = torch.tensor([[1, 2, 1, 0, 2], [1, 1, 1, 2, 0]])  # (B,T)
@@ -114,34 +111,6 @@ def test_scores_and_their_gradient_are_sums_over_all_pairs(options):
         assert not (x.mT if x.dim() == 3 else x)[~MASK].any(), name
 
 
-@pytest.mark.parametrize("estimator", ["exact", "k3"])
-def test_with_one_value_it_is_the_product(estimator):
-    """With K = 1, draws, scores and the gradient of an off-policy loss are those of a `Product`."""
-
-    def as_product(prior, letters):
-        latent = make(prior, letters, 9, top_p=0.9)
-        return Truncated(letters[:, :, 0], latent.batch, latent.config)
-
-    def as_latent(prior, letters):
-        return make(prior, letters, 9, top_p=0.9)
-
-    found = []
-    config = Config(kl_estimator=estimator, entropy_coef=0.1)
-    A = torch.randn(B, 9, T, generator=torch.Generator().manual_seed(0))
-    for policy in (as_latent, as_product):
-        now, reference, before = (leaves(seed, K=1) for seed in (0, 1, 2))
-        drawn_from = policy(*before)
-        sample = drawn_from.sample()
-        old = drawn_from.log_probs(sample, policy(*reference)).map(torch.detach)
-        scores = policy(*now).log_probs(sample, policy(*reference))
-        loss, _, bounded = grpo_loss(scores, old, A, MASK, 0.1 * MASK, config)
-        assert bounded.any()
-        results = {"loss": loss, "gradient": torch.autograd.grad(loss, now[1])[0]}
-        results |= {"y": sample.completions, "allowed": sample.allowed.view(B, T, V)}
-        found.append(results | {"best_guess": policy(*now).best_guess()} | vars(scores))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
-
-
 def test_draws_follow_the_mixture():
     """Each word of each completion draws its own z, and then its letters."""
     n = 100_000
@@ -172,38 +141,6 @@ def test_the_best_guess_is_the_likeliest_of_what_each_z_would_write():
             best = max(candidates, key=lambda word: table[word])  # noqa: B023
             assert tuple(guess[b, blanks].tolist()) == best
         assert (guess[~MASK] == 2).all()
-
-
-def test_a_letter_that_cannot_be_changes_nothing_and_every_gradient_is_finite():
-    """Adding an impossible letter to the vocabulary changes no score and no gradient.
-
-    The mask token is such a letter.
-    """
-    found = []
-    for width in (0, 1):
-        now, reference = leaves(0), leaves(1)
-        wider = [
-            make(prior, F.pad(letters, (0, width), value=IMPOSSIBLE), 5)
-            for prior, letters in (now, reference)
-        ]
-        sample = Sample(EVERY_FILL, F.pad(ALL, (0, width)))
-        scores = wider[0].log_probs(sample, wider[1])
-        value = scores.logp.sum() + scores.kl.sum() + scores.entropy.sum()
-        found.append([*vars(scores).values(), *torch.autograd.grad(value, now)])
-    torch.testing.assert_close(*found)
-
-
-def test_logits_that_are_no_numbers_draw_tokens_all_the_same():
-    """NaN logits raise no IndexError here. The run ends later, with a line that names them."""
-    # Each pair says for how many values of z the prior is NaN, and for how many the letters are.
-    for in_prior, in_letters in ((1, 0), (0, 1), (0, K)):
-        prior, letters = (x.detach() for x in leaves(0))
-        prior[0, :, :in_prior] = float("nan")
-        letters[0, :2, :in_letters] = float("nan")
-        policy = make(prior, letters, 50)
-        sample = policy.sample()
-        assert ((0 <= sample.completions) & (sample.completions < V)).all()
-        assert policy.log_probs(sample, make(*leaves(1))).entropy.sum().isnan()
 
 
 SHAPE = TransformerConfig(vocab_size=6, block_size=8, n_layer=1, n_head=1, n_embd=16, blank=5)

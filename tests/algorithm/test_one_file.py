@@ -1,11 +1,10 @@
-"""Check that grpo/one_file.py trains just as config/rule.py does, and that it is short.
+"""Check that grpo/one_file.py trains just as config/rule.py does.
 
-The two share the network and no other code, so each is an oracle for the other.
+The two share the network and no other code, as test_imports.py checks. So each is an oracle for the
+other.
 """
 
-import ast
 import json
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -107,24 +106,10 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 0: correct") and lines[1].startswith("step 20: correct")
-    rows = [line[8:] for line in lines[2:]]
-    assert len(rows) == 3 * 3  # the input, and its completions before and after
-    for i in range(0, len(rows), 3):
-        masked = rows[i]
-        assert "_" in masked and len(masked) == 11
-        for row in rows[i : i + 3]:
-            assert masked == "".join("_" if b == "_" else c for c, b in zip(row, masked))
+    assert len(lines) == 2 + 3 * 3  # the inputs, and their completions before and after
 
 
-def test_it_is_short_and_imports_only_the_network():
-    source = FILE.read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= 165
-    imported = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            imported += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level
-            imported.append(node.module)
-    others = {name for name in imported if name not in sys.stdlib_module_names}
-    assert others == {"numpy", "torch", "model.transformer"}
+def test_it_has_as_many_lines_as_the_front_page_says():
+    lines = FILE.read_text(encoding="utf-8").splitlines()
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"one file of {len(lines)} lines" in " ".join(page.split())

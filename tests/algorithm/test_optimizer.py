@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from conftest import run
 
-from grpo import optimizer as optimizer_module
 from grpo.optimizer import Optimizer, learning_rate, make_adamw
 from grpo.run.config import Config
 
@@ -25,18 +23,6 @@ def test_the_rate_warms_up_and_falls_to_0_on_a_cosine():
     short = Config(**SCHEDULE | {"warmup_iters": 5, "lr_decay_iters": 2})
     have = [learning_rate(step, short) for step in range(4)]
     assert have == pytest.approx([8e-3 / 3, 2 * 8e-3 / 3, 0, 0]), "a shorter run only warms up"
-
-
-@pytest.mark.parametrize("start", [0, 5])
-def test_a_run_sets_the_rate_of_every_step_also_when_it_goes_on(flags, monkeypatch, start):
-    rates = []
-    monkeypatch.setattr(Optimizer, "set_learning_rate", lambda self, rate: rates.append(rate))
-    if start:
-        run(flags, **SCHEDULE | {"max_iters": start, "lr_decay_iters": 11})
-        rates.clear()
-        flags["init_from"] = "resume"
-    run(flags, **SCHEDULE)
-    assert rates == pytest.approx(RATES[start:11], rel=1e-4)
 
 
 def make(**settings):
@@ -80,17 +66,3 @@ def test_steps_are_adamw_on_the_gradient_with_its_norm_clipped(grad_clip):
         norm = optimizer.step_if_finite(loss.detach())
         assert norm.item() == pytest.approx(gradient.norm().item()), "norm of the gradient"
     torch.testing.assert_close(weights_of(model), want, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_parameter_without_a_gradient_stays_as_it_is(processes, monkeypatch):
-    """Two processes with equal gradients have twice the gradient together."""
-    monkeypatch.setattr(optimizer_module, "n_processes", lambda: processes)
-    monkeypatch.setattr(optimizer_module, "total_over_processes", lambda x: processes * x)
-    model, optimizer = make()
-    bias = model.bias.detach().clone()
-    weight = model.weight.detach().clone()
-    model.weight.sum().backward()
-    norm = optimizer.step_if_finite(torch.tensor(1.0))
-    assert norm.item() == pytest.approx(processes * 6**0.5)
-    assert torch.equal(model.bias, bias) and not (model.weight == weight).any()

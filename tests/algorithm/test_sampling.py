@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
-from grpo.policy import Product, sample_completions
+from grpo.policy import Product
 from grpo.run.config import Config
 from grpo.run.network import make_policy
 from grpo.truncation import (
@@ -17,7 +17,6 @@ from grpo.truncation import (
     Truncated,
     allowed_characters,
     penalize_repetition,
-    restrict,
 )
 from model.transformer import TransformerConfig, make_generator
 
@@ -159,51 +158,6 @@ def test_xtc_equals_the_rule():
         ]
         assert sets(have) == want
     assert (have != before).any()
-
-
-def test_xtc_draws_follow_the_exact_mixture():
-    """XTC acts on both sample of a blank or on neither, so they are not independent.
-
-    P(v, w) = (1 − probability) · q(v) q(w) + probability · q'(v) q'(w).
-
-    Here q is what a blank is drawn from without XTC, and q' is q without XTC's top choices.
-    """
-    V = 8
-    N = 100_000
-    probability = 0.4
-    shared = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.03}
-    logits = torch.tensor([1.2, 0.9, 0.5, 0.1, -0.2, -0.8, -1.5, LEFT_OUT])
-    before = allowed_characters(logits, torch.zeros(1), Config(**shared))
-    q = (restrict(logits, before).double() / 0.8).softmax(-1)  # (V,)
-    stays = slow_xtc(q.tolist())
-    dropped = torch.tensor([v in stays for v in range(V)]) * q
-    dropped = dropped / dropped.sum()  # (V,)
-    joint = (1 - probability) * q.outer(q) + probability * dropped.outer(dropped)  # (V,V)
-    batch, logits = one_blank(N, logits)
-    sample = Truncated(logits, batch, Config(**shared, xtc_probability=probability)).sample()
-    drawn = sample.completions[..., 0]  # (N,2)
-    assert sample.allowed[:, 0].gather(-1, drawn).all()
-    pairs = drawn[:, 0] * V + drawn[:, 1]  # (N,)
-    assert_follows(torch.bincount(pairs, minlength=V * V).double(), joint.flatten() * N)
-
-
-def test_the_random_numbers_of_a_batch_are_uniform_and_independent():
-    """We count blanks by the eighth of XTC's coin, and by that of a uniform."""
-    N = 20_000
-    batch, _ = one_blank(N, torch.zeros(4))
-    eighths = [(8 * x).long() for x in (batch.coins(), batch.uniforms[:, 0], batch.uniforms[:, 1])]
-    for i, j in [(0, 1), (0, 2), (1, 2)]:
-        pairs = 8 * eighths[i][:, 0] + eighths[j][:, 0]
-        assert_follows(pairs.bincount(minlength=64).double(), torch.full((64,), N / 64))
-
-
-def test_a_draw_inverts_the_cumulative_sum():
-    q = torch.tensor([[[0, 0.5, 0, 0.25, 0.25, 0]]])  # (1,1,V)
-    uniforms = torch.tensor([0.0, 0.499, 0.501, 0.749, 0.751, 0.999999]).view(1, 6, 1)  # (1,G,1)
-    masked, mask = torch.tensor([[5]]), torch.tensor([[True]])
-    found = sample_completions(q.log().clamp(min=LEFT_OUT), masked, mask, uniforms, 1.0)
-    assert found.flatten().tolist() == [1, 1, 3, 3, 4, 4]
-    assert sample_completions(q.log(), masked, ~mask, uniforms, 1.0).unique().tolist() == [5]
 
 
 def test_extreme_logits():
