@@ -101,19 +101,6 @@ def test_each_group_of_runs_has_a_row_with_the_settings_that_differ(with_table, 
     ]
 
 
-def test_one_group_of_runs_has_the_whole_table(with_table, capsys):
-    outs = [
-        with_table(str(i), after=x, more={"the text": 1}, seed=i)
-        for i, x in enumerate((0.25, 0.75))
-    ]
-    assert printed(capsys, *outs)[1:] == [
-        ["before, sampled", "0.100"],
-        ["after, sampled", "0.500 ± 0.250"],
-        ["the text", "1.000"],
-        MEAN,
-    ]
-
-
 def edit_config(out, **changes):
     path = Path(out) / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -164,11 +151,6 @@ def test_a_named_run_is_never_dropped(with_table, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "500")
     assert [row[0] for row in printed(capsys, a, b)[1:-1]] == [
         f"code={x}, judge_checkpoint={judge} ({x}) (runs: 1)" for x in ("3f2a", "9c01")
-    ]
-    monkeypatch.setenv("COLUMNS", "40")  # one setting a line
-    assert [row[0] for row in printed(capsys, a, b)[1:3]] == [
-        "code=3f2a,",
-        f"judge_checkpoint={judge} (3f2a) (runs: 1)",
     ]
 
 

@@ -33,43 +33,15 @@ def completion(logits_of, masked, order, passes=0, n=0):
     return fill_in_passes(policy, batch_of(masked), order, passes, n)
 
 
-def copycat(calls):
-    """Make a policy that repeats its input's visible character. It adds the tokens to `calls`."""
-
-    def logits_of(tokens):
-        calls.append(tokens.clone())
-        seen = torch.where(tokens == BLANK, 0, tokens).amax(dim=1)  # (N,)
-        logits = torch.zeros(*tokens.shape, 28)
-        logits[..., BLANK] = float("-inf")
-        logits[torch.arange(len(tokens)), :, seen] = 60.0
-        return logits
-
-    return logits_of
+def copycat(tokens):
+    """Be sure that every blank is the visible character of its input: (N,T) -> (N,T,V)."""
+    seen = torch.where(tokens == BLANK, 0, tokens).amax(dim=1)  # (N,)
+    return 60.0 * F.one_hot(seen, 28)[:, None].expand(*tokens.shape, -1)
 
 
 def test_every_input_gets_n_completions():
-    completions, _ = completion(copycat([]), encode("a____", "bb___"), "confidence", n=3)  # (2,3,T)
+    completions, _ = completion(copycat, encode("a____", "bb___"), "confidence", n=3)  # (2,3,T)
     assert completions.tolist() == [encode("aaaaa").tolist() * 3, encode("bbbbb").tolist() * 3]
-
-
-@pytest.mark.parametrize("order", ["confidence", "left to right"])
-@pytest.mark.parametrize(
-    "passes, left, mean",
-    [
-        (0, [[4, 3], [3, 2], [2, 1], [1, 0]], 3.5),
-        (1, [[4, 3]], 1),
-        (2, [[4, 3], [2, 1]], 2),
-        (3, [[4, 3], [2, 2], [1, 1]], 3),
-        (9, [[4, 3], [3, 2], [2, 1], [1, 0]], 3.5),
-    ],
-)
-def test_passes_share_the_blanks_and_see_what_was_filled(order, passes, left, mean):
-    """Two inputs have four and three blanks. `left` counts what each pass still sees of them."""
-    calls = []
-    completions, took = completion(copycat(calls), encode("a____", "bb___"), order, passes)
-    assert completions[:, 0].tolist() == encode("aaaaa", "bbbbb").tolist()
-    assert [(tokens == BLANK).sum(dim=1).tolist() for tokens in calls] == left
-    assert took == mean
 
 
 def neighbors(tokens):
@@ -81,10 +53,12 @@ def neighbors(tokens):
 
 
 @pytest.mark.parametrize("order", ["confidence", "left to right"])
-@pytest.mark.parametrize("passes", [0, 2, 3])
-def test_passes_are_a_loop_over_blanks(order, passes):
+@pytest.mark.parametrize("passes, mean", [(0, 17 / 3), (1, 1), (2, 2), (3, 3), (6, 5)])
+def test_passes_are_a_loop_over_blanks(order, passes, mean):
+    """The inputs have five, eight and four blanks. Each pass sees what those before it filled."""
     masked = encode("a__b___c", "________", "d_e_f_g_")
-    completions, _ = completion(neighbors, masked, order, passes)
+    completions, took = completion(neighbors, masked, order, passes)
+    assert took == pytest.approx(mean)
     for row, fast in zip(masked, completions[:, 0]):
         planned = passes or int((row == BLANK).sum())
         for done in range(planned):
