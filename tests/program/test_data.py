@@ -32,11 +32,6 @@ SUMS = np.array([[*"417+471=888"]] * 2000)  # (B,T)
 CORRECT = ["41+47=88", "12+23=35", "10+20=30"]
 
 
-def masks(name, seed=0):
-    texts = SUMS if name in ("columns", "digits") else TEXTS
-    return make_mask(texts, name, np.random.default_rng(seed))
-
-
 def write_lines(folder, train, val):
     """Write a dataset of lines: -> its folder, as a text."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,14 +57,6 @@ def sums(tmp_path):
 
 
 # What is hidden.
-
-
-@pytest.mark.parametrize("name", MASKINGS)
-def test_every_row_has_a_blank_and_the_seed_decides(name):
-    mask = masks(name)
-    assert mask.any(axis=1).all()
-    assert (masks(name) == masks(name)).all()
-    assert (masks(name) != masks(name, seed=1)).any()
 
 
 def test_random_hides_single_characters_from_a_tenth_to_six_tenths():
@@ -183,30 +170,11 @@ def test_a_masking_that_makes_no_sense_is_refused(kind, allowed, refused, text, 
         data.check_masking(re.search(r"for example --masking=(\w+)$", line)[1])
 
 
-def test_a_word_of_a_line_is_what_stands_between_two_spaces(tmp_path, monkeypatch):
-    data, _ = read_splits(write_lines(tmp_path / "a", ["ab 12 c="], ["abc 12 d"]), 8)
-    for number, (mask, words) in enumerate(
-        {
-            (1, 0, 0, 1, 1, 0, 1, 1): [1, 0, 0, 2, 2, 0, 3, 3],
-            (1, 1, 0, 0, 1, 0, 0, 1): [1, 1, 0, 0, 2, 0, 0, 3],
-        }.items()
-    ):
-        monkeypatch.setitem(MASKINGS, f"these{number}", lambda *_, mask=mask: np.array(mask) > 0)
-        assert data.batch(1, f"these{number}", (0,))[2].tolist() == [words]
-
-
-@pytest.mark.parametrize(
-    "train, val, other",
-    [
-        (CORRECT, CORRECT, "10+11=21"),
-        (CORRECT, [CORRECT[2], CORRECT[0], CORRECT[2]], "10+11=21"),
-        (["abcdefgh", "abcdefgi"], ["abcdefgi"], "99 + 1 ="),
-    ],
-)
-def test_lines_that_are_all_trained_on_are_not_held_out(train, val, other, tmp_path):
+def test_lines_that_are_all_trained_on_are_not_held_out(tmp_path):
+    val = [CORRECT[2], CORRECT[0], CORRECT[2]]
     with pytest.raises(Mistake, match="all of val is in train, so nothing is held out"):
-        read_splits(write_lines(tmp_path / "d", train, val), 8)
-    read_splits(write_lines(tmp_path / "d", train, [*val, other]), 8)  # one line is enough
+        read_splits(write_lines(tmp_path / "d", CORRECT, val), 8)
+    read_splits(write_lines(tmp_path / "d", CORRECT, [*val, "10+11=21"]), 8)  # one line is enough
 
 
 def test_a_text_that_is_trained_on_is_not_held_out(tmp_path):
@@ -302,15 +270,6 @@ def test_a_text_keeps_its_words(tmp_path):
     assert decode(data.inputs) == ["didnt the cats s", "idnt the cats si", "dnt the cats sit"]
 
 
-@pytest.mark.parametrize("shape", [(7, 30, 4), (5, 1), (1, 1, 64)])
-def test_distinct_texts_are_those_of_unique(shape):
-    tokens = torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(0))  # -1 is PAD
-    for given in tokens, tokens.mT.contiguous().mT:  # in any memory layout
-        texts, which = distinct(given)
-        assert torch.equal(texts[which], tokens)
-        assert len(texts) == len(tokens.flatten(0, -2).unique(dim=0))
-
-
 def slow_gaps(rule, completions, tokens, mask):
     """List (input, completion, first blank) of each gap that's filled well, and of all gaps."""
     good, gaps = [], []
@@ -384,8 +343,6 @@ def test_prompts_may_have_any_length(text, tmp_path):
     "prompt, message",
     [
         ("__+__=46", r"has '\+'; this model only knows ' abc"),
-        ("The c_t", "has 'T'; this model"),
-        ("мир _", "has 'м'; this model"),
         ("the cat", "has no blank; write _"),
         ("the cat sat on the m_t", "has 22 characters, more than 16; shorten it"),
     ],

@@ -5,9 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from conftest import command_line, figures
@@ -16,8 +14,6 @@ import train_grpo
 from data.user_mistake import Mistake
 from data.vocabulary import decode
 from grpo.batch import make_batch
-from grpo.run.config import Config
-from grpo.run.load import load_rewards
 from grpo.run.user_file import load_function, user_reward
 
 MINE = """
@@ -71,22 +67,6 @@ def test_user_code_leaves_the_process_as_it_was(tmp_path, monkeypatch):
     (tmp_path / "data.py").write_text("", encoding="utf-8")
     with pytest.raises(Mistake, match="has a data.py.*rename yours"):
         load_function("mine.py", "mine")
-
-
-def test_noise_is_its_own_stream_and_the_same_for_any_part_of_a_step():
-    noise = BATCH.noise(3)
-    assert noise.shape == (2, 3) and torch.equal(BATCH[1:].noise(3), noise[1:])
-    others = [
-        np.random.default_rng((5, 17, *more)).random((2, 3), np.float32)
-        for more in ((), (0,), (1,))
-    ]
-    assert not any(np.isin(noise, other).any() for other in others)
-
-
-def test_a_wrong_shape_is_reported_next_to_what_the_function_was_given():
-    line = r"shape \(2,\) for completions of the shape \(B, G, T\) = \(2, 3, 4\); return \(B, G\)"
-    with pytest.raises(Mistake, match=line):
-        user_reward("flat", lambda completions, batch: [1, 2], COMPLETIONS, BATCH)
 
 
 RULE = """
@@ -149,10 +129,3 @@ def test_a_function_is_a_reward(flags, tmp_path):
     with pytest.raises(Mistake, match="reward=even: .* pass a function to main"):
         train_grpo.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=5"])
     assert train_grpo.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=5"], True, even)
-
-
-def test_a_rule_that_does_not_fit_the_data_set_is_one_line():
-    words = SimpleNamespace(name="valid_words")
-    for rule, allowed in ((None, "FILE.py:FUNCTION, or"), (words, "FUNCTION, valid_words, or")):
-        with pytest.raises(Mistake, match=f"reward=correct: this dataset .*{allowed}"):
-            load_rewards(Config(reward="correct"), None, rule, None)

@@ -68,6 +68,7 @@ def test_every_command_is_understood(command, monkeypatch):
 
     def stop_there(parser, argv=None, namespace=None):
         parse_args(parser, argv, namespace)
+        parser.format_help()  # a lone % in it is an error
         raise Understood
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop_there)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from itertools import accumulate
 
 import pytest
 import torch
@@ -16,22 +15,6 @@ from grpo.tools import replay
 def lines_of(folder):
     lines = (folder / "out" / "snapshots.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
-
-
-def fill_by_hand(policy, batch, temperature):
-    """Draw the first completion of each input blank by blank, from the cumulative probabilities."""
-    logits = policy(batch).logits
-    texts = []
-    for i in range(len(batch.mask)):
-        text = ""
-        for t, token in enumerate(batch.masked[i].tolist()):
-            if batch.mask[i, t]:
-                q = (logits[i, t].double() / temperature).softmax(dim=-1)
-                u = batch.uniforms[i, 0, t].item()
-                token = next(v for v, total in enumerate(accumulate(q.tolist())) if total > u)
-            text += VOCABULARY[token]
-        texts.append(text)
-    return texts
 
 
 def words_of(text):
@@ -49,7 +32,7 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
         def function(policy, held_out, config, step):
             real(policy, held_out, config, step)
             batch = held_out.batch[:8]
-            completions = fill_by_hand(policy, batch, flags["temperature"])
+            completions = decode(policy(batch).sample().completions[:, 0])
             gaps = []
             for mask, text, completion in zip(batch.mask, decode(batch.tokens), completions):
                 hidden = [(a, b) for a, b in words_of(text) if mask[a:b].any()]
@@ -63,7 +46,7 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
 
     monkeypatch.setattr(train_grpo, "begin_snapshots", spy("begin_snapshots"))
     monkeypatch.setattr(train_grpo, "record_snapshot", spy("record_snapshot"))
-    run(flags, top_p=1, masking="word:0.5,random:0.5", learning_rate=0.1)
+    run(flags, masking="word:0.5,random:0.5", learning_rate=0.1)
     header, *_ = lines = lines_of(tmp_path)
     assert [line["iteration"] for line in lines] == [-1, 0, 1, 2, 3]
     for line, one in zip(lines, expected, strict=True):
@@ -73,20 +56,6 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
     for i, (text, masked) in enumerate(zip(header["texts"], header["masked"], strict=True)):
         assert text == "".join(VOCABULARY[token] for token in batch.tokens[i])
         assert masked == "".join(BLANK if m else c for c, m in zip(text, batch.mask[i]))
-
-
-def test_a_resumed_run_cuts_its_file_back(flags, tmp_path):
-    """A killed run may have recorded steps after its last checkpoint."""
-    run(flags, max_iters=2)
-    before = lines_of(tmp_path)
-    with open(tmp_path / "out" / "snapshots.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"iteration": 2, "completions": []}\n{"iteration": 3, "cut sho')
-    run(flags, max_iters=3, init_from="resume")
-    after = lines_of(tmp_path)
-    assert after[:3] == before
-    assert [line["iteration"] for line in after] == [-1, 0, 1, 2] and len(
-        after[3]["completions"]
-    ) == 8
 
 
 def test_other_inputs_begin_the_file_anew(flags, tmp_path):
@@ -169,16 +138,6 @@ def test_no_text_of_a_run_can_close_the_script_of_its_page(recorded):
     assert [step["correct"] for step in shown["runs"][0]["metrics"]] == [None, 0.2]
 
 
-@pytest.mark.parametrize("folder", ["nowhere", "no-step"])
-def test_a_folder_without_a_step_is_a_mistake(recorded, capsys, tmp_path, folder):
-    recorded("no-step", FILLS[:1])
-    with pytest.raises(SystemExit) as end:
-        replay.main([folder])
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1
-    assert f"{folder}/metrics.jsonl" in error and not list(tmp_path.rglob("*.html"))
-
-
 def open_page(folders, folder, script=""):
     """Open the page of these runs, and run a script at its end: -> its HTML, data left out."""
     html = replay.make_page(folders).replace("</body>", f"<script>{script}</script></body>")
@@ -246,20 +205,10 @@ def test_curves_share_the_axes_of_their_panel(recorded, tmp_path):
     html = open_page(outs, tmp_path)
     assert numbers(html) == ["correct 0.750 – valid – – judge accepts 1.000 –"]  # after step 2
     assert "no snapshots.jsonl" in html.lower() and "NaN" not in html and "Infinity" not in html
-    drawn = re.findall('<polyline points="(.*?)" data-name="(.*?)"', html)
-    lines = [(name, [float(p.split(",")[1]) for p in points.split()]) for points, name in drawn]
-    lines = [(name, ys) for name, ys in lines if ys]
-    assert [name for name, _ in lines] == [
-        "correct",
-        "accepts",
-        "correct",
-        "accepts",
-        "valid_words",
-    ]
-    (low, high), _, middle, top, quarter = [ys for _, ys in lines]
+    drawn = [line.split() for line in re.findall('<polyline points="([^"]+)"', html)]
+    ys = [[float(point.split(",")[1]) for point in points] for points in drawn]
+    (low, high), _, middle, top, quarter = ys
     assert top == [high, high] and middle == pytest.approx(2 * [(low + high) / 2], abs=0.11)
     assert quarter == pytest.approx([low + (high - low) / 4], abs=0.11)
-    legend = re.search('<ul id="legend">(.*?)</ul>', html)[1]
-    assert re.sub("<.*?>", "", legend) == "kl_beta=0.2 a, bkl_beta=0 &lt;i&gt;c"
     html = open_page(outs, tmp_path, "$('run').value = 1; $('run').onchange();" + SLIDE)
     assert "step 1 of 2: 1 of 2 good" in html and numbers(html)[0].startswith("correct 0.250")

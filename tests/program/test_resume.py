@@ -12,11 +12,10 @@ from conftest import run, same
 import train_grpo
 from data.user_mistake import Mistake
 from grpo.run import log, network
-from grpo.run.checkpoint import load_model, model_file, read, write
+from grpo.run.checkpoint import read
 from grpo.run.config import Config, saved_settings
 from grpo.run.log import claim, how_to_resume
 from grpo.run.network import set_threads
-from model.transformer import Judge
 
 REWARD = """
 import torch
@@ -142,18 +141,18 @@ def test_a_checkpoint_with_settings_that_are_gone_is_one_line():
         saved_settings({"config": saved}, {}, "c.pt")
 
 
-def test_a_file_that_changed_is_noticed(flags, world, tmp_path, capsys):
+def test_a_file_that_changed_is_noticed(flags, tmp_path, capsys):
     """Its name is the same. The line says so, and so does config.json."""
-    shutil.copy(world / "judge.pt", tmp_path / "j.pt")
-    run(flags, judge_checkpoint=tmp_path / "j.pt", max_iters=2)
+    folder = shutil.copytree(flags["dataset"], tmp_path / "text")
+    run(flags, dataset=folder, max_iters=2)
     old = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["made_with"]
-    torch.manual_seed(5)
-    write(tmp_path / "j.pt", model_file(Judge(load_model(world / "judge.pt", Judge).trunk.config)))
+    with open(folder / "train.txt", "a", encoding="utf-8") as file:
+        file.write(" cat")
     resume(f"--out_dir={tmp_path}/out", "--max_iters=3")
     new = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
-    was, now = (each["judge_checkpoint file"] for each in (old, new["made_with"]))
-    assert was != now and f"judge_checkpoint file {was} -> {now}" in capsys.readouterr().out
-    assert new["changes"][0][1]["judge_checkpoint file"] == [was, now]
+    was, now = (each["dataset file"] for each in (old, new["made_with"]))
+    assert was != now and f"dataset file {was} -> {now}" in capsys.readouterr().out
+    assert new["changes"][0][1]["dataset file"] == [was, now]
 
 
 def test_what_was_changed_at_which_step_is_kept(flags, folder, world, capsys):
@@ -165,19 +164,16 @@ def test_what_was_changed_at_which_step_is_kept(flags, folder, world, capsys):
         assert read(out / "checkpoint.pt")["training"]["changes"] == config["changes"]
         return config["changes"]
 
-    run(flags, max_iters=1, lr_decay_iters=9)
+    run(flags, max_iters=1)
     assert history() == []
     resume(f"--out_dir={out}", "--max_iters=2", "--wandb_run_name=x")
     assert history() == [[1, {"max_iters": [1, 2]}]]
     resume(f"--out_dir={out}", "--max_iters=3", "--kl_beta=0.3", "--seed=5")
     more = {"max_iters": [2, 3], "kl_beta": [0.1, 0.3], "seed": [1, 5]}
-    changed = [[1, {"max_iters": [1, 2]}], [2, more]]
-    assert history() == changed
-    resume(f"--out_dir={out}", "--max_iters=4", "--lr_decay_iters=4")
-    assert history() == [*changed, [3, {"max_iters": [3, 4], "lr_decay_iters": [9, 4]}]]
+    assert history() == [[1, {"max_iters": [1, 2]}], [2, more]]
     shutil.copy(world / "generator.pt", folder / "other.pt")
     capsys.readouterr()
-    resume(f"--out_dir={out}", "--max_iters=5", f"--generator_checkpoint={folder}/other.pt")
+    resume(f"--out_dir={out}", "--max_iters=4", f"--generator_checkpoint={folder}/other.pt")
     assert "what the table calls *before* is another model now" in capsys.readouterr().out
 
 
