@@ -87,8 +87,8 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         for inputs in minibatches(batch, epoch, config):  # (b,) their numbers
             weights = loss_weights(batch.mask[inputs], config)  # (b,T)
             loss_of_update = 0.0
-            # Micro-batches of batch_size inputs, gradient_accumulation_steps of them, so that the
-            # activations fit into memory. Their gradients add up, just like their losses.
+            # Micro-batches of at most batch_size inputs, so that the activations fit into memory.
+            # Their gradients add up, just like their losses.
             size = config.batch_size
             for rows, weight in zip(inputs.split(size), weights.split(size)):
                 now = policy(batch[rows]).log_probs(sample[rows], q_ref[rows])

@@ -32,14 +32,8 @@ from torch import Tensor
 
 from data.per_word import begins_word, lay_out_words, spread
 from grpo.batch import Batch, Rows
-from grpo.policy import LogProbs, Policy, Sample, log_softmax
+from grpo.policy import LogProbs, Policy, Sample, draw, log_softmax
 from grpo.truncation import allowed_characters, restrict, truncates
-
-
-def draw(log_q: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw from the last dimension by inverting its cumulative sum: (...,V), (...,) -> (...,)."""
-    ends = log_q.double().softmax(dim=-1).cumsum(dim=-1)  # (...,V)
-    return (ends <= uniforms[..., None]).sum(dim=-1).clamp(max=log_q.shape[-1] - 1)
 
 
 @dataclass

@@ -47,9 +47,8 @@ def gspo(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
     """
     blanks = mask.sum(dim=-1)[:, None, None].clamp(min=1)  # (B,1,1)
     mean = (logp - old_logp).sum(dim=-1, keepdim=True) / blanks  # (B,G,1)
-    ratio = (mean.detach() + (logp - logp.detach())).exp()  # (B,G,T)
-    clipped = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps_high)  # (B,G,T)
-    return torch.minimum(ratio * A, clipped * A), clipped * A < ratio * A
+    log_ratio = mean.detach() + (logp - logp.detach())  # (B,G,T)
+    return clip(log_ratio, 0, A, mask, config)
 
 
 def cispo(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:

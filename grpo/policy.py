@@ -53,6 +53,16 @@ class LogProbs(Rows):
     entropy: Tensor  # (B,T)
 
 
+def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw from the last dimension, in float64: (...,V), (...) -> (...).
+
+    We invert the cumulative sum: each character owns a piece of [0,1), as long as it's likely.
+    """
+    ends = logits.double().softmax(dim=-1).cumsum(dim=-1)  # (...,V) where the pieces end
+    y = (ends <= uniforms[..., None]).sum(dim=-1)
+    return y.clamp(max=logits.shape[-1] - 1)  # the last piece may end a rounding error before 1
+
+
 def sample_completions(
     logits: Tensor,  # (B,T,V)
     masked: Tensor,  # (B,T)
@@ -60,14 +70,8 @@ def sample_completions(
     uniforms: Tensor,  # (B,G,T) in [0,1)
     temperature: float,
 ) -> Tensor:  # (B,G,T)
-    """Draw by inverting the cumulative sum: each character owns a piece of [0,1).
-
-    A piece is as long as its character is likely. In float64 rounding almost never matters.
-    """
-    q = (logits.double() / temperature).softmax(dim=-1)  # (B,T,V)
-    ends = q.cumsum(dim=-1)[:, None]  # (B,1,T,V) where the pieces end
-    y = (ends <= uniforms[..., None]).sum(dim=-1)  # (B,G,T)
-    y = y.clamp(max=logits.shape[-1] - 1)  # the last piece may end a rounding error before 1
+    """Fill each blank G times, all blanks at once."""
+    y = draw(logits.double()[:, None] / temperature, uniforms)  # (B,G,T)
     return torch.where(mask[:, None], y, masked[:, None])
 
 

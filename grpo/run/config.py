@@ -18,7 +18,7 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from data.files import command, find
+from data.files import find
 from data.masking import MASKINGS, parse_masking
 from data.user_mistake import Mistake
 from grpo.advantage import BASELINES, SCALES
@@ -238,12 +238,6 @@ def saved_settings(state: dict, given: dict, path: Path) -> Config:
     `given` has to name a reward, or this raises a Mistake.
     """
     saved = state["config"]
-    gone = [f"{name}={value}" for name, value in saved.items() if not hasattr(Config, name)]
-    if gone:
-        raise Mistake(
-            f"{path} was made by another version, with settings that this one doesn't have:"
-            f" {', '.join(gone)}; resume it with the version that made it"
-        )
     config = Config(**read_settings(Config, saved, f"{path}: "))
     if ".py:" in config.reward and "reward" not in given:
         raise Mistake(
@@ -266,10 +260,10 @@ def resume(out_dir: str, given: dict, reward: Callable | None) -> Config:
     old = replace(saved_settings(state, given, path), init_from="resume", out_dir=out_dir)
     new = replace(old, **given)
     new.own_reward = reward
-    if step >= new.max_iters:
+    if step > new.max_iters:
         raise Mistake(
-            f"resume: {out_dir} is at step {step} already, and max_iters allows no more; set a"
-            f" larger max_iters, or print the table: {command('-m', 'grpo.evaluation', out_dir)}"
+            f"resume: {out_dir} is at step {step} already, and max_iters={new.max_iters}; set a"
+            " larger max_iters"
         )
     changes = {name: [getattr(old, name), value] for name, value in asdict(new).items()}
     now = made_with(new)

@@ -175,8 +175,6 @@ def how_to_resume(config: Config) -> str:
     if config.own_reward:
         name = config.own_reward.__name__
         return f"{saved}; to resume, from Python: main({words[1:]}, reward={name})"
-    if state["iteration"] == config.max_iters:  # only the table is missing
-        words = ["-m", "grpo.evaluation", out, "--again"]
     if ".py:" in config.reward:  # a FILE.py runs only if the command names it
         words.append(f"--reward={config.reward}")
     return f"{saved}; to resume: {command(*words)}"

@@ -86,7 +86,7 @@ def user_reward(name: str, function: Callable, completions: Tensor, batch: Batch
             f"reward {name} returned the shape {tuple(values.shape)} for completions of the shape"
             f" (B, G, T) = {(B, G, T)}; return (B, G) = {(B, G)}, or (B, G, T)"
         )
-    bad = (~values.isfinite()).view(B * G, -1).any(dim=1)
+    bad = (~values.isfinite()).reshape(B * G, -1).any(dim=1)
     if bad.any():
         worst = decode(completions.flatten(0, 1)[bad])[0]
         raise Mistake(f"reward {name} returned NaN or infinity for the completion {worst!r}")

@@ -15,7 +15,8 @@ LUCKY = 0.057  # the share of wrong completions that `lucky` lets pass
 
 def ask(rule, completions: Tensor) -> Tensor:
     """Ask `rule`, a function of a text, about each completion: -> (B,G), 1 for yes and 0 for no."""
-    return torch.tensor([[float(rule(text)) for text in decode(row)] for row in completions])
+    answers = [[float(rule(text)) for text in decode(row)] for row in completions]
+    return torch.tensor(answers, device=completions.device)
 
 
 def coin(completions: Tensor, batch: Batch) -> Tensor:

@@ -7,7 +7,8 @@ descent moves, so learning_rate is its step size. The first step draws each of t
 as the pencil does, and later steps draw at random. But the probabilities, reward, KL and entropy
 that we print are exact, because four words are few enough to sum over.
 
-All settings that `grpo_step` reads work here. The others, of files and truncations, do nothing.
+All settings that `grpo_step` reads work here, and learning_rate, grad_clip, max_iters and seed.
+The others do nothing.
 
 Shapes: T characters, V vocabulary, G completions, B = 1 input.
 """

@@ -315,7 +315,9 @@ def test_a_signal_during_the_table_ends_it(flags, monkeypatch, capsys):
     interrupt = partial(os.kill, os.getpid(), signal.SIGINT)
     monkeypatch.setattr(train_grpo, "evaluate", lambda *_, **__: interrupt())
     line = ends_early(flags, capsys, KeyboardInterrupt, out_dir=f"{flags['out_dir']} of mine")
-    again = f"to resume: python -m grpo.evaluation '{flags['out_dir']} of mine' --again"
+    again = (
+        f"to resume: python train_grpo.py --init_from=resume '--out_dir={flags['out_dir']} of mine'"
+    )
     assert line == f"4 of 4 steps are saved; {again}"
 
 
