@@ -32,7 +32,8 @@ from data.vocabulary import (
     normalize,
 )
 
-DIGITS = {"sums": 3, "sums2": 2}  # of the datasets that a first run makes
+# the datasets that a run makes: digits of a number, and which held-out results val.txt has
+MADE = {"sums": (3, "report"), "sums2": (2, "report"), "sums_choose": (3, "choose")}
 SPLITS = ("train", "val")
 KINDS = {"text": "a text", "sums": "sums", "lines": "lines that aren't all correct sums"}
 
@@ -88,9 +89,9 @@ class Dataset:
 def make_if_missing(dataset: str) -> None:
     """Make the sums that ship, unless both of their parts are there already."""
     folder = find(Path("data", dataset))
-    if dataset in DIGITS and not all((folder / f"{split}.txt").exists() for split in SPLITS):
+    if dataset in MADE and not all((folder / f"{split}.txt").exists() for split in SPLITS):
         print(f"making {folder}", flush=True)
-        prepare_sums(folder, DIGITS[dataset])
+        prepare_sums(folder, *MADE[dataset])
 
 
 def read_splits(dataset: str, block_size: int) -> tuple[Dataset, Dataset]:

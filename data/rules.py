@@ -6,24 +6,22 @@ A rule looks at pieces of a text. A piece that has blanks is a gap.
     whole                 True if a text has one piece, which is all of it
     made_for(train, cut)  returns the rule for a dataset, or None if it doesn't fit
     spans(text)           lists (start, end) of each piece, from left to right
-    good_spans(text)      lists those whose text[start:end] is good
+    is_good(text, a, b)   tells whether a completion has a good piece from a to b
     answers(masked)       lists all good completions of a text, if the rule can do that
 
 To add one, write its class, and name it in RULES.
 
-Shapes: B masked inputs, T characters, G completions of each, D different texts.
+Shapes: B masked inputs, T characters, G completions of each.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data.dataset import Dataset
-from data.per_word import begins_word, distinct
 from data.sums.rule import correct_answers, is_correct
 from data.vocabulary import decode
 
@@ -52,8 +50,8 @@ class WordRule:
         found = [match.span() for match in WORD.finditer(text)]
         return [(a, b) for a, b in found if not self.cut or 0 < a and b < len(text)]
 
-    def good_spans(self, text):
-        return [(a, b) for a, b in self.spans(text) if text[a:b] in self.lexicon]
+    def is_good(self, text, start, end):
+        return text[start:end] in self.lexicon and (start, end) in self.spans(text)
 
 
 class SumRule:
@@ -70,8 +68,8 @@ class SumRule:
     def spans(self, text):
         return [(0, len(text))]
 
-    def good_spans(self, text):
-        return self.spans(text) if is_correct(text) else []
+    def is_good(self, text, start, end):
+        return is_correct(text)
 
 
 RULES = [SumRule, WordRule]
@@ -84,38 +82,26 @@ def pick_rule(train: Dataset, cut: bool = True) -> Rule | None:
     return next(filter(None, rules), None)
 
 
-def number_spans(find: Callable, texts: Tensor) -> Tensor:
-    """Call find(text) on each text, and number the spans it lists: texts (D,T) -> (D,T).
-
-    The number of a span stands at each of its characters, and 0 outside of all spans. It depends on
-    start and end alone, so that we can compare two texts.
-    """
-    D, T = texts.shape
-    numbers = np.zeros((D, T), dtype=np.int64)
-    for row, text in zip(numbers, decode(texts)):
-        for start, end in find(text):
-            row[start:end] = start * T + end
-    return torch.from_numpy(numbers).to(texts.device)
-
-
 def check_gaps(
     rule: Rule | None,
-    texts: Tensor,  # (D,T) the different completions, from `distinct`
-    which: Tensor,  # (B,G) which of these each completion is
+    completions: Tensor,  # (B,G,T)
     tokens: Tensor,  # (B,T) the original text
     mask: Tensor,  # (B,T) True at a blank
 ) -> tuple[Tensor, Tensor]:  # (B,G,T) bool, (B,T) int64
     """Mark the first blank of each gap that a completion fills well, and number the gaps.
 
     Gaps are numbered like words: 1 at the blanks of the first one, 2 at those of the second, and 0
-    elsewhere. A completion fills a gap well if a good piece of it starts and ends where the gap
-    does. Without a rule there are no gaps.
+    elsewhere. Without a rule there are no gaps.
     """
-    if rule is None:
-        gaps = torch.zeros_like(mask, dtype=torch.int64)
-        return gaps[:, None].expand(-1, which.shape[1], -1) > 0, gaps
-    originals, which_original = distinct(tokens)  # (D,T), (B,)
-    spans = number_spans(rule.spans, originals)[which_original] * mask  # (B,T) of each blank
-    found = number_spans(rule.good_spans, texts)[which]  # (B,G,T)
-    first = begins_word(spans)  # (B,T)
-    return first[:, None] & (found == spans[:, None]), first.cumsum(dim=1) * (spans > 0)
+    B, G, _ = completions.shape
+    gaps = np.zeros(mask.shape, dtype=np.int64)
+    good = np.zeros(completions.shape, dtype=bool)
+    texts = decode(completions)
+    for b, (original, blanks) in enumerate(zip(decode(tokens), mask.cpu().numpy())):
+        for start, end in rule.spans(original) if rule else []:
+            places = start + np.flatnonzero(blanks[start:end])
+            if len(places):
+                gaps[b, places] = gaps[b].max() + 1
+                filled = texts[b * G : (b + 1) * G]
+                good[b, :, places[0]] = [rule.is_good(text, start, end) for text in filled]
+    return torch.from_numpy(good).to(mask.device), torch.from_numpy(gaps).to(mask.device)

@@ -127,12 +127,12 @@ def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, Tensor]:
     metrics["mean_reward"] = reward.mean()
     metrics["std_reward"] = reward.std(dim=1, correction=0).mean()
     metrics["frac_reward_zero_std"] = all_equal(reward).float().mean()
-    texts, which = distinct(groups)  # (D,T), (B,G)
+    _, which = distinct(groups)  # (B,G)
     metrics["different_completions"] = mean_number_of_different(which)
     # with a baseline this is near 0, unless blanks are left out
     advantages = rollout.advantages * mask[:, None]  # (B,G,T)
     metrics["mean_advantage"] = advantages.sum() / (mask.sum() * reward.shape[1]).clamp(min=1)
-    good, gaps = check_gaps(rule, texts, which, batch.tokens, mask)  # (B,G,T), (B,T)
+    good, gaps = check_gaps(rule, groups, batch.tokens, mask)  # (B,G,T), (B,T)
     if rule:
         metrics[rule.name] = good.sum() / (gaps.amax(dim=1).sum() * good.shape[1]).clamp(min=1)
     if "judge" in parts:

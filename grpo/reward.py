@@ -92,7 +92,7 @@ def judge_metrics(
 
 def rule_reward(rule, completions: Tensor, batch: Batch) -> Tensor:
     """Reward a completion with the share of its gaps that are filled well: -> (B,G)."""
-    good, gaps = check_gaps(rule, *distinct(completions), batch.tokens, batch.mask)
+    good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)
     return good.sum(dim=-1) / gaps.amax(dim=-1, keepdim=True).clamp(min=1)
 
 

@@ -135,7 +135,6 @@ def pretrain(args):
         block_size=args.block_size,
         batch_size=args.batch_size,
         dtype=args.dtype,
-        compile="false",
     )
     train, val = load_splits(config)
     rule = pick_rule(train)

@@ -6,7 +6,7 @@ Shapes: B inputs, T characters, N hidden words.
 import torch
 import torch.nn.functional as F
 
-from data.per_word import all_of_word, begins_word, distinct, mean_over_words
+from data.per_word import all_of_word, begins_word, mean_over_words
 from data.rules import check_gaps
 from grpo.batch import make_batch
 from grpo.reward import judge_logits
@@ -56,7 +56,7 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
             f"  mean p/q {drawn.exp().mean():.2f}"
             f"  dissent {1 - unanimous[first][real > 0].float().mean():.3f}"
         )
-        good, gaps = check_gaps(rule, *distinct(both[:, 1:]), tokens, mask)  # (B,1,T), (B,T)
+        good, gaps = check_gaps(rule, both[:, 1:], tokens, mask)  # (B,1,T), (B,T)
         accepted = all_of_word(scores[:, 1:] > 0, gaps)  # (B,1,T)
         wrong = begins_word(gaps)[:, None] & ~good  # (B,1,T)
         for name, which in {"correct": good, "wrong": wrong}.items():

@@ -1,20 +1,15 @@
 """Write sums such as `41+47=88` into train.txt and val.txt, one in a line.
 
-    python -m data.sums.prepare
-    python -m data.sums.prepare --digits=2 --held_out=choose --out_dir=data/sums2
-
-We hold out results, not pairs of summands: a result in val.txt never occurs in train.txt. The
-held-out results come in two halves, one to choose settings with and one to report on. `--held_out`
-says which of them goes into val.txt. Neither is ever in train.txt.
+A run makes the datasets that ship if they're missing. We hold out results, not pairs of summands: a
+result in val.txt never occurs in train.txt. The held-out results come in two halves. `sums` and
+`sums2` have the one to report on, and `sums_choose` has the one to choose settings with.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 
 from data.files import write_whole
-from data.user_mistake import Mistake, exit_on_mistake
 
 TRAIN, VAL = 200_000, 4_000  # lines
 
@@ -47,45 +42,12 @@ def draw_sums(results: list[int], digits: int, size: int, seed: int) -> list[str
     return [f"{a}+{c - a}={c}" for a, c in zip(first, result)]
 
 
-def prepare(out_dir: str | Path, digits: int = 3, held_out: str = "report") -> None:
-    """Write train.txt and val.txt into `out_dir`. Raises a Mistake if it holds other sums.
+def prepare(out_dir: str | Path, digits: int, held_out: str) -> None:
+    """Write train.txt and val.txt into `out_dir`. `held_out`, choose or report, is what val gets.
 
-    A kill leaves both files or no dataset. train.txt goes last, and a val.txt without it is what a
-    killed program left behind.
+    A kill leaves both files or no dataset: train.txt goes last, and nobody reads val.txt alone.
     """
     split = split_results(digits)
-    train = draw_sums(split["train"], digits, TRAIN, seed=1)
-    val = draw_sums(split[held_out], digits, VAL, seed=2)
-    train_file, val_file = (Path(out_dir, f"{name}.txt") for name in ("train", "val"))
-    files = {val_file: val, train_file: train}
-    files = {file: "\n".join([*lines, ""]).encode() for file, lines in files.items()}
-    for file, content in files.items():
-        if train_file.exists() and file.exists() and file.read_bytes() != content:
-            raise Mistake(f"{file} holds other data; remove it, or name another --out_dir")
-    for file, content in files.items():
-        write_whole(file, content)
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        usage=argparse.SUPPRESS, description="Write a dataset of sums."
-    )
-    add = parser.add_argument
-    add("--digits", type=int, choices=(2, 3), default=3, help="digits of each number")
-    add(
-        "--held_out",
-        choices=("choose", "report"),
-        default="report",
-        help="the held-out results of val.txt",
-    )
-    add("--out_dir", help="the folder to write to; default: data/sums, or data/sums2 for 2 digits")
-    args = parser.parse_args(argv)
-    name = "sums" if args.digits == 3 else "sums2"
-    out_dir = args.out_dir or Path(__file__).parents[1] / name
-    with exit_on_mistake("prepare"):
-        prepare(out_dir, args.digits, args.held_out)
-        print(f"{out_dir} holds {TRAIN:,} sums to train on and {VAL:,} held-out ones")
-
-
-if __name__ == "__main__":
-    main()
+    for name, part, size, seed in (("val", held_out, VAL, 2), ("train", "train", TRAIN, 1)):
+        lines = draw_sums(split[part], digits, size, seed)
+        write_whole(Path(out_dir, f"{name}.txt"), "\n".join([*lines, ""]).encode())

@@ -27,6 +27,7 @@ from grpo.reward import Rewards, judge_metrics, log_odds
 from grpo.run.load import SAMPLES, HeldOut, Models
 from grpo.run.network import uncompiled
 from grpo.run.reward_setting import parse_reward
+from grpo.truncation import truncates
 
 TITLES = {  # {the name in evaluation.json: the title in the table}; other columns come after these
     **{rule.name: rule.title for rule in RULES},
@@ -58,8 +59,7 @@ def measure(
     `opinions`, from `ask`, may leave out some of the n completions.
     """
     batch, rule = held_out.batch, held_out.rule
-    texts, which = distinct(completions)  # (D,T), (N,n)
-    good, gaps = check_gaps(rule, texts, which, batch.tokens, batch.mask)  # (N,n,T), (N,T)
+    good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)  # (N,n,T), (N,T)
     n = completions.shape[1]
     figures = {}
     if rule:
@@ -67,6 +67,7 @@ def measure(
     if rule and rule.whole:
         solved = good.any(dim=-1)  # (N,n)
         if n > 1:
+            _, which = distinct(completions)  # (N,n)
             counted = which.masked_fill(~solved, -1)  # (N,n)
             figures["different_correct"] = mean_number_of_different(counted)
         blanks = batch.mask.sum(dim=1)  # (N,)
@@ -164,12 +165,14 @@ def evaluate(
         opinions = ask(models, rewards, completions, held_out)
         result[title] = measure(completions, held_out, opinions) | {"passes": passes}
         asked[title] = completions, opinions
-    if hasattr(held_out.rule, "answers"):  # then we needn't trust to the luck of the draw
-        for title, policy in (("before", models.base), ("after", models.policy)):
-            q = exact.probabilities(policy(held_out.batch), held_out.answers)
-            result[f"{title}, sampled"] |= exact.figures(q, held_out.batch.mask)
+    if hasattr(held_out.rule, "answers"):
         q = exact.marginals(held_out.answers, held_out.batch.mask)
         result["exact marginals"] = exact.figures(q, held_out.batch.mask)
+        for title, policy in (("before", models.base), ("after", models.policy)):
+            distribution = policy(held_out.batch)
+            if not truncates(distribution.config):  # then exact figures replace those of the draws
+                q = exact.probabilities(distribution, held_out.answers)
+                result[f"{title}, sampled"] |= exact.figures(q, held_out.batch.mask)
     return result, list_completions(held_out, *asked["after, sampled"])
 
 

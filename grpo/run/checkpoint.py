@@ -39,9 +39,12 @@ def write(path: str | Path, content: bytes | dict) -> None:
 def read(path: str | Path) -> dict[str, Any]:
     """Read a dict that `write` wrote, with its tensors on the CPU. Runs no code of the file.
 
+    Of a run's folder this reads its checkpoint.
+
     Raises a Mistake if the file is missing, is damaged, or holds something else.
     """
     path = find(path)
+    path = path / LATEST if path.is_dir() else path
     if not path.is_file():
         raise Mistake(f"checkpoint {path} is missing; make it, or name another")
     file = io.BytesIO(path.read_bytes())  # raises if we may not read it, which isn't damage

@@ -116,7 +116,7 @@ class Config:
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...; auto: cuda if there is a GPU
     reference_device: str = ""  # where the reference lives; empty: on `device`
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"  # auto: bfloat16 if it is fast here
-    compile: Literal["auto", "true", "false"] = "auto"  # torch.compile; auto: long runs on a GPU
+    compile: bool = False  # torch.compile; on a GPU it pays off after some thousand steps
     gradient_checkpointing: bool = False  # less memory, more time, the same gradients
     kernel: Literal["auto", "cuda", "torch"] = "auto"  # auto: the fused cuda kernel if it can run
     seed: int = within(1, 0)  # seed of the inputs and the draws

@@ -7,7 +7,6 @@ Shapes: B masked inputs, T characters, N rows of tokens.
 
 import contextlib
 import os
-import shutil
 import sys
 from collections.abc import Callable
 
@@ -21,7 +20,6 @@ from grpo.truncation import Truncated, penalized, truncates
 from model.transformer import Generator, Judge
 
 SMALL = 500_000  # parameters; with fewer, threads wait for each other more than they compute
-LONG = 10_000  # steps; compiling takes half a minute on a GPU, and then saves 5 ms of each
 THREADS = torch.get_num_threads()  # what PyTorch uses by default
 
 
@@ -55,12 +53,7 @@ def make_judge(network: Judge, config, device: torch.device) -> Callable:
 def place(network: torch.nn.Module, config, device: torch.device) -> None:
     """Move a network to a device, and compile it if asked."""
     network.to(device)
-    if compiles(config, device):
-        compiler = os.environ.get("CXX", "cl" if sys.platform == "win32" else "g++")
-        if not shutil.which(compiler):
-            raise Mistake(
-                f"torch.compile needs {compiler}, a C++ compiler; install it, or set compile=false"
-            )
+    if config.compile:
         network.trunk.compile(dynamic=False)
 
 
@@ -68,13 +61,6 @@ def autocast(config, device: torch.device) -> torch.autocast:
     """Make what runs a network in the dtype of the settings."""
     half = pick_dtype(config.dtype, device) == "bfloat16"
     return torch.autocast(device.type, torch.bfloat16, enabled=half)
-
-
-def compiles(config, device: torch.device) -> bool:
-    """Tell whether this run's networks are compiled. `auto` compiles where that saves time."""
-    if config.compile == "auto":
-        return device.type == "cuda" and config.max_iters >= LONG
-    return config.compile == "true"
 
 
 def pick_device(name: str) -> torch.device:

@@ -13,6 +13,7 @@ import torch
 
 from data.files import PROJECT, find
 from grpo.distributed import n_processes
+from grpo.run.checkpoint import LATEST
 from grpo.run.network import pick_device, pick_dtype
 from grpo.run.reward_setting import parse_reward
 
@@ -37,7 +38,9 @@ def made_with(config) -> dict[str, str | int]:
     files["dataset"] = [Path("data", config.dataset, f"{part}.txt") for part in ("train", "val")]
     found = {}
     for name, paths in files.items():
-        content = [find(path).read_bytes() for path in paths if find(path).is_file()]
+        paths = [find(path) for path in paths]
+        paths = [path / LATEST if path.is_dir() else path for path in paths if str(path) != "."]
+        content = [path.read_bytes() for path in paths if path.is_file()]
         if content:
             found[f"{name} file"] = hashed(b"".join(content))
     if config.own_reward:

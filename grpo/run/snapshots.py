@@ -38,8 +38,8 @@ def take_snapshot(policy: Policy, batch: Batch, rule) -> dict[str, list]:
     completions = decode(policy(batch).sample().completions[:, 0])  # from (N,T)
     gaps = []
     for text, mask, completion in zip(decode(batch.tokens), batch.mask.cpu().numpy(), completions):
-        spans, good = (rule.spans(text), rule.good_spans(completion)) if rule else ([], [])
-        gaps.append([[a, b, (a, b) in good] for a, b in spans if mask[a:b].any()])
+        spans = [(a, b) for a, b in rule.spans(text) if mask[a:b].any()] if rule else []
+        gaps.append([[a, b, rule.is_good(completion, a, b)] for a, b in spans])
     return {"completions": completions, "gaps": gaps}
 
 

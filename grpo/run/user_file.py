@@ -27,9 +27,6 @@ def run_file(path: str | Path, what: str) -> dict[str, object]:
     sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
     module = types.ModuleType(path.stem)
     module.__file__ = str(path.resolve())
-    known = sys.modules.setdefault(path.stem, module)
-    if getattr(known, "__file__", "") == module.__file__:  # no other module has this name
-        sys.modules[path.stem] = module  # so that its functions can be sent to other processes
     try:
         with contained():
             exec(compile(path.read_bytes(), path, "exec"), vars(module))
@@ -41,13 +38,6 @@ def run_file(path: str | Path, what: str) -> dict[str, object]:
 
 def load_function(path: str | Path, name: str) -> Callable:
     """Load a user's own function. Raises a Mistake if the file fails or has no such function."""
-    path = find(path)
-    shadowed = [each for each in ("data", "grpo", "model") if path.with_name(f"{each}.py").exists()]
-    if shadowed:
-        raise Mistake(
-            f"{path.parent} has a {shadowed[0]}.py, and the program a package of that name, so"
-            " importing it would get the wrong one; rename yours"
-        )
     function = run_file(path, "reward file").get(name)
     if not callable(function):
         raise Mistake(

@@ -20,8 +20,6 @@ from statistics import mean
 
 import torch
 
-from data.files import PROJECT
-from data.sums.prepare import prepare
 from data.user_mistake import exit_on_mistake
 from grpo.evaluation import exact
 from grpo.evaluation.__main__ import load_run
@@ -92,8 +90,6 @@ def main(arguments: list[str]) -> None:
     add("--seeds", type=numbers, default=[1, 2, 3, 4, 5], help="the seeds to report")
     with exit_on_mistake("fair"):
         args, args.settings = parser.parse_known_args(arguments)
-        if not (PROJECT / "data" / "sums_choose").exists():
-            prepare(PROJECT / "data" / "sums_choose", held_out="choose")
         tuned = choose(args, [{"kl_beta": beta} for beta in args.betas])
         if args.rates:
             tuned = choose(args, [tuned | {"learning_rate": rate} for rate in args.rates])

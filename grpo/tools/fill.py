@@ -30,7 +30,7 @@ import math
 import torch
 from torch import Tensor
 
-from data.dataset import DIGITS, encode_prompt
+from data.dataset import MADE, encode_prompt
 from data.files import find
 from data.per_word import mean_over_blanks, number_words
 from data.rules import SumRule
@@ -39,7 +39,7 @@ from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import BLANK, MASK_ID, SPACE, decode, encode, highlight
 from grpo.batch import Batch, make_batch
 from grpo.reward import Rewards, accepts, log_odds
-from grpo.run.checkpoint import LATEST, load_model, read
+from grpo.run.checkpoint import load_model, read
 from grpo.run.config import Config, Parser
 from grpo.run.load import load_rewards
 from grpo.run.network import make_policy
@@ -114,10 +114,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--k", type=int, choices=range(1, 21), default=5, help="how many to show")
     with exit_on_mistake("fill"):
         args = parser.parse_args(arguments)
-        file = find(args.run)
-        if not file.exists():
+        file = args.run
+        if not find(file).exists():
             raise Mistake(f"there is no {file}; make a run, or name another with --run")
-        file = file / LATEST if file.is_dir() else file
         after = load_model(file, Generator)
         models, judge, temperature = {str(file): after}, None, 1.0
         longest = after.trunk.config.block_size
@@ -134,7 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
             config = Config(block_size=longest, reward=args.reward, generator_checkpoint=str(file))
             rewards = load_rewards(config, judge, SumRule(), torch.device("cpu"))
         for text in args.text:
-            sums = training and config["dataset"] in DIGITS
+            sums = training and config["dataset"] in MADE
             if sums and not SUM.fullmatch(text.replace(BLANK, "1")):
                 raise Mistake(
                     f"text {text!r} isn't a sum, which is all that {file} learned to fill"

@@ -28,7 +28,7 @@ from data.vocabulary import decode, encode
 from grpo.batch import Batch, make_batch
 from grpo.evaluation.rivals import best_by_word
 from grpo.reward import log_odds
-from grpo.run.checkpoint import LATEST, load_model, model_file, write
+from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, Parser
 from grpo.run.network import make_judge, make_policy
 from model.losses import PRETRAINING, generator_loss
@@ -74,9 +74,7 @@ def teach(args) -> None:
     make_if_missing("sums")
     train, _ = read_splits("sums", config.block_size)
     tokens, mask, words = train.batch(args.inputs, config.masking, (args.seed, 0))  # each (N,T)
-    path = Path(args.teacher)
-    path = path / LATEST if path.is_dir() else path
-    teacher = make_policy(load_model(path, Generator), Config(batch_size=PART), CPU)
+    teacher = make_policy(load_model(args.teacher, Generator), Config(batch_size=PART), CPU)
     judge = make_judge(load_model(config.judge_checkpoint, Judge), config, CPU)
     answers = []
     with torch.no_grad():

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sums")
-    prepare(folder)
+    prepare(folder, 3, "report")
     return folder
 
 

@@ -199,7 +199,7 @@ def test_a_policy_penalizes_the_logits_of_its_letters(n_latent, name):
     batch = make_batch(masked, masked == BLANK, BLANK, 2, (0,))
 
     def logits(penalty):
-        config = Config(dtype="float32", compile="false", repetition_penalty=penalty)
+        config = Config(dtype="float32", repetition_penalty=penalty)
         return getattr(make_policy(generator, config, torch.device("cpu"))(batch), name)
 
     want = penalize_repetition(logits(1.0), masked, BLANK, 1.5)

@@ -134,7 +134,7 @@ def main():
             time_parts(B, G, f"--kernel={setting}")
     small = [] if GPU else ["--max_iters=1", "--eval_inputs=4"]
     for B, G in SIZES:
-        for compiled in ["false", "true"] if GPU else ["false"]:
+        for compiled in [False, True] if GPU else [False]:
             time_command(B, G, f"--compile={compiled}", *small)
 
 

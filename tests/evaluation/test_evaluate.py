@@ -8,7 +8,6 @@ import pytest
 import torch
 from conftest import BLANK, encode, make_batch
 
-from data.per_word import distinct
 from data.rules import SumRule, WordRule, check_gaps
 from data.sums.prepare import prepare as prepare_sums
 from data.sums.rule import is_correct
@@ -128,7 +127,7 @@ def some_sums():
 def test_right_accepts_and_fooled_are_a_loop_over_fills():
     batch, completions = some_sums()
     scores = log_odds(uncertain, completions, batch)  # (20,4,T)
-    good, gaps = check_gaps(SumRule(), *distinct(completions), batch.tokens, batch.mask)
+    good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
     metrics = judge_metrics(scores, batch.words, good, gaps)
     correct = good.sum() / (4 * gaps.amax(dim=1).sum())
     logits = uncertain(completions.flatten(0, 1)).tolist()
@@ -141,7 +140,7 @@ def test_right_accepts_and_fooled_are_a_loop_over_fills():
 def test_few_wrong_fills_say_nothing_about_a_judge():
     batch, completions = some_sums()
     scores = torch.ones(completions.shape)
-    good, gaps = check_gaps(SumRule(), *distinct(completions), batch.tokens, batch.mask)
+    good, gaps = check_gaps(SumRule(), completions, batch.tokens, batch.mask)
     assert judge_metrics(scores, batch.words, good, gaps) == {"accepts": 1, "fooled": 1}
     good[6:] = True
     assert judge_metrics(scores, batch.words, good, gaps) == {"accepts": 1}
@@ -166,9 +165,8 @@ def test_a_judge_of_text_accepts_runs_of_blanks_and_is_fooled_by_words():
     completions[0, :, 3] = 0
     scores = torch.full(completions.shape, 9.0)  # also those of visible text, which don't count
     scores[0, 5:, 6] = scores[0, :, 9:] = -1
-    given = check_gaps(
-        WordRule(texts[0], cut=False), *distinct(completions), batch.tokens, batch.mask
-    )
+    rule = WordRule(texts[0], cut=False)
+    given = check_gaps(rule, completions, batch.tokens, batch.mask)
     assert judge_metrics(scores, batch.words, *given) == {
         "accepts": (20 + 5 + 0 + 20) / 80,
         "fooled": 5 / 20,
@@ -190,7 +188,7 @@ def settings(world):
 
 @pytest.fixture
 def sums(settings, tmp_path):
-    prepare_sums(tmp_path / "sums", digits=2)
+    prepare_sums(tmp_path / "sums", 2, "report")
     return replace(settings, dataset=str(tmp_path / "sums"), block_size=8, masking="columns")
 
 

@@ -6,9 +6,6 @@ import pytest
 import torch
 from conftest import run
 
-from grpo.run.config import Config
-from grpo.run.network import LONG, compiles
-
 
 @pytest.mark.parametrize("changes, update", [({}, (4, 16)), ({"minibatch_size": 2}, (2, 16))])
 def test_compile_is_read(flags, tmp_path, monkeypatch, changes, update):
@@ -18,22 +15,14 @@ def test_compile_is_read(flags, tmp_path, monkeypatch, changes, update):
         graphs.append([tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in inputs])
         return graph
 
-    _, eager = run(flags, out_dir=tmp_path / "eager", compile="auto", **changes)
+    _, eager = run(flags, out_dir=tmp_path / "eager", compile=False, **changes)
     assert not graphs
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
-    _, compiled = run(flags, out_dir=tmp_path / "compiled", compile="true", **changes)
+    _, compiled = run(flags, out_dir=tmp_path / "compiled", compile=True, **changes)
     assert compiled == eager
     tokens = {(4, 16), (2, 16), (4 * 4, 16)}
     shapes = [[x for x in graph if not isinstance(x, tuple) or x in tokens] for graph in graphs]
     # One graph for the rollout and the reference (B,T), one for the judge (B·G,T), and one for the
     # update. A dynamic size would be listed as a further input of its graph.
     assert sorted(shapes) == sorted([[(4, 16)], [(16, 16)], [update]])
-
-
-def test_auto_compiles_only_long_runs_on_a_gpu():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    for steps, device, wanted in (200, gpu, False), (LONG, gpu, True), (LONG, cpu, False):
-        assert compiles(Config(max_iters=steps), device) == wanted
-        assert compiles(Config(max_iters=steps, compile="true"), device)
-        assert not compiles(Config(max_iters=steps, compile="false"), device)

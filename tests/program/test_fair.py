@@ -51,10 +51,11 @@ def test_close_candidates_are_decided_by_a_second_seed_and_then_reported(tmp_pat
 
 
 def test_a_run_is_summed_up_by_its_exact_figures(world, flags, tmp_path):
-    prepare(tmp_path / "sums", digits=2)
+    prepare(tmp_path / "sums", 2, "report")
     generator = world / "digits.pt"
     changes = {"dataset": tmp_path / "sums", "block_size": 8, "masking": "columns"}
     changes |= {"generator_checkpoint": generator, "judge_checkpoint": "", "reward": "correct"}
+    changes |= {"top_p": 1.0}
     run(flags, **changes, max_iters=12)
     found = fair.describe(Path(flags["out_dir"]))
     assert found["pass"][0] == pytest.approx(found["correct"], rel=1e-6)

@@ -255,12 +255,6 @@ def test_no_file_is_moved_aside_with_the_old_run(tmp_path, flag):
         load_config([f"--out_dir={tmp_path}", "--" + flag.format(tmp_path / "models" / "a.pt")])
 
 
-def test_a_compiler_has_to_be_here(flags, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(Mistake, match="torch.compile needs no-such-compiler"):
-        run(flags, compile="true")
-
-
 def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
     for path in (tmp_path, "x" * 300):
         with pytest.raises(SystemExit, match="2"), exit_on_mistake("program"):

@@ -17,7 +17,7 @@ from grpo.batch import make_batch
 from grpo.run.user_file import load_function, user_reward
 
 MINE = """
-import os, pickle, torch
+import os, torch
 
 torch.set_grad_enabled(False)
 os.chdir("/")
@@ -25,7 +25,6 @@ os.chdir("/")
 def mine(completions, batch):
     os.chdir("/")
     torch.set_grad_enabled(False)
-    assert pickle.loads(pickle.dumps(mine)) is mine
     return completions.float().mean(dim=-1)
 """
 COMPLETIONS = torch.arange(24).view(2, 3, 4)  # (B,G,T)
@@ -57,16 +56,13 @@ def test_an_error_is_reported_and_a_nan_with_the_completion_that_got_it():
 
 
 def test_user_code_leaves_the_process_as_it_was(tmp_path, monkeypatch):
-    """It may change folder, switch gradients off, and map over other processes."""
+    """It may change folder, and switch gradients off."""
     (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     mine = load_function("mine.py", "mine")
     values = user_reward("mine", mine, COMPLETIONS, BATCH)
     assert torch.equal(values, COMPLETIONS.float().mean(dim=-1))
     assert Path.cwd() == tmp_path and torch.is_grad_enabled()
-    (tmp_path / "data.py").write_text("", encoding="utf-8")
-    with pytest.raises(Mistake, match="has a data.py.*rename yours"):
-        load_function("mine.py", "mine")
 
 
 RULE = """
@@ -88,8 +84,8 @@ class Balanced:
     def spans(self, text):
         return [(0, len(text))]
 
-    def good_spans(self, text):
-        return self.spans(text) if balanced(text) else []
+    def is_good(self, text, start, end):
+        return balanced(text)
 
 data.rules.RULES.append(Balanced)
 import train_grpo

@@ -18,7 +18,7 @@ def test_files_and_flags_apply_left_to_right(tmp_path):
     assert load_config([str(first), str(second)]).group_size == 64
     config = load_config(["--kl_beta=0.9", str(first), "--group_size=4", "--out_dir=a=b"])
     assert (config.group_size, config.kl_beta, config.out_dir) == (4, 1.0, "a=b")
-    assert type(config.kl_beta) is float and config.compile == "true"
+    assert type(config.kl_beta) is float and config.compile is True
 
 
 def test_a_bool_alone_means_true_and_a_path_may_begin_at_home(monkeypatch):
@@ -43,7 +43,7 @@ def test_a_config_file_may_import_define_and_compute_with_numpy(tmp_path):
     )
     config = load_config([str(tmp_path / "a.py")])
     assert (config.kl_beta, config.group_size, config.learning_rate) == (0.1, 3, 0.25)
-    assert config.gradient_checkpointing is True and config.compile == "false"
+    assert config.gradient_checkpointing is True and config.compile is False
     assert (config.masking, config.top_k, config.dataset) == ("word", 3, "text")
     plain = {type(value) for value in vars(config).values()}
     assert plain <= {str, int, float, bool}, "a checkpoint holds nothing else"

@@ -68,7 +68,7 @@ def test_the_fills_are_the_top_k_of_all_fills_with_their_exact_probabilities(
 
 def test_a_run_is_shown_before_and_after_with_what_its_judge_accepts(trained, world, capsys):
     parts = printed(capsys, "the c_t _at", "--run=a", "--k=20")
-    assert list(parts) == [f"before  {world}/generator.pt", "after   a/checkpoint.pt"]
+    assert list(parts) == [f"before  {world}/generator.pt", "after   a"]
     judge = load_model(world / "judge.pt", Judge)
     for path, (heads, *rows) in zip((world / "generator.pt", "a/checkpoint.pt"), parts.values()):
         assert heads.split() == ["probability"]
