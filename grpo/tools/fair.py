@@ -20,7 +20,7 @@ from statistics import mean
 
 import torch
 
-from data.user_mistake import exit_on_mistake
+from data.user_mistake import Mistake, exit_on_mistake
 from grpo.evaluation import exact
 from grpo.evaluation.__main__ import load_run
 from grpo.run.checkpoint import write
@@ -90,6 +90,10 @@ def main(arguments: list[str]) -> None:
     add("--seeds", type=numbers, default=[1, 2, 3, 4, 5], help="the seeds to report")
     with exit_on_mistake("fair"):
         args, args.settings = parser.parse_known_args(arguments)
+        of_variant = Path(args.out_dir, "settings.json")
+        if of_variant.exists() and json.loads(of_variant.read_bytes()) != args.settings:
+            raise Mistake(f"out_dir={args.out_dir} holds another variant; name another folder")
+        write(of_variant, json.dumps(args.settings).encode())
         tuned = choose(args, [{"kl_beta": beta} for beta in args.betas])
         if args.rates:
             tuned = choose(args, [tuned | {"learning_rate": rate} for rate in args.rates])

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from data.dataset import make_if_missing, read_splits
 from data.sums.rule import correct_answers
-from data.user_mistake import exit_on_mistake
+from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import decode, encode
 from grpo.batch import Batch, make_batch
 from grpo.evaluation.rivals import best_by_word
@@ -69,6 +69,8 @@ ANSWERS = {  # each takes a batch, the teacher and the judge, and returns (B,T)
 
 def teach(args) -> None:
     """Let the generator learn the answers, and write it."""
+    if Path(args.out_dir).exists():
+        raise Mistake(f"out_dir={args.out_dir} exists; name another folder")
     torch.set_num_threads(1)
     config = Config()
     make_if_missing("sums")

@@ -48,6 +48,9 @@ def test_close_candidates_are_decided_by_a_second_seed_and_then_reported(tmp_pat
     want = {"kl_beta": 0.2, "learning_rate": 1.0, "correct": 0.9}
     assert [json.loads(line) for line in lines] == [{**want, "seed": seed} for seed in (1, 2)]
     assert "kl_beta=0.2, learning_rate=1.0: correct 0.900" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        fair.main([*command, "--num_iterations=1"])
+    assert "holds another variant" in capsys.readouterr().err and len(made) == 10
 
 
 def test_a_run_is_summed_up_by_its_exact_figures(world, flags, tmp_path):
