@@ -6,8 +6,8 @@ The generator fills all blanks of a sum such as `4_7+4_1=888` in one step. No bl
 others get, so few sums are correct. A rule can check a sum, but you can't backpropagate through
 sampling a digit. GRPO doesn't need to. It fills each input G times, and makes the digits of correct
 completions more likely and those of wrong ones less likely, until the blanks agree. With a judge,
-`reward` would return a second network's score. On the same inputs config/rule.py takes the same
-steps.
+`reward` would return a second network's score. Given the same inputs, config/rule.py takes the same
+steps, and a test compares them.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
@@ -104,12 +104,12 @@ def grpo_loss(now, old, ref, completions, A, mask):
     """Average -min(ρA, clip(ρ)A) + β·KL(q‖q_ref) over completions, blanks and inputs: -> a scalar.
 
     `now`, `old` and `ref` (B,T,V) are log q of the generator now, of the one that drew the
-    completions, and of the one that ships. A is a completion's advantage (B,G), and mask (B,T) is
-    True at blanks. ρ = q/q_old says how much more likely a character has become since it was drawn.
-    In the first update it's 1, and the gradient of ρA is A ∇log q. Averaged over draws, that's the
-    gradient of the expected reward, because ∇q = q ∇log q. Once ρ is above 1.2 with A > 0, or below
-    0.8 with A < 0, the minimum is constant and stops pushing. The KL keeps the completions of an
-    input from all becoming the same wrong sum, with nothing left to compare.
+    completions, and of the frozen base model. A is a completion's advantage (B,G), and mask (B,T)
+    is True at blanks. ρ = q/q_old says how much more likely a character has become since it was
+    drawn. In the first update it's 1, and the gradient of ρA is A ∇log q. Averaged over draws,
+    that's the gradient of the expected reward, because ∇q = q ∇log q. Once ρ is above 1.2 with A >
+    0, or below 0.8 with A < 0, the minimum is constant and stops pushing. The KL keeps the
+    completions of an input from all becoming the same wrong sum, with nothing left to compare.
     """
     A = A[:, :, None]  # (B,G,1)
     moved = (now - old).gather(-1, completions.mT)  # (B,T,G) how far log q has moved
