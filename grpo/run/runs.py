@@ -53,4 +53,7 @@ def read_json(folder: str, name: str) -> dict:
         raise Mistake(f"there is no folder {folder}; name the out_dir of a run")
     if not path.exists():
         raise Mistake(f"{path} is missing; finish that run, or measure it as it is with --again")
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        raise Mistake(f"{path} is damaged; make that run again") from None

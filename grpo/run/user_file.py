@@ -27,9 +27,10 @@ def run_file(path: str | Path, what: str) -> dict[str, object]:
     sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
     module = types.ModuleType(path.stem)
     module.__file__ = str(path.resolve())
+    content = path.read_bytes()
     try:
         with contained():
-            exec(compile(path.read_bytes(), path, "exec"), vars(module))
+            exec(compile(content, path, "exec"), vars(module))
         return vars(module)
     except (Exception, SystemExit) as error:  # any error in that file is the user's mistake
         name = type(error).__name__
@@ -62,9 +63,15 @@ def call(name: str, function: Callable, completions: Tensor, batch: Batch) -> Te
     try:
         with contained():  # and it may write into what it gets
             values = function(completions.clone(), batch.map(torch.clone))
-            return torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
     except (Exception, SystemExit) as error:
         raise Mistake(f"reward {name} failed: {type(error).__name__}: {error}") from error
+    try:
+        return torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
+    except (TypeError, ValueError, RuntimeError):
+        what = type(values).__name__
+        raise Mistake(
+            f"reward {name} returned a {what} that isn't an array of numbers; return (B,G)"
+        ) from None
 
 
 def user_reward(name: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:

@@ -15,6 +15,7 @@ line of results.jsonl is a reported run. grpo/claims.md has what came of many va
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
@@ -24,7 +25,7 @@ from data.user_mistake import Mistake, exit_on_mistake
 from grpo.evaluation import exact
 from grpo.evaluation.__main__ import load_run
 from grpo.run.checkpoint import write
-from grpo.run.config import Parser
+from grpo.run.config import Parser, load_config
 from grpo.run.log import read_lines
 from grpo.run.runs import read_json
 from train_grpo import main as train
@@ -80,6 +81,25 @@ def describe(out_dir: Path) -> dict:
     }
 
 
+def check(args) -> None:
+    """Raise a Mistake if a run would, or if the folder holds anything else. Else claim it."""
+    for name in ("kl_beta", "seed", "dataset", "out_dir"):
+        if any(flag.startswith(f"--{name}=") for flag in args.settings):
+            raise Mistake(f"fair sets {name} itself; leave it out (see --betas and --seeds)")
+    tried = {"kl_beta": args.betas, "learning_rate": args.rates, "seed": args.seeds}
+    flags = [f"--{name}={value:g}" for name, values in tried.items() for value in values]
+    for flag in flags:
+        load_config([*args.settings, flag])
+    settings = asdict(load_config(args.settings))
+    if settings["dataset"] != "sums":
+        raise Mistake(f"fair is only for sums, not for dataset={settings['dataset']}")
+    folder = Path(args.out_dir)
+    claimed = folder / "settings.json"
+    if folder.exists() and (not claimed.exists() or json.loads(claimed.read_bytes()) != settings):
+        raise Mistake(f"out_dir={folder} holds something else; name another folder")
+    write(claimed, json.dumps(settings).encode())
+
+
 def main(arguments: list[str]) -> None:
     parser = Parser(prog="python -m grpo.tools.fair", allow_abbrev=False)
     add = parser.add_argument
@@ -90,10 +110,7 @@ def main(arguments: list[str]) -> None:
     add("--seeds", type=numbers, default=[1, 2, 3, 4, 5], help="the seeds to report")
     with exit_on_mistake("fair"):
         args, args.settings = parser.parse_known_args(arguments)
-        of_variant = Path(args.out_dir, "settings.json")
-        if of_variant.exists() and json.loads(of_variant.read_bytes()) != args.settings:
-            raise Mistake(f"out_dir={args.out_dir} holds another variant; name another folder")
-        write(of_variant, json.dumps(args.settings).encode())
+        check(args)
         tuned = choose(args, [{"kl_beta": beta} for beta in args.betas])
         if args.rates:
             tuned = choose(args, [tuned | {"learning_rate": rate} for rate in args.rates])

@@ -130,8 +130,8 @@ def main(arguments: list[str] | None = None) -> None:
             longest = config["block_size"]  # the judge may not know longer texts
         rewards = None
         if args.reward:
-            config = Config(block_size=longest, reward=args.reward, generator_checkpoint=str(file))
-            rewards = load_rewards(config, judge, SumRule(), torch.device("cpu"))
+            asked = Config(block_size=longest, reward=args.reward, generator_checkpoint=file)
+            rewards = load_rewards(asked, judge, SumRule(), torch.device("cpu"))
         for text in args.text:
             sums = training and config["dataset"] in MADE
             if sums and not SUM.fullmatch(text.replace(BLANK, "1")):

@@ -5,8 +5,8 @@
     python -m grpo.tools.supervised best out-best               # the judge's best of the base's 16
     python -m grpo.tools.supervised best out-again --teacher=out-best/generator.pt
 
-It writes generator.pt into that folder. The inputs are drawn from the training split as a run would
-draw them.
+It writes generator.pt into that folder, and its inputs as prompts.json, so that GRPO can train on
+the same ones. They're drawn from the training split as a run would draw them.
 
     any       the sum that was there, which is what pretraining learned from
     even      the correct answer whose summands differ least
@@ -15,21 +15,23 @@ draw them.
     best      the judge's choice from 16 that the teacher draws
 """
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data.dataset import make_if_missing, read_splits
 from data.sums.rule import correct_answers
 from data.user_mistake import Mistake, exit_on_mistake
-from data.vocabulary import decode, encode
+from data.vocabulary import MASK_ID, decode, encode
 from grpo.batch import Batch, make_batch
 from grpo.evaluation.rivals import best_by_word
 from grpo.reward import log_odds
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, Parser
+from grpo.run.load import check_length, load_splits
 from grpo.run.network import make_judge, make_policy
 from model.losses import PRETRAINING, generator_loss
 from model.pretrain import fit
@@ -37,6 +39,13 @@ from model.transformer import Generator, Judge
 
 PART = 1000  # inputs that are answered at once
 CPU = torch.device("cpu")
+
+
+def at_least_one(text: str) -> int:
+    """Read a whole number above 0."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def difference(answer: str) -> int:
@@ -69,12 +78,14 @@ ANSWERS = {  # each takes a batch, the teacher and the judge, and returns (B,T)
 
 def teach(args) -> None:
     """Let the generator learn the answers, and write it."""
-    if Path(args.out_dir).exists():
+    if not args.out_dir or Path(args.out_dir).exists():
         raise Mistake(f"out_dir={args.out_dir} exists; name another folder")
     torch.set_num_threads(1)
     config = Config()
-    make_if_missing("sums")
-    train, _ = read_splits("sums", config.block_size)
+    for path in args.start, args.teacher:
+        check_length(config.block_size, load_model(path, Generator))
+        train, _ = load_splits(replace(config, generator_checkpoint=path))  # does it know digits?
+    Path(args.out_dir).mkdir(parents=True)  # if we can't write here, fail now
     tokens, mask, words = train.batch(args.inputs, config.masking, (args.seed, 0))  # each (N,T)
     teacher = make_policy(load_model(args.teacher, Generator), Config(batch_size=PART), CPU)
     judge = make_judge(load_model(config.judge_checkpoint, Judge), config, CPU)
@@ -96,6 +107,8 @@ def teach(args) -> None:
 
     fit("student", student, loss, args.updates, 2e-3)
     write(Path(args.out_dir) / "generator.pt", model_file(student, torch.float16))
+    prompts = decode(tokens.masked_fill(mask, MASK_ID))
+    write(Path(args.out_dir) / "prompts.json", json.dumps({"prompts": prompts}).encode())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -109,9 +122,9 @@ def main(arguments: list[str] | None = None) -> None:
         help="a generator's file or a run's folder",
     )
     add("--start", default=Config.generator_checkpoint, help="the generator that learns")
-    add("--inputs", type=int, default=100_000, help="how many sums it learns from")
-    add("--updates", type=int, default=1200)
-    add("--seed", type=int, default=1)
+    add("--inputs", type=at_least_one, default=100_000, help="how many sums it learns from")
+    add("--updates", type=at_least_one, default=1200)
+    add("--seed", type=at_least_one, default=1)
     with exit_on_mistake("supervised"):
         teach(parser.parse_args(arguments))
 

@@ -37,7 +37,7 @@ def made(monkeypatch):
 def test_close_candidates_are_decided_by_a_second_seed_and_then_reported(tmp_path, made, capsys):
     """Without it the β of 0.3 would win. A second time nothing is run again."""
     first, second = fair.UNREPORTED
-    command = [str(tmp_path / "out"), "config.py", "--betas=.1,.2,.3,.4", "--rates=1,2"]
+    command = [str(tmp_path / "out"), "config/rule.py", "--betas=.1,.2,.3,.4", "--rates=1,2"]
     for _ in range(2):
         fair.main([*command, "--seeds=1,2"])
     choose = [("sums_choose", first, beta, None) for beta in ("0.1", "0.2", "0.3", "0.4")]
@@ -48,9 +48,17 @@ def test_close_candidates_are_decided_by_a_second_seed_and_then_reported(tmp_pat
     want = {"kl_beta": 0.2, "learning_rate": 1.0, "correct": 0.9}
     assert [json.loads(line) for line in lines] == [{**want, "seed": seed} for seed in (1, 2)]
     assert "kl_beta=0.2, learning_rate=1.0: correct 0.900" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="2"):
-        fair.main([*command, "--num_iterations=1"])
-    assert "holds another variant" in capsys.readouterr().err and len(made) == 10
+    refused = {
+        "--num_iterations=1": "holds something else",
+        "--kl_beta=1": "fair sets kl_beta itself",
+        "--seeds=1.5": "'1.5' is not a whole number",
+        "--rates=-1": "'-1' is not a number from 0",
+        "config/latent.py": "fair is only for sums",
+    }
+    for flag, line in refused.items():
+        with pytest.raises(SystemExit, match="2"):
+            fair.main([*command, flag])
+        assert line in capsys.readouterr().err and len(made) == 10
 
 
 def test_a_run_is_summed_up_by_its_exact_figures(world, flags, tmp_path):

@@ -47,10 +47,17 @@ def test_an_error_is_reported_and_a_nan_with_the_completion_that_got_it():
     def fails(completions, batch):
         raise ValueError("no digits")
 
+    def forgets(completions, batch):
+        completions + 1
+
     def nan(completions, batch):
         return completions / (completions != COMPLETIONS[1, 2, 0]) * 0
 
-    for function, what in ((fails, "ValueError: no digits"), (nan, f"NaN.*{re.escape(repr(bad))}")):
+    for function, what in (
+        (fails, "ValueError: no digits"),
+        (forgets, "returned a NoneType that isn't an array of numbers; return"),
+        (nan, f"NaN.*{re.escape(repr(bad))}"),
+    ):
         with pytest.raises(Mistake, match=what):
             user_reward("mine", function, COMPLETIONS, BATCH)
 

@@ -149,7 +149,6 @@ def tables(texts):
 def test_the_lessons_numbers_are_the_toys():
     """The table has the probabilities of a step, and the text the rewards and the advantages."""
     steps = [{word: round(step[word], 3) for word in toy.WORDS} for step in toy.train()]
-    steps.append(toy.WORDS)  # a row with the scores themselves
     rewards = torch.tensor([*toy.WORDS.values()]).view(1, -1, 1)  # (1,G,1)
     mask = torch.ones(1, 1).bool()
     advantages = compute_advantages(rewards, None, mask, Config()).flatten().tolist()
@@ -161,11 +160,23 @@ def test_the_lessons_numbers_are_the_toys():
                     row
                 )
                 found += 1
-    assert found == 6  # on the front page and in the lesson
+    assert found == 2
     text = " ".join(READMES["grpo/README.md"].split()).replace("−", "-")
     r, A = ([f"{x:.1f}" for x in values] for values in (toy.WORDS.values(), advantages))
     assert f"`help` {r[0]}, `half` {r[1]}, `helf` {r[2]} and `halp` {r[3]}" in text
     assert f"= {A[0]}, and the others have {A[1]}, {A[2]} and {A[3]}" in text
+
+
+def test_the_lessons_exercise_comes_out_as_its_answers_say(capsys):
+    text = READMES["grpo/README.md"]
+    (code,) = [block for _, block in FENCE.findall(text) if "SCORES" in block]
+    exec(code, {})
+    first, *clipped, second = capsys.readouterr().out.splitlines()
+    assert first == "update 1: loss 0.00, q(help) 0.46" and second.endswith(" 0.35")
+    found = [re.findall(r"(\w) of (\w+) is clipped at ratio (.+)", line)[0] for line in clipped]
+    assert found == [("e", "help", "1.54"), ("a", "halp", "0.46")]
+    for letter, word, ratio in found:
+        assert re.search(rf"`{letter}` of `{word}` (is clipped )?\((ratio )?{ratio}\)", text)
 
 
 @pytest.mark.parametrize("name", READMES)

@@ -66,6 +66,17 @@ def test_the_fills_are_the_top_k_of_all_fills_with_their_exact_probabilities(
             assert math.exp(log_prob) == pytest.approx(every[text].item(), rel=1e-4)
 
 
+def test_a_reward_is_shown_next_to_each_completion(trained, tmp_path, capsys):
+    (tmp_path / "r.py").write_text(
+        "def f(y, batch):\n    return 0 * y[..., 0] + 7.5", encoding="utf-8"
+    )
+    for source in ("a", "a/checkpoint.pt"):
+        parts = printed(
+            capsys, "the c_t", f"--run={source}", f"--reward={tmp_path}/r.py:f", "--k=2"
+        )
+        assert all(" 7.500 " in row for _, *rows in parts.values() for row in rows)
+
+
 def test_a_run_is_shown_before_and_after_with_what_its_judge_accepts(trained, world, capsys):
     parts = printed(capsys, "the c_t _at", "--run=a", "--k=20")
     assert list(parts) == [f"before  {world}/generator.pt", "after   a"]
