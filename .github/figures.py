@@ -4,7 +4,6 @@
     python .github/figures.py judge out-1,out-2 out-fooled-1,out-fooled-2  # accepted, and correct
     python .github/figures.py dose       # by training steps of the judge, from judges.csv
     python .github/figures.py coverage   # pass@k, from claims.jsonl
-    python .github/figures.py few        # by the number of training sums, from claims.jsonl
     python .github/figures.py curves     # what's correct in training, from claims.jsonl
 
 Each command writes .github/NAME.svg. config/README.md has the commands that make the runs, and
@@ -28,9 +27,7 @@ path.a, path.b, path.c, path.d { fill: none; stroke-width: 2.5; } .dot { fill-op
 path.a { stroke: #1a7f37; } path.b { stroke: #bc4c00; } path.c { stroke: #0969da; }
 path.d { stroke: #59636e; stroke-dasharray: 5 4; } path.thin { stroke-width: 1; }
 path.wide { stroke-width: 7; stroke-opacity: .55; }
-path.band { stroke: none; fill-opacity: .2; }
-path.band.a { fill: #1a7f37; } path.band.b { fill: #bc4c00; } path.band.c { fill: #0969da; }
-path.band.d { fill: #59636e; }
+.band { fill-opacity: .2; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; } .faint, .d { fill: #9da7b1; } .grid { stroke: #30363d; }
   .a { fill: #3fb950; } .b { fill: #f0883e; } .c { fill: #58a6ff; }
@@ -96,8 +93,9 @@ class Panel:
         """Shade the range of several runs, and draw their mean."""
         lowest = [*zip(x, map(min, zip(*runs)))]
         highest = [*zip(x, map(max, zip(*runs)))]
-        around = "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in [*lowest, *highest[::-1]])
-        self.body.append(f'<path class="band {kind}" d="M{around}Z"/>')
+        around = [*lowest, *highest[::-1]]
+        points = " ".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b in around)
+        self.body.append(f'<polygon class="band {kind}" points="{points}"/>')
         self.line([*zip(x, (sum(values) / len(values) for values in zip(*runs)))], kind)
 
     def dot(self, x: float, y: float, kind: str) -> None:
@@ -218,7 +216,7 @@ def crossing(base: list[float], after: list[float]) -> float:
 def coverage() -> None:
     """Plot exact pass@k over k, before and after GRPO, and mark where they cross."""
     runs = variants()
-    panel = Panel(50, 560, (0, 12), "pass@k, exact")
+    panel = Panel(50, 670, (0, 12), "pass@k, exact")
     panel.ticks({i: f"{2**i:,}" for i in range(0, 13, 2)}, "k")
     base = runs["rule", "base"][0]["pass"]
     after = [run["pass"] for run in runs["judge", "unchanged"]]
@@ -226,35 +224,15 @@ def coverage() -> None:
     panel.line([*zip(x, base)], "c")
     panel.band(x, after, "a")
     panel.label(4, base[4], "base model", "c", 12, 14)
+    taught = [run["pass"] for run in runs["supervised", "smallest-100000"]]
+    panel.band(x, taught, "d")
+    panel.label(12, 1, "supervised", "d", 6, 2)
     panel.label(4, after[0][4], "after GRPO", "a", 0, 24)
     at = sum(crossing(base, each) for each in after) / len(after)
     share = sum(each[10] for each in after) / len(after)
     panel.dot(at, share, "d")
-    panel.label(at, share, f"they cross at k ≈ {2**at:,.0f}", "d", -12, 44, "end")
+    panel.label(at, share, f"they cross at k ≈ {2**at:,.0f}", "d", 0, 28)
     write("coverage", 345, panel.body)
-
-
-def few() -> None:
-    """Plot what's correct over the number of training sums, for GRPO and several labels."""
-    runs = variants()
-    sizes = (64, 256, 1024, 4096)
-    kinds = {
-        ("rule", "{}-sums"): ("GRPO", "a"),
-        ("supervised", "smallest-{}"): ("smallest first number", "c"),
-        ("supervised", "argmax-{}"): ("what GRPO found on them", "a thin"),
-        ("supervised", "even-{}"): ("most even", "b"),
-        ("supervised", "any-{}"): ("any correct answer", "d"),
-    }
-    panel = Panel(50, 560, (6, 12), "correct on held-out sums")
-    panel.ticks({math.log2(n): f"{n:,}" for n in sizes}, "sums to train on")
-    for (setting, name), (label, kind) in kinds.items():
-        found = [runs[setting, name.format(n)] for n in sizes if (setting, name.format(n)) in runs]
-        values = [[run["correct"] for run in each] for each in found]
-        x = [math.log2(n) for n in sizes if (setting, name.format(n)) in runs]
-        panel.band(x, [*zip(*values)], kind)
-        end = sum(values[-1]) / len(values[-1])
-        panel.label(x[-1], end, label, kind.split()[0], 10)
-    write("few", 345, panel.body)
 
 
 def curves() -> None:
@@ -266,21 +244,23 @@ def curves() -> None:
         "5 added to all rewards": {"no-deviation": ("group mean", "a"), "shifted": ("none", "b")},
         "5.7% of the wrong pass": {"lucky": ("by chance", "a"), "loose": ("off by ten", "b")},
         "the KL": {"unchanged": ("its own β", "a"), "no-kl": ("β = 0", "b")},
-        "512 draws a step": {"16x32": ("16 × 32", "a"), "2x256": ("2 × 256", "b")},
+        "512 draws a step": {"16x32": ("32 × 16", "a"), "2x256": ("256 × 2", "b")},
     }
     body = []
     for i, (title, lines) in enumerate(panels.items()):
-        panel = Panel(45 + 270 * (i % 3), 200, (0, 140), title, 110, 45 + 190 * (i // 3), 2)
+        left, top = 45 + 270 * (i % 3), 63 + 210 * (i // 3)
+        panel = Panel(left, 200, (0, 140), "", 110, top, 2)
         panel.ticks({0: "0", 140: "140"}, "step" if i > 2 else "")
-        for k, (name, (label, kind)) in enumerate(lines.items()):
+        body.append(text(left, top - 36, title, "bold"))
+        for anchor, (name, (label, kind)) in zip(("start", "end"), lines.items()):
             found = [run["course"]["correct"] for run in runs["rule", name]]
             panel.band([10 * i + 5 for i in range(len(found[0]))], found, kind)
-            body.append(text(panel.left + 12 + 0 * k, panel.top + 18 + 18 * k, label, kind))
+            body.append(text(left + 200 * (anchor == "end"), top - 14, label, kind, anchor))
         body += panel.body
-    write("curves", 400, body)
+    write("curves", 440, body)
 
 
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    drawings = [moving, judge, dose, coverage, few, curves]
+    drawings = [moving, judge, dose, coverage, curves]
     {drawing.__name__: drawing for drawing in drawings}[name](*given)
