@@ -112,4 +112,4 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
 def test_it_has_as_many_lines_as_the_front_page_says():
     lines = FILE.read_text(encoding="utf-8").splitlines()
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"one file of {len(lines)} lines" in " ".join(page.split())
+    assert f"in {len(lines)} lines" in " ".join(page.split())
