@@ -2,8 +2,14 @@
 
     python -m grpo.tools.supervised even out-even               # the most even correct answer
     python -m grpo.tools.supervised argmax out-found --teacher=out           # a GRPO run's answer
-    python -m grpo.tools.supervised best out-best               # the judge's best of the base's 16
-    python -m grpo.tools.supervised best out-again --teacher=out-best/generator.pt
+    python -m grpo.tools.supervised best out-best --inputs=25600 --updates=400
+
+The last one takes as many judge calls as the main run of GRPO. So do four rounds of expert
+iteration. Each is `best ... --inputs=6400 --updates=100`, and has the last one's generator.pt as
+--teacher and --start. To measure a generator, make a run that doesn't change it:
+
+    python train_grpo.py config/rule.py --max_iters=1 --learning_rate=0 \\
+        --generator_checkpoint=out-even/generator.pt --out_dir=out-even-measured
 
 It writes generator.pt into that folder, and its inputs as prompts.json, so that GRPO can train on
 the same ones. They're drawn from the training split as a run would draw them.

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import encode, figures, make_batch, run
+from conftest import BLANK, encode, figures, make_batch, run
 
 from data.sums.prepare import prepare
+from data.vocabulary import decode
 from grpo.evaluation import exact
-from grpo.tools import fair, rewards
+from grpo.tools import fair, rewards, supervised
 
 
 @pytest.fixture
@@ -96,3 +97,10 @@ def test_the_rewards_of_the_claims():
         assert set(reward[0].tolist()) == {0, 1}
         assert reward.mean().item() == pytest.approx(share, abs=0.015)
     assert (rewards.lucky(completions, batch) >= rewards.successes(completions, batch)).all()
+
+
+def test_supervised_answers_follow_their_convention():
+    masked = encode("4_+4_=88")
+    batch = make_batch(masked, masked == BLANK, BLANK, 1, (1, 1))
+    for key, answer in ((supervised.difference, "44+44=88"), (str, "40+48=88")):
+        assert decode(supervised.best_answers(batch, key)) == [answer]
