@@ -44,7 +44,7 @@ class Settings:
     start: str = ""
     masking: str = "word:0.6,random:0.4"  # what is hidden from the generator
     judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
-    block_size: int = 64  # characters per input
+    block_size: int = within(64, 2)  # characters per input
     n_layer: int = 6  # layers of the generator
     n_embd: int = within(128, 32)  # width, a multiple of 32
     n_latent: int = 1  # how many values the latent can take (grpo/latent.py); 1: no latent
