@@ -48,7 +48,7 @@ def gspo(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
     blanks = mask.sum(dim=-1)[:, None, None].clamp(min=1)  # (B,1,1)
     mean = (logp - old_logp).sum(dim=-1, keepdim=True) / blanks  # (B,G,1)
     log_ratio = mean.detach() + (logp - logp.detach())  # (B,G,T)
-    return clip(log_ratio, 0, A, mask, config)
+    return clip(log_ratio, 0, A, mask, config)  # which takes exp(log_ratio − 0)
 
 
 def cispo(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:

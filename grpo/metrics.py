@@ -106,11 +106,14 @@ class UpdateMetrics:
 
     def result(self) -> dict[str, Tensor]:
         """Average over the blanks of all updates, or over the updates."""
-        totals = dict(zip(self.sums, total_over_processes(torch.stack([*self.sums.values()]))))
+        sums = torch.stack([*self.sums.values()])
+        totals = dict(zip(self.sums, total_over_processes(sums)))
         blanks = totals.pop("blanks").clamp(min=1)
-        updates = len(self.norms)
-        means = {n: x / (blanks if n in PER_BLANK else updates) for n, x in totals.items()}
-        return means | {"grad_norm": torch.stack(self.norms).mean()}
+        means = {}
+        for name, total in totals.items():
+            means[name] = total / (blanks if name in PER_BLANK else len(self.norms))
+        means["grad_norm"] = torch.stack(self.norms).mean()  # last, because it comes from the loss
+        return means
 
 
 def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, Tensor]:

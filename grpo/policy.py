@@ -56,7 +56,8 @@ class LogProbs(Rows):
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     """Draw from the last dimension, in float64: (...,V), (...) -> (...).
 
-    We invert the cumulative sum: each character owns a piece of [0,1), as long as it's likely.
+    We invert the cumulative sum: each character owns a piece of [0,1), whose length is its
+    probability.
     """
     ends = logits.double().softmax(dim=-1).cumsum(dim=-1)  # (...,V) where the pieces end
     y = (ends <= uniforms[..., None]).sum(dim=-1)

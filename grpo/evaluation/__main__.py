@@ -69,8 +69,8 @@ def again(out_dir: str, reward: str | None, everything: bool) -> None:
     With `everything` it has the slow rows, and is saved if the reward is the run's own.
     """
     own = training_state(Path(out_dir) / LATEST)["config"]["reward"]
-    config, *loaded = load_run(out_dir, {"reward": reward} if reward else {})
-    models, rewards, held_out = loaded
+    given = {"reward": reward} if reward else {}
+    config, models, rewards, held_out = load_run(out_dir, given)
     result, completions = evaluate(models, rewards, held_out, everything)
     print(format_table(result, own))
     if everything and config.reward == own:

@@ -38,8 +38,8 @@ def made_with(config) -> dict[str, str | int]:
     files["dataset"] = [Path("data", config.dataset, f"{part}.txt") for part in ("train", "val")]
     found = {}
     for name, paths in files.items():
-        paths = [find(path) for path in paths]
-        paths = [path / LATEST if path.is_dir() else path for path in paths if str(path) != "."]
+        paths = [find(path) for path in paths if path]  # a setting may be empty
+        paths = [path / LATEST if path.is_dir() else path for path in paths]
         content = [path.read_bytes() for path in paths if path.is_file()]
         if content:
             found[f"{name} file"] = hashed(b"".join(content))

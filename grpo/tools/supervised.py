@@ -88,9 +88,9 @@ def teach(args) -> None:
         raise Mistake(f"out_dir={args.out_dir} exists; name another folder")
     torch.set_num_threads(1)
     config = Config()
-    for path in args.start, args.teacher:
+    for path in args.start, args.teacher:  # are they made for these sums, and know their digits?
         check_length(config.block_size, load_model(path, Generator))
-        train, _ = load_splits(replace(config, generator_checkpoint=path))  # does it know digits?
+        train, _ = load_splits(replace(config, generator_checkpoint=path))
     Path(args.out_dir).mkdir(parents=True)  # if we can't write here, fail now
     tokens, mask, words = train.batch(args.inputs, config.masking, (args.seed, 0))  # each (N,T)
     teacher = make_policy(load_model(args.teacher, Generator), Config(batch_size=PART), CPU)
