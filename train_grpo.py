@@ -26,8 +26,9 @@ from data.user_mistake import Mistake, exit_on_mistake
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, minibatches
 from grpo.distributed import is_first, join_processes
-from grpo.evaluation.evaluate import evaluate, format_table, peek, try_out
-from grpo.loss import grpo_loss, loss_weights
+from grpo.evaluation.evaluate import evaluate, peek, try_out
+from grpo.evaluation.table import format_table
+from grpo.loss import blanks_that_learn, grpo_loss, loss_weights
 from grpo.metrics import Rollout, UpdateMetrics, check_finite, rollout_metrics, to_floats
 from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_reference
 from grpo.run.checkpoint import load_checkpoint, save_checkpoint, save_on_error
@@ -52,12 +53,11 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     policy(batch)    runs the network and returns q, a distribution over completions of the inputs.
                      By default all blanks are independent, and it's a `Product` (grpo/policy.py)
     reference(batch) returns q_ref, the same kind of distribution; by default the base model's
-    rewards          a `Rewards` (grpo/reward.py): what each blank of a completion earns; by default
-                     what the judge thinks of the whole sum
+    rewards          a `Rewards` (grpo/reward.py): what each completion earns; by default that's the
+                     judge's score
     optimizer        an `Optimizer` (grpo/optimizer.py)
     batch            a `Batch` (grpo/batch.py): the inputs, and the random numbers that fill them.
-                     batch.mask (B,T) is True at a blank. batch.words (B,T) numbers the hidden words
-                     from 1, and is 0 elsewhere. A sum is one word
+                     batch.mask (B,T) is True at a blank
     config           the settings (grpo/run/config.py)
 
     Below, `sample` holds the completions (B,G,T). `old` and `now` are their `LogProbs` when they
@@ -75,13 +75,14 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
 
     # 2. Judge. A frozen classifier reads each completion. Its score estimates log(p / q_ref), with
     #    p the probability in real sums, and q_ref that under the base model.
-    reward, parts = rewards(sample.completions, batch)  # (B,G,T), {name: (B,G,T)}
+    reward, parts = rewards(sample.completions, batch)  # (B,G), {name: (B,G)}
 
     # 3. Compare.
-    advantages = compute_advantages(reward, old.entropy, batch.mask, config)  # (B,G,T)
+    advantages = compute_advantages(reward, config)  # (B,G)
 
     # 4. Update. The weights turn a sum over all blanks into the average we want. By default a blank
-    #    weighs 1 / (B · blanks of its input).
+    #    weighs 1 / (B · blanks of its input), and all of them learn.
+    learns = blanks_that_learn(old.entropy, batch.mask, config)  # (B,T)
     metrics = UpdateMetrics()
     for epoch in range(config.num_iterations):
         for inputs in minibatches(batch, epoch, config):  # (b,) their numbers
@@ -93,12 +94,12 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
             for rows, weight in zip(inputs.split(size), weights.split(size)):
                 now = policy(batch[rows]).log_probs(sample[rows], q_ref[rows])
                 mask = batch.mask[rows]
-                loss, losses, bounded = grpo_loss(
-                    now, old[rows], advantages[rows], mask, weight, config
+                loss, figures = grpo_loss(
+                    now, old[rows], advantages[rows], learns[rows], mask, weight, config
                 )
                 loss.backward()
                 loss_of_update += loss.detach()
-                metrics.add(now, old[rows], losses, bounded, mask)
+                metrics.add(now, old[rows], figures, mask)
             # Clip the gradient, take a step of AdamW, clear the gradient. If the loss or gradient
             # isn't finite, no weight changes, and `main` ends the run when it sees the metrics.
             grad_norm = optimizer.step_if_finite(loss_of_update)
@@ -129,7 +130,7 @@ def main(arguments=(), quiet=False, reward=None):
     models = load_models(config, device)
     policy, reference = models.policy, models.reference
     train, rule, held_out = load_data(config, device)  # the rule is the referee
-    rewards = load_rewards(config, models.judge, rule, device)
+    rewards = load_rewards(config, models.judge, models.base, rule, device)
     # What would fail in the table, or on the first inputs, fails now.
     try_out(models, rewards, held_out, draw_batch(train, config, 0, device)[:2])
     optimizer = Optimizer(make_adamw(policy.network, config), config.grad_clip)
@@ -139,10 +140,10 @@ def main(arguments=(), quiet=False, reward=None):
     if config.init_from == "resume":  # restores weights, reference and moments
         start = load_checkpoint(config, policy, reference, optimizer)
     # This opens the folder. From here on Ctrl-C only asks us to stop.
-    with Log(config, start, quiet) as log:
+    with Log(config, start, held_out.rule_name, quiet) as log:
         if is_first():  # of several processes
             begin_snapshots(models.base, held_out, config, start)  # what grpo.tools.replay shows
-            log.say(peek(models, held_out, start))
+            log.say(peek(models, rewards, held_out, start))
         for step in range(start, config.max_iters):
             began = time.perf_counter()
             lr = learning_rate(step, config)
@@ -168,7 +169,7 @@ def main(arguments=(), quiet=False, reward=None):
             if stop:
                 break
             if is_first() and due:
-                log.say(peek(models, held_out, step + 1))
+                log.say(peek(models, rewards, held_out, step + 1))
         log.end_training()  # everything is saved: from here on Ctrl-C ends the program at once
         stop = log.stop_requested()
         if stop:
@@ -177,7 +178,8 @@ def main(arguments=(), quiet=False, reward=None):
             return None
         # How much is correct on held-out inputs, before and after? And what does the judge think?
         result, completions = evaluate(models, rewards, held_out, quiet=quiet)
-        log.table(result, completions, format_table(result, config.reward))
+        judge_pays = "judge" in rewards.parts
+        log.table(result, completions, format_table(result, held_out.rule_name, judge_pays))
     return result
 
 

@@ -1,16 +1,16 @@
-# Real text, where no rule knows which word was there, and the judge is all you have. It comes from
-# English documentation, and we hide whole words of two to four letters: their letters clash most.
+# Real text, where no rule knows which word was there. It comes from English documentation. In each
+# window one word of two to four letters is hidden, and its letters have to agree with each other.
 #     python train_grpo.py config/text.py
 
 out_dir = "out-text"
 dataset = "text"
 masking = "short"
-block_size = 64
+block_size = 32
 generator_checkpoint = "model/pretrained/text.pt"
 judge_checkpoint = "model/pretrained/text_judge.pt"
-batch_size = 40
-max_iters = 100
-eval_inputs = 256
-eval_interval = 20
+batch_size = 96
+max_iters = 150
+eval_inputs = 1000
+eval_interval = 30
 dtype = "auto"  # bfloat16 if the machine is fast at it: these models are larger
-kl_beta = 0.4
+kl_beta = 1.0

@@ -15,27 +15,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.files import find
-from data.masking import MASKINGS, make_mask, parse_masking
-from data.per_word import number_words
+from data.files import shipped_path
+from data.masking import MASKINGS, OF_SUMS, OF_WORDS, make_mask, parse_masking
+from data.rules import LINE_RULES, Rule, WordRule
 from data.sums.prepare import prepare as prepare_sums
-from data.sums.rule import correct_answers, is_correct
 from data.user_mistake import Mistake
 from data.vocabulary import (
     BLANK,
     MASK_ID,
     PAD,
-    SPACE,
     TEXT_CHARACTERS,
     VOCABULARY,
     encode,
     normalize,
 )
 
-# the datasets that a run makes: digits of a number, and which held-out results val.txt has
-MADE = {"sums": (3, "report"), "sums2": (2, "report"), "sums_choose": (3, "choose")}
-SPLITS = ("train", "val")
-KINDS = {"text": "a text", "sums": "sums", "lines": "lines that aren't all correct sums"}
+MADE = {"sums": 3, "sums2": 2}  # the datasets that a run makes, and the digits of a number
+TRIES = 1000  # how often an input without a word to hide is drawn again
 
 
 @dataclass
@@ -48,61 +44,77 @@ class Dataset:
 
     inputs: Tensor  # (inputs,T)
     lines: list[str]  # the whole split; of a text, that's one line
-    kind: str  # text, sums, or lines, which are anything else that comes line by line
-    # If only spaces end words, a sum is one word. Otherwise each run of blanks is a word.
-    spaces_end_words: bool = True
+    kind: str  # what to call this in a message
+    rule: Rule | None  # says which completions are good (data/rules.py)
+    vocab_size: int  # the inputs need this many characters of VOCABULARY
+    senseless: set[str]  # maskings that don't suit these inputs
 
-    @property
-    def vocab_size(self) -> int:
-        return TEXT_CHARACTERS if self.kind == "text" else len(VOCABULARY)
+    def batch(self, size: int, masking: str, seed: tuple) -> tuple[Tensor, Tensor]:
+        """Draw inputs and what to hide of them: -> tokens, mask, each (B,T).
 
-    def batch(self, size: int, masking: str, seed: tuple) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw inputs and what to hide of them: -> tokens, mask, words, each (B,T).
-
-        mask is True at a blank, and words numbers the hidden words of each input 1, 2, 3, ...
+        Raises a Mistake if hardly any input has what `masking` hides.
         """
         rng = np.random.default_rng(seed)
+        tokens, mask = self.draw(size, masking, rng)
+        for tried in range(TRIES):
+            empty = ~mask.any(dim=1)  # (B,) these have no word to hide, so draw others
+            if not empty.any():
+                return tokens, mask
+            if tried == 10 and empty.all():
+                break  # it's hopeless
+            tokens[empty], mask[empty] = self.draw(int(empty.sum()), masking, rng)
+        raise Mistake(f"masking={masking} finds a word to hide in hardly any input; use another")
+
+    def draw(self, size: int, masking: str, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Draw inputs: -> tokens, mask, each (B,T). A row of the mask may be empty."""
         drawn = torch.from_numpy(rng.integers(len(self.inputs), size=size))  # (B,)
         tokens = self.inputs[drawn]  # (B,T)
         mask = tokens == MASK_ID  # (B,T)
         if mask.any():
-            tokens = tokens.masked_fill(mask, VOCABULARY.index("a"))  # (B,T)
-        else:
-            characters = np.array(list(VOCABULARY))[tokens]  # (B,T)
-            mask = torch.from_numpy(make_mask(characters, masking, rng))  # (B,T)
-        ends = tokens == SPACE if self.spaces_end_words else ~mask  # (B,T)
-        return tokens, mask, number_words(ends, mask)
+            return tokens.masked_fill(mask, VOCABULARY.index("a")), mask
+        characters = np.array(list(VOCABULARY))[tokens]  # (B,T)
+        return tokens, torch.from_numpy(make_mask(characters, masking, rng))
 
     def check_masking(self, masking: str) -> None:
         """Raise a Mistake if a part of `masking` makes no sense for these inputs."""
-        senseless = {"random", "word", "short"} if self.kind == "sums" else {"columns", "digits"}
-        if not any(" " in line for line in self.lines):
-            senseless |= {"word", "short"}
-        if senseless & parse_masking(masking).keys():
-            allowed = [name for name in MASKINGS if name not in senseless]
+        if self.senseless & parse_masking(masking).keys():
+            allowed = [name for name in MASKINGS if name not in self.senseless]
             raise Mistake(
-                f"masking={masking} does not suit {KINDS[self.kind]}; use"
+                f"masking={masking} does not suit {self.kind}; use"
                 f" {' or '.join(allowed)}, for example --masking={allowed[0]}"
             )
 
 
+def files_of(dataset: str) -> tuple[Path, Path]:
+    """Name the files to train on and to measure on: data/NAME/train.txt and data/NAME/val.txt.
+
+    NAME may be an absolute path. NAME_choose has the other half of what's held out, choose.txt:
+    settings are chosen on that, and results reported on val.txt.
+    """
+    name = dataset.removesuffix("_choose")
+    folder = shipped_path(Path("data", name))
+    return folder / "train.txt", folder / ("val.txt" if name == dataset else "choose.txt")
+
+
 def make_if_missing(dataset: str) -> None:
-    """Make the sums that ship, unless both of their parts are there already."""
-    folder = find(Path("data", dataset))
-    if dataset in MADE and not all((folder / f"{split}.txt").exists() for split in SPLITS):
-        print(f"making {folder}", flush=True)
-        prepare_sums(folder, *MADE[dataset])
+    """Make the sums that ship, unless they're there already."""
+    files = files_of(dataset)
+    digits = MADE.get(files[0].parent.name)
+    if digits and not all(file.exists() for file in files):
+        print(f"making {files[0].parent}", flush=True)
+        prepare_sums(files[0].parent, digits)
 
 
 def read_splits(dataset: str, block_size: int) -> tuple[Dataset, Dataset]:
-    """Read train and val of a dataset: the name of a folder under data/, or an absolute path.
+    """Read what to train on, and what to measure on.
 
     Raises a Mistake if they're of different kinds, or if val has nothing that train doesn't have.
     """
-    folder = find(Path("data", dataset))
-    train, val = (read_dataset(folder / f"{split}.txt", block_size) for split in SPLITS)
+    files = files_of(dataset)
+    folder = files[0].parent
+    train, val = (read_dataset(file, block_size) for file in files)
     if train.kind != val.kind:
-        raise Mistake(f"{folder}: train is {KINDS[train.kind]}, but val is {KINDS[val.kind]}")
+        raise Mistake(f"{folder}: train is {train.kind}, but val is {val.kind}; change one of them")
     if set(val.lines) <= set(train.lines):
         raise Mistake(
             f"{folder}: all of val is in train, so nothing is held out; change one of them"
@@ -113,9 +125,8 @@ def read_splits(dataset: str, block_size: int) -> tuple[Dataset, Dataset]:
 def read_dataset(file: Path, block_size: int) -> Dataset:
     """Read train.txt or val.txt, or raise a Mistake that says what's wrong with it.
 
-    If all lines have block_size characters, each is an input, and if all of them are correct sums,
-    that's what they are. Any other file is a text, of which we keep the words of a to z. Every
-    window of block_size characters is an input then, and each run of blanks a word.
+    If all lines have block_size characters, each is an input. Any other file is a text, of which we
+    keep the words of a to z, and every window of block_size characters is an input.
     """
     if not file.exists():
         raise Mistake(f"there is no {file}; a dataset is a folder with train.txt and val.txt")
@@ -132,12 +143,31 @@ def read_dataset(file: Path, block_size: int) -> Dataset:
             f"{file} has the line {others[0]!r:.100}, but most have block_size={block_size}"
             " characters; change that line, or block_size"
         )
+    return lines_dataset(file, lines, block_size)
+
+
+def lines_dataset(file: Path, lines: list[str], block_size: int) -> Dataset:
+    """Make a dataset of lines. It has the first rule that finds all of them good, if there's one.
+
+    Raises a Mistake if a character isn't in the vocabulary.
+    """
     allowed = VOCABULARY.replace(BLANK, "")
     unknown = "".join(sorted(set("".join(lines)) - set(allowed)))
     if unknown:
         raise Mistake(f"{file} has the characters {unknown!r:.100}; use only {allowed!r}")
-    kind = "sums" if all(map(is_correct, lines)) else "lines"
-    return Dataset(encode("".join(lines)).view(-1, block_size), lines, kind)
+    fitting = (rule for rule in LINE_RULES if all(rule.is_good(line, line) for line in lines))
+    rule = next(fitting, None)
+    senseless = set(rule.senseless if rule else OF_SUMS)
+    if not any(" " in line for line in lines):
+        senseless |= OF_WORDS
+    return Dataset(
+        inputs=encode("".join(lines)).view(-1, block_size),
+        lines=lines,
+        kind=f"lines that are all {rule.name}" if rule else "lines",
+        rule=rule,
+        vocab_size=len(VOCABULARY),
+        senseless=senseless,
+    )
 
 
 def text_dataset(file: Path, content: str, block_size: int) -> Dataset:
@@ -150,8 +180,14 @@ def text_dataset(file: Path, content: str, block_size: int) -> Dataset:
             f" {len(first)}), and as a text it has only {len(text)} letters and spaces; change"
             " block_size, or the file"
         )
-    windows = encode(text).unfold(0, block_size, 1)  # (windows,T), which share memory
-    return Dataset(windows, [text], "text", spaces_end_words=False)
+    return Dataset(
+        inputs=encode(text).unfold(0, block_size, 1),  # (windows,T), which share memory
+        lines=[text],
+        kind="a text",
+        rule=WordRule(text),
+        vocab_size=TEXT_CHARACTERS,
+        senseless=OF_SUMS if " " in text else OF_SUMS | OF_WORDS,
+    )
 
 
 def encode_prompt(
@@ -194,8 +230,7 @@ def read_prompts(path: str, train: Dataset, block_size: int) -> Dataset:
     rows = torch.full((len(prompts), block_size), PAD)  # (prompts,T)
     for i, prompt in enumerate(prompts):
         tokens = encode_prompt(prompt, block_size, f"{setting}: prompt {i}", train.vocab_size)
-        unknown = train.kind != "sums" or BLANK in prompt.rpartition("=")[2]  # the result
-        if not unknown and not correct_answers(prompt):
-            raise Mistake(f"{setting}: prompt {i} {prompt!r} has no correct answer; change it")
+        if train.rule and train.rule.answers(prompt) == []:
+            raise Mistake(f"{setting}: prompt {i} {prompt!r} has no good answer; change it")
         rows[i, : len(tokens)] = tokens
-    return replace(train, inputs=rows, spaces_end_words=True)
+    return replace(train, inputs=rows)

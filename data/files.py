@@ -9,7 +9,7 @@ PROJECT = Path(__file__).parents[1]
 SHIPPED = ("config/", "data/", "model/", "train_grpo.py")
 
 
-def find(path: str | Path) -> Path:
+def shipped_path(path: str | Path) -> Path:
     """Look for a path in the working directory, and if it's something that ships, in the project.
 
     So you can start from any folder and still get the shipped models. A path that's in neither
@@ -20,7 +20,7 @@ def find(path: str | Path) -> Path:
     return PROJECT / path if ships and not path.exists() else path
 
 
-def command(*words: str) -> str:
+def command_line(*words: str) -> str:
     """Write a command that runs Python on these words, and finds the project from here."""
     path = "" if Path.cwd() == PROJECT else f"PYTHONPATH={shlex.quote(str(PROJECT))} "
     return f"{path}python {shlex.join(words)}"

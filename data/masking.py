@@ -1,14 +1,18 @@
-"""Decide what to hide: five maskings, mixed by weight as in `masking="short:0.8,word:0.2"`.
+"""Decide what to hide: seven maskings, mixed by weight as in `masking="short:0.8,word:0.2"`.
 
     the cat purred on the mat
     t_e c_t pu_red _n the mat  random   single characters, 10 to 60 % of them
-    the ___ ______ on the mat  word     one to five whole words
-    the ___ purred on ___ mat  short    one to five words of two to four letters
+    the cat ______ on the mat  word     one whole word
+    the ___ purred on the mat  short    one word of two to four letters
+    the ___ ______ on the mat  words    one to five whole words
+    the ___ purred on ___ mat  shorts   one to five words of two to four letters
 
     4_+4_=88                   columns  the ones, the tens, ... or several, in both summands
     _1+_7=88                   digits   one or more digits of the summands, up to all of them
 
-How much it hides is drawn anew for each input, so one model sees easy inputs and hard ones.
+All that's hidden of an input is filled together, judged together and rewarded together. How much
+that is gets drawn anew for each input, so one model sees easy inputs and hard ones. (`words` and
+`shorts` are for pretraining, which doesn't care what belongs together.)
 
 A masking is a function f(characters, rng) -> mask. It gets one input as an array of one-letter
 strings (T,), and a numpy Generator to take all its randomness from. The mask (T,) is True where a
@@ -31,15 +35,15 @@ def random_mask(characters: ndarray, rng: Generator) -> ndarray:
     return rng.random(len(characters)) < rng.uniform(0.1, 0.6)  # (T,)
 
 
-def word_mask(characters: ndarray, rng: Generator, lengths: range = range(1, 1000)) -> ndarray:
-    """Hide one to five random words of these lengths, or all if there are fewer.
+def word_mask(characters: ndarray, rng: Generator, lengths: range, most: int) -> ndarray:
+    """Hide one to `most` random words of these lengths, or all if there are fewer.
 
     A window may cut off the word at either of its ends, so a word has to stand between two spaces.
     """
     mask = np.zeros(len(characters), dtype=bool)  # (T,)
     spaces = np.flatnonzero(characters == " ")
     words = [(a + 1, b) for a, b in zip(spaces[:-1], spaces[1:]) if b - a - 1 in lengths]
-    for start, end in rng.permutation(words)[: rng.integers(1, 6)]:
+    for start, end in rng.permutation(words)[: rng.integers(1, most + 1)]:
         mask[start:end] = True
     return mask
 
@@ -58,14 +62,19 @@ def sum_mask(characters: ndarray, rng: Generator, columns: bool) -> ndarray:
     return mask
 
 
+ANY, SHORT = range(1, 1000), range(2, 5)  # letters; a policy soon learns to spell short words
+
 MASKINGS = {
     "random": random_mask,
-    "word": word_mask,
-    # words this short are ones that a policy can learn to spell within minutes
-    "short": partial(word_mask, lengths=range(2, 5)),
+    "word": partial(word_mask, lengths=ANY, most=1),
+    "short": partial(word_mask, lengths=SHORT, most=1),
+    "words": partial(word_mask, lengths=ANY, most=5),
+    "shorts": partial(word_mask, lengths=SHORT, most=5),
     "columns": partial(sum_mask, columns=True),
     "digits": partial(sum_mask, columns=False),
 }
+OF_SUMS = {"columns", "digits"}
+OF_WORDS = {"word", "short", "words", "shorts"}
 
 
 @cache
@@ -91,13 +100,14 @@ def parse_masking(text: str) -> dict[str, float]:
 def make_mask(characters: ndarray, masking: str, rng: Generator) -> ndarray:
     """Choose what to hide in each input: characters (B,T) -> mask (B,T) bool.
 
-    Each input draws its masking by weight. Every input gets at least one blank, even one in which
-    its masking finds nothing to hide.
+    Each input draws its masking by weight. If that finds nothing to hide, one random character gets
+    hidden. Not with `word` and `short` though, where this would be far easier than the rest: their
+    row of the mask stays empty, and `Dataset.batch` draws another input instead.
     """
     B, T = characters.shape
     weights = parse_masking(masking)
     names = rng.choice(list(weights), p=list(weights.values()), size=B)
     mask = np.stack([MASKINGS[name](row, rng) for name, row in zip(names, characters)])  # (B,T)
-    empty = np.flatnonzero(~mask.any(axis=1))
+    empty = np.flatnonzero(~mask.any(axis=1) & ~np.isin(names, ["word", "short"]))
     mask[empty, rng.integers(T, size=len(empty))] = True
     return mask

@@ -1,15 +1,13 @@
-"""Which completions are good? A rule decides: for the reward, the bar and the table alike.
+"""Which completions are good? A rule decides: for the bar and the table, and as a reward if asked.
 
-A rule looks at pieces of a text. A piece that has blanks is a gap.
+A rule answers two questions, about a text in which _ marks the blanks:
 
-    name, title           as a reward and a metric, and in the bar and the table
-    whole                 True if a text has one piece, which is all of it
-    made_for(train, cut)  returns the rule for a dataset, or None if it doesn't fit
-    spans(text)           lists (start, end) of each piece, from left to right
-    is_good(text, a, b)   tells whether a completion has a good piece from a to b
-    answers(masked)       lists all good completions of a text, if the rule can do that
+    is_good(completion, masked)  is this completion good?
+    answers(masked)              which completions are? None if nobody can list them
 
-To add one, write its class, and name it in RULES.
+Its name is a reward, a metric and a column of the table. To add one for lines of your own, write
+its class and name it in LINE_RULES (data/README.md has an example). Lines have the first rule that
+finds all of them good.
 
 Shapes: B masked inputs, T characters, G completions of each.
 """
@@ -17,91 +15,64 @@ Shapes: B masked inputs, T characters, G completions of each.
 import re
 from collections import Counter
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from data.dataset import Dataset
+from data.masking import OF_SUMS, OF_WORDS
 from data.sums.rule import correct_answers, is_correct
-from data.vocabulary import decode
-
-WORD = re.compile("[a-z]+")
+from data.vocabulary import BLANK, decode
 
 
-class WordRule:
-    """A piece is a word. It's good if it's in the lexicon.
+class Rule:
+    name = ""
+    senseless = OF_SUMS  # the maskings that don't suit its lines
 
-    With `cut`, texts may start and end in the middle of a word, so the words there don't count.
+    def answers(self, masked: str) -> list[str] | None:
+        return None
+
+
+class SumRule(Rule):
+    """The sum holds. There may be many such completions, or none."""
+
+    name = "correct"
+    senseless = {"random", *OF_WORDS}
+
+    def is_good(self, completion, masked):
+        return is_correct(completion)
+
+    def answers(self, masked):
+        result = masked.rpartition("=")[2]
+        return None if BLANK in result else correct_answers(masked)
+
+
+class WordRule(Rule):
+    """What stands between two visible spaces, and has a blank, is a word of the lexicon.
+
+    It's meant for hidden words. Single characters may hide a space, or be part of a word that the
+    window cuts off, and then not even the truth is valid.
     """
 
-    name, title = "valid_words", "valid"
-    whole = False
+    name = "valid"
 
-    def __init__(self, text: str, cut: bool = True):
+    def __init__(self, text: str):
         """Count the words of `text`: those of two letters or more, and "a" and "i"."""
-        self.lexicon = Counter(w for w in WORD.findall(text) if len(w) > 1 or w in "ai")
-        self.cut = cut
+        self.lexicon = Counter(word for word in text.split() if len(word) > 1 or word in "ai")
 
-    @classmethod
-    def made_for(cls, train, cut):
-        return cls(train.lines[0], cut) if train.kind == "text" else None
-
-    def spans(self, text):
-        found = [match.span() for match in WORD.finditer(text)]
-        return [(a, b) for a, b in found if not self.cut or 0 < a and b < len(text)]
-
-    def is_good(self, text, start, end):
-        return text[start:end] in self.lexicon and (start, end) in self.spans(text)
+    def is_good(self, completion, masked):
+        pieces = (match.span() for match in re.finditer("[^ ]+", masked))
+        return all(completion[a:b] in self.lexicon for a, b in pieces if BLANK in masked[a:b])
 
 
-class SumRule:
-    """There's one piece, the whole sum. Many completions of it may be correct."""
-
-    name = title = "correct"
-    whole = True
-    answers = staticmethod(correct_answers)
-
-    @classmethod
-    def made_for(cls, train, cut):
-        return cls() if train.kind == "sums" else None
-
-    def spans(self, text):
-        return [(0, len(text))]
-
-    def is_good(self, text, start, end):
-        return is_correct(text)
+LINE_RULES = [SumRule()]
+# no reward of the user's may be called like one of ours
+TAKEN = {"judge", "chain", "exact", WordRule.name, *(rule.name for rule in LINE_RULES)}
 
 
-RULES = [SumRule, WordRule]
-Rule = WordRule | SumRule  # for annotations
-
-
-def pick_rule(train: Dataset, cut: bool = True) -> Rule | None:
-    """Return the first rule that fits a dataset, or None."""
-    rules = (kind.made_for(train, cut) for kind in RULES)
-    return next(filter(None, rules), None)
-
-
-def check_gaps(
-    rule: Rule | None,
-    completions: Tensor,  # (B,G,T)
-    tokens: Tensor,  # (B,T) the original text
-    mask: Tensor,  # (B,T) True at a blank
-) -> tuple[Tensor, Tensor]:  # (B,G,T) bool, (B,T) int64
-    """Mark the first blank of each gap that a completion fills well, and number the gaps.
-
-    Gaps are numbered like words: 1 at the blanks of the first one, 2 at those of the second, and 0
-    elsewhere. Without a rule there are no gaps.
-    """
+def check(rule: Rule, completions: Tensor, masked: Tensor) -> Tensor:
+    """Ask a rule about completions (B,G,T) of masked inputs (B,T): -> (B,G) bool."""
     B, G, _ = completions.shape
-    gaps = np.zeros(mask.shape, dtype=np.int64)
-    good = np.zeros(completions.shape, dtype=bool)
-    texts = decode(completions)
-    for b, (original, blanks) in enumerate(zip(decode(tokens), mask.cpu().numpy())):
-        for start, end in rule.spans(original) if rule else []:
-            places = start + np.flatnonzero(blanks[start:end])
-            if len(places):
-                gaps[b, places] = gaps[b].max() + 1
-                filled = texts[b * G : (b + 1) * G]
-                good[b, :, places[0]] = [rule.is_good(text, start, end) for text in filled]
-    return torch.from_numpy(good).to(mask.device), torch.from_numpy(gaps).to(mask.device)
+    texts = decode(completions)  # B·G of them
+    good = []
+    for b, blanks in enumerate(decode(masked)):
+        good.append([rule.is_good(text, blanks) for text in texts[b * G : (b + 1) * G]])
+    return torch.tensor(good, dtype=torch.bool, device=completions.device)

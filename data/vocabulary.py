@@ -3,7 +3,7 @@
 Text needs only the characters up to and including the blank, TEXT_CHARACTERS of them. The
 characters used by sums come after the blank, and a model made for text doesn't know them.
 
-Shapes: T characters, D different texts.
+Shapes: T characters.
 """
 
 import re
@@ -22,20 +22,26 @@ TEXT_CHARACTERS = MASK_ID + 1  # with the blank
 PAD = -1  # fills up a prompt shorter than block_size; not a character
 
 
+# letters that aren't an a to z with an accent
+LATIN = {"æ": "ae", "ð": "d", "ø": "o", "þ": "th", "đ": "d", "ħ": "h", "ı": "i", "ĸ": "k", "ł": "l"}
+LATIN |= {"ŋ": "n", "œ": "oe", "ŧ": "t", "ə": "e"}
+
+
 def normalize(text: str) -> str:
     """Turn a text into words of a to z, with one space between two: `Didn't!` -> `didnt`."""
     text = unicodedata.normalize("NFKD", text)
     text = "".join(c for c in text if not unicodedata.combining(c)).casefold()
+    text = text.translate(str.maketrans(LATIN))
     text = re.sub(r"\b['’]\b", "", text)
     return re.sub("[^a-z]+", " ", text).strip()
 
 
 def decode(tokens: Tensor) -> list[str]:
-    """Turn tokens (...,T) into a flat list of strings. PAD becomes a blank."""
-    table = np.frombuffer((VOCABULARY + BLANK).encode("ascii"), dtype=np.uint8)  # PAD is -1
+    """Turn tokens (...,T) into a flat list of strings, without the padding at their ends."""
+    table = np.frombuffer((VOCABULARY + "\0").encode("ascii"), dtype=np.uint8)  # PAD is -1
     joined = table[tokens.cpu().numpy()].tobytes().decode("ascii")
     T = tokens.shape[-1]
-    return [joined[i : i + T] for i in range(0, len(joined), T)]
+    return [joined[i : i + T].rstrip("\0") for i in range(0, len(joined), T)]
 
 
 def encode(text: str) -> Tensor:

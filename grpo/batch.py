@@ -47,53 +47,48 @@ class Batch(Rows):
     tokens: Tensor  # (B,T) the original text, without blanks
     masked: Tensor  # (B,T) the text, with the mask token at its blanks
     mask: Tensor  # (B,T) bool, True at a blank
-    words: Tensor  # (B,T) 1 in the first hidden word, 2 in the second, ...; 0 elsewhere
     uniforms: Tensor  # (B,G,T) in [0,1) to draw the characters
     rows: Tensor  # (B,) the numbers of these inputs among all inputs of the step
     size: int  # how many inputs the step has
     seed: tuple  # what all of this is drawn from: (the run's seed, the step)
 
-    def draw(self, stream: int, *shape: int) -> Tensor:
-        """Draw numbers in [0,1) for each input: -> (B,*shape), the same ones each time.
+    def more_uniforms(self, stream: int, *shape: int) -> Tensor:
+        """Make numbers in [0,1) for each input: -> (B,*shape), the same ones each time.
 
-        They're drawn for all inputs of the step, so it doesn't matter which of them are here.
+        They're made for all inputs of the step, so it doesn't matter which of them are here.
         """
-        every = draw_uniforms((self.size, *shape), (*self.seed, stream))
+        every = make_uniforms((self.size, *shape), (*self.seed, stream))
         return every.to(self.rows.device)[self.rows]
 
     def latent_uniforms(self) -> Tensor:
-        """Draw what picks z, if there's a latent: -> (B,G,T)."""
-        return self.draw(LATENTS, *self.uniforms.shape[1:])
+        """Make what picks z, if there's a latent: -> (B,G)."""
+        return self.more_uniforms(LATENTS, self.uniforms.shape[1])
 
     def noise(self, *shape: int) -> Tensor:
-        """Draw numbers for a reward of your own: -> (B,*shape), independent of all others.
+        """Make numbers for a reward of your own: -> (B,*shape), independent of all others.
 
         Don't seed with `seed` itself: numpy pads it with zeros, and (seed, step, 0) picks inputs.
         """
-        return self.draw(NOISE, *shape)
+        return self.more_uniforms(NOISE, *shape)
 
     def coins(self) -> Tensor:
-        """Draw a coin for each blank, for a truncation that tosses one: -> (B,T)."""
-        return self.draw(COINS, self.uniforms.shape[2])
+        """Toss a coin for each blank, for a truncation that needs one: -> (B,T)."""
+        return self.more_uniforms(COINS, self.uniforms.shape[2])
 
 
-def draw_uniforms(shape: tuple, seed: tuple) -> Tensor:
-    """Draw float32 numbers in [0,1), on the CPU: a seed gives the same ones everywhere."""
+def make_uniforms(shape: tuple, seed: tuple) -> Tensor:
+    """Make random float32 numbers in [0,1), on the CPU: a seed gives the same ones everywhere."""
     return torch.from_numpy(np.random.default_rng(seed).random(shape, dtype=np.float32))
 
 
-def make_batch(tokens: Tensor, mask: Tensor, words: Tensor, G: int, seed: tuple) -> Batch:
-    """Hide tokens (B,T) where mask (B,T) is True, and draw the numbers for G completions of each.
-
-    words (B,T) says which hidden word each blank belongs to.
-    """
+def make_batch(tokens: Tensor, mask: Tensor, G: int, seed: tuple) -> Batch:
+    """Hide tokens (B,T) where mask (B,T) is True, and make uniforms for G completions of each."""
     B, T = mask.shape
     return Batch(
         tokens=tokens,
         masked=tokens.masked_fill(mask, MASK_ID),
         mask=mask,
-        words=words,
-        uniforms=draw_uniforms((B, G, T), (*seed, LETTERS)).to(mask.device),
+        uniforms=make_uniforms((B, G, T), (*seed, LETTERS)).to(mask.device),
         rows=torch.arange(B, device=mask.device),
         size=B,
         seed=seed,
@@ -104,8 +99,8 @@ def draw_batch(dataset, config, step: int, device: torch.device) -> Batch:
     """Draw all inputs of a step, and return this process's share of them, on `device`."""
     size = config.batch_size * config.gradient_accumulation_steps * n_processes()
     seed = (config.seed, step)
-    tokens, mask, words = dataset.batch(size, config.masking, (*seed, INPUTS))  # each (B,T)
-    batch = make_batch(tokens, mask, words, config.group_size, seed)
+    tokens, mask = dataset.batch(size, config.masking, (*seed, INPUTS))  # each (B,T)
+    batch = make_batch(tokens, mask, config.group_size, seed)
     return batch.map(lambda x: local_rows(x).to(device))
 
 

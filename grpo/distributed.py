@@ -17,13 +17,13 @@ from torch import Tensor
 
 
 def n_processes() -> int:
-    """Return how many processes torchrun started, or 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+    """Return how many processes torchrun started, or 1 without it, which sets both variables."""
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else 1
 
 
 def rank() -> int:
     """Return this process's number, from 0."""
-    return int(os.environ.get("RANK", 0))
+    return int(os.environ["RANK"]) if n_processes() > 1 else 0
 
 
 def is_first() -> bool:

@@ -1,4 +1,4 @@
-// sample_completions, logprobs_forward and logprobs_backward of grpo/policy.py, written for a GPU.
+// ComputeLogProbs.forward and logprobs_backward of grpo/policy.py, written for a GPU.
 // Keep that file open next to this one: same names, same formulas, but the math is in float64, and
 // KL and H go from the forward to the backward function.
 //
@@ -18,24 +18,6 @@ __device__ double log_sum_exp(const float* s, int V, double temperature) {
     for (int v = 1; v < V; v++) if (s[v] > largest) largest = s[v];
     for (int v = 0; v < V; v++) sum += exp((s[v] - largest) / temperature);  // can't overflow
     return largest / temperature + log(sum);
-}
-
-// Draw character number n if n of the cumulative sums of q are <= the uniform.
-extern "C" __global__ void sample_completions(
-        const float* logits, const long long* masked, const bool* mask, const float* uniforms,
-        long long* completions, int B, int G, int T, int V, double temperature) {
-    long long i = blockIdx.x * blockDim.x + threadIdx.x, first = i / T * G * T + i % T;
-    if (i >= B * T) return;  // the last block has threads to spare
-    for (int j = 0; j < G; j++) completions[first + j * T] = mask[i] ? 0 : masked[i];
-    if (!mask[i]) return;
-
-    const float* s = logits + i * V;
-    double log_sum = log_sum_exp(s, V, temperature), cumulative = 0;
-    for (int v = 0; v < V - 1; v++) {  // the last sum is 1, give or take rounding: don't count it
-        cumulative += exp(s[v] / temperature - log_sum);
-        for (int j = 0; j < G; j++)
-            completions[first + j * T] += cumulative <= uniforms[first + j * T];
-    }
 }
 
 // logp = log q[y], ref_logp = log q_ref[y], KL = Σ_v q (log q − log q_ref), H = −Σ_v q log q

@@ -1,9 +1,9 @@
-"""Let a CUDA kernel draw and compute log q in place of the PyTorch code in `grpo/policy.py`.
+"""Let a CUDA kernel compute log q and its gradient in place of the code in `grpo/policy.py`.
 
-The kernel is three short functions in kernel.cu, and each does in one launch what takes PyTorch
-many. That makes them up to five times as fast, and a whole step hardly any faster (config/README.md
-has the numbers). `usable` decides, when a run starts, whether to use it. NVRTC, CUDA's compiler as
-a library, compiles it then, so there's no build step and nothing to install besides PyTorch's own
+The kernel is two short functions in kernel.cu, and each does in one launch what takes PyTorch many.
+That makes them up to five times as fast, and a whole step hardly any faster (config/README.md has
+the numbers). `usable` decides, when a run starts, whether to use it. NVRTC, CUDA's compiler as a
+library, compiles it then, so there's no build step and nothing to install besides PyTorch's own
 CUDA packages.
 
 Shapes: B masked inputs, T characters, G completions of each input, V vocabulary.
@@ -17,17 +17,19 @@ from pathlib import Path
 import torch
 
 from data.user_mistake import Mistake
-from grpo.policy import Product
+from grpo.policy import LogProbs, Product
 from grpo.truncation import truncates
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 THREADS = 32  # per block; small blocks spread a small batch over more of the GPU
-# what another machine may raise: it has no cuda.bindings, no NVRTC, another version of these, ...
-UNUSABLE = ImportError, OSError, RuntimeError, AttributeError, TypeError
+
+
+class Unusable(Exception):
+    """This machine lacks something that the kernel needs. The message says what."""
 
 
 def usable(config, device, network) -> bool:
-    """Tell whether the kernel draws and scores in this run.
+    """Tell whether the kernel computes log q in this run.
 
     Raises a Mistake if config.kernel insists on "cuda" and the kernel can't do it.
     """
@@ -41,8 +43,8 @@ def usable(config, device, network) -> bool:
         try:
             load(device.index)
             return True
-        except UNUSABLE as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        except Unusable as error:
+            reason = str(error).splitlines()[0]
     if config.kernel == "cuda":
         raise Mistake(f"kernel=cuda can't run: {reason}; set kernel=auto or kernel=torch")
     if device.type == "cuda":
@@ -58,22 +60,31 @@ def checked(result):
     """Unpack what a function of cuda.bindings returns: (error, value), or just (error,)."""
     error, *values = result
     if error:
-        raise RuntimeError(error.name)
+        raise Unusable(f"CUDA says {error.name}")
     return values[0] if values else None
 
 
 @functools.cache
 def load(index):
-    """Compile kernel.cu for GPU number `index`. Returns its CUDA context, and the module."""
-    from cuda.bindings import driver, nvrtc
+    """Compile kernel.cu for GPU number `index`. Returns its CUDA context, and the module.
 
-    program = checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"kernel.cu", 0, [], []))
+    Raises `Unusable` if cuda.bindings, NVRTC or the driver is missing, or won't compile or load it.
+    """
+    try:
+        from cuda.bindings import driver, nvrtc
+
+        created = nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"kernel.cu", 0, [], [])
+    except ImportError as error:
+        raise Unusable(f"cuda.bindings can't be imported ({error})") from None
+    except RuntimeError as error:  # raised by the first call if there's no such library
+        raise Unusable(f"NVRTC can't be loaded ({error})") from None
+    program = checked(created)
     architecture = b"--gpu-architecture=sm_%d%d" % torch.cuda.get_device_capability(index)
     (error,) = nvrtc.nvrtcCompileProgram(program, 1, [architecture])
     if error:
         log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
         checked(nvrtc.nvrtcGetProgramLog(program, log))  # fills in `log`
-        raise RuntimeError(log.decode())
+        raise Unusable(f"NVRTC can't compile it: {log.decode()}")
     binary = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
     checked(nvrtc.nvrtcGetCUBIN(program, binary))  # fills in `binary`
 
@@ -100,16 +111,8 @@ def launch(name, G, temperature, *tensors):
     checked(driver.cuLaunchKernel(function, *sizes, stream, (values, types), 0))
 
 
-def sample_completions(logits, masked, mask, uniforms, temperature):
-    """Do what `policy.sample_completions` does."""
-    completions = masked.new_empty(uniforms.shape)  # (B,G,T)
-    tensors = logits.float(), masked, mask, uniforms, completions
-    launch("sample_completions", uniforms.shape[1], temperature, *tensors)
-    return completions
-
-
 class FusedLogProbs(torch.autograd.Function):
-    """Do what `policy.compute_logprobs` does, gradient included."""
+    """Do what `policy.ComputeLogProbs` does, gradient included."""
 
     @staticmethod
     def forward(ctx, logits, ref_logits, completions, mask, temperature):
@@ -130,11 +133,9 @@ class FusedLogProbs(torch.autograd.Function):
         return g_logits, None, None, None, None  # autograd casts it back to bfloat16 if need be
 
 
-compute_logprobs = FusedLogProbs.apply
-
-
 class FusedProduct(Product):
-    """A `Product` that draws and scores with the kernel."""
+    """A `Product` whose log q comes from the kernel."""
 
-    sample_completions = staticmethod(sample_completions)
-    compute_logprobs = staticmethod(compute_logprobs)
+    def log_probs(self, sample, reference):
+        y, mask, temperature = sample.completions, self.batch.mask, self.config.temperature
+        return LogProbs(*FusedLogProbs.apply(self.logits, reference.logits, y, mask, temperature))

@@ -1,38 +1,36 @@
-"""Choose, then spell: draw a latent z for each hidden word, then all of its letters at once.
+"""Choose, then spell: draw a latent z for each completion, then all of its characters at once.
 
-    q(y) = Π_words Σ_z π(z) Π_{t in word} q_z,t(y_t)
+    q(y) = Σ_z π(z) Π_t q_z,t(y_t)
 
 Independent blanks can't draw `help` and `half` without drawing `helf`, too. A mixture of K such
-products can: with one z the blanks spell `help`, with another `half`. Once the letters are drawn we
-forget z, because scoring sums over all of its values. Each letter is scored given those before it
-in its word. By the chain rule its log-probability is
+products can: with one z the blanks spell `help`, with another `half`. Once the characters are drawn
+we forget z, because scoring sums over all of its values. Each character is scored given those
+before it. By the chain rule its log-probability is
 
     logp_t = L_t − L_{t−1},    L_t = log Σ_z π(z) Π_{s≤t} q_z,s(y_s)
 
-These add up to the word's exact log-probability, and every letter has a ratio and a clip of its
-own. With K = 1 each logp_t is that of `Product`.
+These add up to the completion's exact log-probability, and every character has a ratio and a clip
+of its own. With K = 1 each logp_t is that of `Product`.
 
 KL and entropy are those of the pair (z, y). The KL of a blank is Σ_z π(z) KL(q_z‖q_ref,z), and the
-first blank of a word adds KL(π‖π_ref). Their sum is an upper bound of the KL of the completions.
-It's all plain PyTorch, differentiated by autograd.
+first blank adds KL(π‖π_ref). Their sum is an upper bound of the KL of the completions. It's all
+plain PyTorch, differentiated by autograd.
 
-Temperature acts on the letters and on π, a truncation on the letters of each z alone. Others have
-used a shared latent for translation (Shen et al. 2019, 1902.07816) and mixtures for discrete
+Temperature acts on the characters and on π, a truncation on the characters of each z alone. Others
+have used a shared latent for translation (Shen et al. 2019, 1902.07816) and mixtures for discrete
 diffusion (Di4C, 2410.08709).
 
 Shapes: B inputs, T characters, K values of z, V vocabulary, G completions of each input (n where
-any number will do). All inputs together have M blanks and N hidden words, the longest of L letters.
+any number will do).
 """
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from data.per_word import begins_word, lay_out_words, spread
 from grpo.batch import Batch, Rows
-from grpo.policy import LogProbs, Policy, Sample, draw, log_softmax
+from grpo.policy import LogProbs, Policy, Sample, log_softmax, pick
 from grpo.truncation import allowed_characters, restrict, truncates
 
 
@@ -40,112 +38,103 @@ from grpo.truncation import allowed_characters, restrict, truncates
 class Latent(Rows):
     """A distribution over the completions of B inputs, with the same methods as `Product`."""
 
-    prior: Tensor  # (B,T,K) logits of π, the same at each blank of a word
-    letters: Tensor  # (B,T,K,V) logits of q_z
+    prior: Tensor  # (B,K) logits of π
+    characters: Tensor  # (B,T,K,V) logits of q_z
     batch: Batch
     config: object
 
-    def __post_init__(self):
-        self.mask = self.batch.mask  # (B,T)
-        self.first = begins_word(self.batch.words)  # (B,T)
-        self.word, self.place = lay_out_words(self.batch.words)  # each (M,), see `lay_out_words`
-
     def log_q(self, allowed: Tensor | None = None) -> Tensor:
-        """Compute log q_z(v) of every character v, for each blank and each z: (M,K,V)."""
-        letters = self.letters[self.mask]  # (M,K,V)
+        """Compute log q_z(v) of every character v, for each blank and each z: (B,T,K,V)."""
+        logits = self.characters
         if allowed is not None:
-            letters = restrict(letters, allowed[self.mask])
-        return log_softmax(letters, self.config.temperature)
+            logits = restrict(logits, allowed)
+        return log_softmax(logits, self.config.temperature)
 
     def log_pi(self) -> Tensor:
-        """Compute log π(z) of each word: (N,K)."""
-        return log_softmax(self.prior[self.first], self.config.temperature)
+        """Compute log π(z): (B,K)."""
+        return log_softmax(self.prior, self.config.temperature)
 
-    def running(self, log_q: Tensor, log_pi: Tensor, y: Tensor) -> Tensor:
-        """Compute L_t, the log-probability of a word's first t letters, for every word and t.
+    def up_to(self, log_q: Tensor, completions: Tensor) -> Tensor:
+        """Compute L_t, the log-probability of what's in the first t blanks: (B,n,T) -> (B,T,n)."""
+        y = completions.clamp(min=0).mT[:, :, None]  # (B,T,1,n) padding is -1
+        each = log_q.take_along_dim(y, dim=3)  # (B,T,K,n) log q_z(y)
+        each = torch.where(self.batch.mask[..., None, None], each, 0)
+        given_z = each.cumsum(dim=1)  # (B,T,K,n)
+        return (self.log_pi()[:, None, :, None] + given_z).logsumexp(dim=2)
 
-        y (M,n) holds n letters for each blank. The result (N,L,n) has L_t at [:, t - 1].
-        """
-        each = log_q.take_along_dim(y[:, None], dim=2)  # (M,K,n) log q_z(y)
-        N, L = len(log_pi), max(self.place.tolist(), default=0) + 1  # without blanks N = 0, L = 1
-        letters = each.new_zeros(N, L, *each.shape[1:])  # (N,L,K,n) 0 beyond a word's end
-        letters = letters.index_put((self.word, self.place), each)
-        up_to = letters.cumsum(dim=1)  # (N,L,K,n)
-        return (log_pi[:, None, :, None] + up_to).logsumexp(dim=2)
-
-    def chain(self, log_q: Tensor, log_pi: Tensor, y: Tensor) -> Tensor:
-        """Compute logp_t = L_t − L_{t−1} of each letter, with L_0 = 0: y (M,n) -> (B,n,T)."""
-        up_to = self.running(log_q, log_pi, y)  # (N,L,n)
-        before = F.pad(up_to, (0, 0, 1, 0))[:, :-1]  # (N,L,n) 0 before a word's first letter
-        logp = (up_to - before)[self.word, self.place]  # (M,n)
-        return spread(logp, self.mask).mT
+    def one_by_one(self, log_q: Tensor, completions: Tensor) -> Tensor:
+        """Compute logp_t = L_t − L_{t−1} of each character, with L_0 = 0: (B,n,T) -> (B,n,T)."""
+        up_to = self.up_to(log_q, completions)  # (B,T,n)
+        before = torch.zeros_like(up_to)
+        before[:, 1:] = up_to[:, :-1]
+        return torch.where(self.batch.mask[:, None], (up_to - before).mT, 0)
 
     def sample(self) -> Sample:
-        """Draw z ~ π for each word of each completion, then its letters from q_z."""
+        """Draw z ~ π for each completion, then its characters from q_z."""
         batch, allowed = self.batch, None
         if truncates(self.config):
             coins = batch.coins()[..., None, None]  # (B,T,1,1)
-            allowed = allowed_characters(self.letters, coins, self.config)  # (B,T,K,V)
-        log_pi = self.log_pi()[:, None]  # (N,1,K)
-        z = draw(log_pi, batch.latent_uniforms().mT[self.first])[self.word]  # (M,G)
-        of_z = self.log_q(allowed).take_along_dim(z[..., None], dim=1)  # (M,G,V)
-        y = spread(draw(of_z, batch.uniforms.mT[self.mask]), self.mask).mT  # (B,G,T)
-        return Sample(torch.where(self.mask[:, None], y, batch.masked[:, None]), allowed)
+            allowed = allowed_characters(self.characters, coins, self.config)  # (B,T,K,V)
+        pi = self.log_pi().double().exp()[:, None]  # (B,1,K)
+        z = pick(pi, batch.latent_uniforms())  # (B,G)
+        of_z = self.log_q(allowed).take_along_dim(z[:, None, :, None], dim=2)  # (B,T,G,V)
+        y = pick(of_z.double().exp(), batch.uniforms.mT).mT  # (B,G,T)
+        return Sample(torch.where(batch.mask[:, None], y, batch.masked[:, None]), allowed)
 
     def log_probs(self, sample: Sample, reference: "Latent") -> LogProbs:
         """Compute log q and log q_ref of a sample. Gradients reach the policy."""
-        log_q, log_pi = self.log_q(), self.log_pi()  # (M,K,V), (N,K)
-        log_q_ref, log_pi_ref = reference.log_q(), reference.log_pi()
-        y = sample.completions.mT[self.mask]  # (M,G)
-        first = self.first[self.mask][:, None]  # (M,1)
-
-        def over_pairs(letters, priors):
-            """Compute the expectation over the pair of z and the letter v: -> (B,T).
-
-            `letters` (M,K,V) has a number for each blank, z and v, and `priors` (N,K) one for each
-            word and z. Those of a word are added at its first blank.
-            """
-            given_z = (log_q.exp() * letters).sum(dim=-1)  # (M,K)
-            each = given_z + first * priors[self.word]  # (M,K)
-            both = (log_pi.exp()[self.word] * each).sum(dim=-1)  # (M,)
-            return spread(both, self.mask)
-
-        kl = over_pairs(log_q - log_q_ref, log_pi - log_pi_ref)
-        entropy = over_pairs(-log_q, -log_pi)
+        log_q, log_q_ref = self.log_q(), reference.log_q()  # (B,T,K,V)
+        log_pi, log_pi_ref = self.log_pi(), reference.log_pi()  # (B,K)
+        kl = self.over_pairs(log_q - log_q_ref, log_pi - log_pi_ref)
+        entropy = self.over_pairs(-log_q, -log_pi)
         if sample.allowed is not None:
-            log_q, log_q_ref = (q.log_q(sample.allowed) for q in (self, reference))
+            log_q, log_q_ref = self.log_q(sample.allowed), reference.log_q(sample.allowed)
         return LogProbs(
-            logp=self.chain(log_q, log_pi, y),
-            ref_logp=self.chain(log_q_ref, log_pi_ref, y),
+            logp=self.one_by_one(log_q, sample.completions),
+            ref_logp=reference.one_by_one(log_q_ref, sample.completions),
             kl=kl,
             entropy=entropy,
         )
 
+    def over_pairs(self, characters: Tensor, choices: Tensor) -> Tensor:
+        """Take the expectation over the pair of z and the character v: -> (B,T).
+
+        `characters` (B,T,K,V) has a number for each blank, z and v. `choices` (B,K) has one for
+        each z, and is added at the first blank.
+        """
+        mask = self.batch.mask
+        first = mask.cumsum(dim=1) == 1  # (B,T) and up to the next blank, which has no part in this
+        given_z = (self.log_q().exp() * characters).sum(dim=-1)  # (B,T,K)
+        each = given_z + first[..., None] * choices[:, None]  # (B,T,K)
+        return torch.where(mask, (self.log_pi().exp()[:, None] * each).sum(dim=-1), 0)
+
     def log_likelihood(self, completions: Tensor) -> Tensor:
-        """Compute log q of each letter, without truncation: (B,n,T) -> (B,n,T)."""
-        return self.chain(self.log_q(), self.log_pi(), completions.mT[self.mask])
+        """Compute log q of each character, without truncation: (B,n,T) -> (B,n,T)."""
+        return self.one_by_one(self.log_q(), completions)
+
+    def log_marginals(self) -> Tensor:
+        """Compute log Σ_z π(z) q_z(v) of every character v at each position: -> (B,T,V)."""
+        return (self.log_pi()[:, None, :, None] + self.log_q()).logsumexp(dim=2)
 
     def best_guess(self) -> Tensor:
-        """Fill each word with a likely spelling: -> (B,T).
+        """Fill the blanks with a likely completion: -> (B,T).
 
-        Each z proposes its most likely letters, and the mixture picks the likeliest proposal. (A
-        spelling that no z proposes could be likelier still.)
+        Each z proposes its most likely characters, and the mixture picks the likeliest proposal.
+        (A completion that no z proposes could be likelier still.)
         """
-        log_q = self.log_q()  # (M,K,V)
-        candidates = log_q.argmax(dim=-1)  # (M,K)
-        best = self.running(log_q, self.log_pi(), candidates)[:, -1].argmax(dim=1)  # (N,)
-        letters = candidates.take_along_dim(best[self.word, None], dim=1)  # (M,1)
-        return self.batch.masked.masked_scatter(self.mask, letters)
+        log_q = self.log_q()  # (B,T,K,V)
+        proposals = log_q.argmax(dim=-1).mT  # (B,K,T)
+        best = self.up_to(log_q, proposals)[:, -1].argmax(dim=1)  # (B,)
+        y = proposals.take_along_dim(best[:, None, None], dim=1)[:, 0]  # (B,T)
+        return torch.where(self.batch.mask, y, self.batch.masked)
 
 
 class LatentPolicy(Policy):
     """A `Policy` whose network is a `LatentGenerator`."""
 
     def __call__(self, batch: Batch) -> Latent:
-        inputs = [
-            x.to(self.device).split(self.config.batch_size) for x in (batch.masked, batch.words)
-        ]
+        parts = batch.masked.to(self.device).split(self.config.batch_size)
         with self.autocast:
-            outputs = [self.network(masked, words) for masked, words in zip(*inputs)]
-        tensors = [torch.cat(x).to(batch.masked.device) for x in zip(*outputs)]
-        return self.kind(*tensors, batch, self.config)
+            outputs = [self.network(masked) for masked in parts]
+        prior, characters = (torch.cat(x).to(batch.masked.device) for x in zip(*outputs))
+        return self.kind(prior, characters, batch, self.config)

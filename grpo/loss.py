@@ -14,17 +14,17 @@ Shapes: B masked inputs, b inputs of an update, T characters, G completions of e
 import torch
 from torch import Tensor
 
-from grpo.distributed import n_processes, total_over_processes
+from grpo.distributed import gather, n_processes, total_over_processes
 from grpo.policy import LogProbs
 
 # Objectives: what to maximize for each drawn character. They take
 #
 #     logp, old_logp   (B,G,T) its log-probability now, and when it was drawn
-#     A                (B,G,T) its advantage
+#     A                (B,G,1) the advantage of its completion
 #     mask             (B,T)   True at a blank (gspo averages over them)
 #     config           the settings, for the bounds
 #
-# and return the objective (B,G,T), and where a bound is in force (B,G,T), which is what the metric
+# and return the objective (B,G,T), and where it's at a bound (B,G,T) bool, which is what the metric
 # clip_ratio counts. ρ = q/q_old is the importance ratio. In the first update after a rollout ρ is
 # 1, and all of them have the gradient A·∇log q(y).
 
@@ -106,6 +106,20 @@ def k3(now: LogProbs) -> Tensor:
 KL_ESTIMATORS = {"exact": exact_kl, "k1": k1, "k2": k2, "k3": k3}
 
 
+def blanks_that_learn(entropy: Tensor, mask: Tensor, config) -> Tensor:
+    """Find the blanks of a rollout that learn from the reward: entropy, mask (B,T) -> (B,T) bool.
+
+    By default that's all of them. With top_entropy_quantile it's that share of the step's blanks,
+    those with the largest entropy ("Beyond the 80/20 rule", 2506.01939), and any that tie with the
+    last of them. The KL holds back the others, too.
+    """
+    if config.top_entropy_quantile == 1:
+        return mask
+    at_blanks = gather(entropy).where(gather(mask), torch.nan)  # (B,T) of all processes
+    threshold = torch.nanquantile(at_blanks, 1 - config.top_entropy_quantile)  # ()
+    return mask & (entropy >= threshold)
+
+
 # Averages: how much each blank weighs. They take the mask of an update (b,T), as float, and return
 # the weight of each blank (b,T). They count the inputs of all processes. The G completions of an
 # input weigh the same, so `grpo_loss` just averages over them.
@@ -163,23 +177,28 @@ def loss_weights(mask: Tensor, config) -> Tensor:
 def grpo_loss(
     now: LogProbs,  # of the completions under the current policy
     old: LogProbs,  # of the same completions under the policy that drew them
-    advantages: Tensor,  # (B,G,T)
+    advantages: Tensor,  # (B,G)
+    learns: Tensor,  # (B,T) from `blanks_that_learn`
     mask: Tensor,  # (B,T)
     weights: Tensor,  # (B,T) from `loss_weights`
     config,
-) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """Compute the loss of one micro-batch: -> a scalar, and {name: scalar} of it and its parts.
-
-    The third result (B,G,T) tells at which blanks a bound is in force.
-    """
-    objective, bounded = OBJECTIVES[config.objective](now.logp, old.logp, advantages, mask, config)
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the loss of one micro-batch: -> a scalar, and {name: scalar} for the metrics."""
+    A = advantages[..., None]  # (B,G,1)
+    objective, at_bound = OBJECTIVES[config.objective](now.logp, old.logp, A, mask, config)
+    learns = learns[:, None]  # (B,1,T)
     kl = KL_ESTIMATORS[config.kl_estimator](now).expand_as(objective)  # (B,G,T)
     entropy = now.entropy[:, None].expand_as(objective)  # (B,G,T) the G draws share it
     weights = weights[:, None]  # (B,1,T)
     G = objective.shape[1]
 
-    pg_loss = -(weights * objective).sum() / G
+    pg_loss = -(weights * learns * objective).sum() / G
     kl_penalty = config.kl_beta * (weights * kl).sum() / G
     loss = pg_loss + kl_penalty - config.entropy_coef * (weights * entropy).sum() / G
-    losses = {"loss": loss, "pg_loss": pg_loss, "kl_penalty": kl_penalty}
-    return loss, losses, bounded & mask[:, None]
+    clip_ratio = (at_bound & learns).sum() / G  # summed over blanks
+    return loss, {
+        "loss": loss,
+        "pg_loss": pg_loss,
+        "kl_penalty": kl_penalty,
+        "clip_ratio": clip_ratio,
+    }

@@ -3,7 +3,7 @@
 `rollout_metrics` looks at what was drawn, and at what it earned. `UpdateMetrics` collects what the
 updates give, as tensors, and never makes the CPU wait for a GPU. To add a metric of your own, add a
 line to either. It then appears in metrics.jsonl. If you want to see it in the progress bar, too,
-add it to SHOWN in grpo/run/log.py.
+add it to `Log.shown` in grpo/run/log.py.
 
 Shapes: B inputs, T characters, G completions of each input.
 """
@@ -15,13 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.per_word import distinct, mean_over_blanks
-from data.rules import Rule, check_gaps
+from data.rules import Rule, check
 from grpo.advantage import all_equal
 from grpo.batch import Batch, Rows
 from grpo.distributed import gather, total_over_processes
 from grpo.policy import LogProbs, Sample
-from grpo.reward import judge_metrics
+from grpo.reward import distinct, judge_metrics
 
 PER_BLANK = ("entropy", "mean_log_prob", "mean_kl", "approx_kl", "clip_ratio")
 
@@ -44,9 +43,9 @@ class Rollout(Rows):
     batch: Batch
     sample: Sample
     old: LogProbs  # of the sample, under the policy that drew it
-    reward: Tensor  # (B,G,T)
-    parts: dict[str, Tensor]  # {name: (B,G,T)} what the reward is the weighted sum of
-    advantages: Tensor  # (B,G,T)
+    reward: Tensor  # (B,G)
+    parts: dict[str, Tensor]  # {name: (B,G)} what the reward is the weighted sum of
+    advantages: Tensor  # (B,G)
 
 
 def mean_number_of_different(which: Tensor) -> Tensor:
@@ -81,8 +80,7 @@ class UpdateMetrics:
         self,
         now: LogProbs,
         old: LogProbs,
-        losses: dict[str, Tensor],
-        bounded: Tensor,  # (B,G,T) bool, where a bound is in force
+        figures: dict[str, Tensor],  # from `grpo_loss`
         mask: Tensor,  # (B,T) True at a blank
     ) -> None:
         """Add the sums of one micro-batch over its blanks."""
@@ -94,8 +92,7 @@ class UpdateMetrics:
             "mean_log_prob": now.logp.sum() / G,
             "mean_kl": now.kl.sum(),
             "approx_kl": (moved.exp() - 1 - moved).sum() / G,  # k3, of the policy that drew and now
-            "clip_ratio": bounded.sum() / G,
-            **losses,
+            **figures,
         }
         for name, x in sums.items():
             self.sums[name] = self.sums.get(name, 0) + x.detach().float()
@@ -119,25 +116,21 @@ class UpdateMetrics:
 def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, Tensor]:
     """Compute what a step's completions earned, and what the rule and the judge say about them.
 
-    The share of gaps that are filled well has the rule's name (data/rules.py). `accepts` and
-    `fooled` need the judge to be a part of the reward.
+    The share of good completions has the rule's name (data/rules.py). `accepts` and `fooled` need
+    the judge to be a part of the reward.
     """
     rollout = rollout.map(gather)  # of all processes
-    batch, groups, mask = rollout.batch, rollout.sample.completions, rollout.batch.mask
-    parts = rollout.parts
-    reward = mean_over_blanks(rollout.reward, mask)  # (B,G)
-    metrics = {f"reward_{name}": mean_over_blanks(x, mask).mean() for name, x in parts.items()}
+    reward, completions = rollout.reward, rollout.sample.completions
+    metrics = {f"reward_{name}": part.mean() for name, part in rollout.parts.items()}
     metrics["mean_reward"] = reward.mean()
     metrics["std_reward"] = reward.std(dim=1, correction=0).mean()
     metrics["frac_reward_zero_std"] = all_equal(reward).float().mean()
-    _, which = distinct(groups)  # (B,G)
+    _, which = distinct(completions)  # (B,G)
     metrics["different_completions"] = mean_number_of_different(which)
-    # with a baseline this is near 0, unless blanks are left out
-    advantages = rollout.advantages * mask[:, None]  # (B,G,T)
-    metrics["mean_advantage"] = advantages.sum() / (mask.sum() * reward.shape[1]).clamp(min=1)
-    good, gaps = check_gaps(rule, groups, batch.tokens, mask)  # (B,G,T), (B,T)
+    metrics["mean_advantage"] = rollout.advantages.mean()  # with a baseline near 0
+    good = check(rule, completions, rollout.batch.masked) if rule else None  # (B,G)
     if rule:
-        metrics[rule.name] = good.sum() / (gaps.amax(dim=1).sum() * good.shape[1]).clamp(min=1)
-    if "judge" in parts:
-        metrics |= judge_metrics(parts["judge"], batch.words, good, gaps)
+        metrics[rule.name] = good.float().mean()
+    if "judge" in rollout.parts:
+        metrics |= judge_metrics(rollout.parts["judge"], good)
     return metrics

@@ -1,13 +1,14 @@
 """Teach a model to solve sums with GRPO (2402.03300), in one file.
 
-    python -m grpo.one_file    # in the project's folder
+    python -m grpo.one_file    # in the project's folder, a minute on one core
 
 The generator fills all blanks of a sum such as `4_7+4_1=888` in one step. No blank sees what the
-others get, so few sums are correct. A rule can check a sum, but you can't backpropagate through
-sampling a digit. GRPO doesn't need to. It fills each input G times, and makes the digits of correct
-completions more likely and those of wrong ones less likely, until the blanks agree. With a judge,
-`reward` would return a second network's score. Given the same inputs, config/rule.py takes the same
-steps, and a test compares them.
+others get, so few sums are correct. The judge is a second network, which has learned to tell real
+sums from the generator's. GRPO fills each input G times, and makes the digits of completions that
+the judge prefers more likely and those of the others less likely, until the blanks agree. You can't
+backpropagate through sampling a digit, and you don't have to. `is_correct` knows the truth, but
+it's only the referee: training never asks it. Given the same inputs, config/grpo_config.py takes
+the same steps, and a test compares them.
 
 Shapes: B inputs, T characters of each, G completions of each input, V characters of the vocabulary.
 """
@@ -17,23 +18,24 @@ import math
 import numpy as np
 import torch
 
-from model.transformer import Generator, TransformerConfig
+from model.transformer import Generator, Judge, TransformerConfig
 
 VOCABULARY = " abcdefghijklmnopqrstuvwxyz_0123456789+="  # a token is an index into these
 BLANK = VOCABULARY.index("_")
 B, G, T = 128, 16, 11
-STEPS, WARMUP = 140, 5  # while it warms up, the learning rate rises
+STEPS, WARMUP = 200, 5  # while it warms up, the learning rate rises
 UPDATES = 2  # each group of completions is used twice
 LEARNING_RATE = 1e-3
 CLIP = 0.2  # the ratio is clipped to 1 ± CLIP
-BETA = 0.05  # the weight of the KL
+BETA = 0.25  # the weight of the KL
+SUREST = 8  # a score is cut off at ±8 nats
 
 
-def load(path="model/pretrained/sums.pt"):
+def load(kind, path):
     saved = torch.load(path, weights_only=True)
-    generator = Generator(TransformerConfig(**saved["architecture"]))
-    generator.load_state_dict(saved["weights"])
-    return generator
+    network = kind(TransformerConfig(**saved["architecture"]))
+    network.load_state_dict(saved["weights"])
+    return network
 
 
 def make_sums():
@@ -77,27 +79,24 @@ def sample(log_probs, masked, uniforms):
     return torch.where(masked[:, None] == BLANK, characters, masked[:, None])
 
 
-def is_correct(text):
-    """Tell whether a sum such as 417+471=888 holds. No summand starts with a 0."""
-    first, second, result = text[:3], text[4:7], text[8:]
-    allowed = (first + second).isdigit() and "0" not in (first[0], second[0])
-    return allowed and int(first) + int(second) == int(result)
+def reward(judge, completions, mask):
+    """Score completions by how sure the judge is that they're real: (B,G,T), (B,T) -> (B,G).
 
-
-def decode(tokens):
-    return ["".join(VOCABULARY[i] for i in row) for row in tokens.reshape(-1, T).tolist()]
-
-
-def reward(completions):
-    """Reward a completion with 1 if its sum is correct, else 0: (B,G,T) -> (B,G)."""
-    correct = [float(is_correct(text)) for text in decode(completions)]
-    return torch.tensor(correct).view(completions.shape[:2])
+    The judge returns a logit for each character, and the score is their mean over the blanks. It
+    estimates log(p/q_ref), with p the probability of a completion among real sums, and q_ref that
+    under the base model.
+    """
+    texts, which = completions.view(-1, T).unique(dim=0, return_inverse=True)  # judge each once
+    logits = torch.cat([judge(part) for part in texts.split(32)])  # (texts,T)
+    logits = logits[which].view(completions.shape)  # (B,G,T)
+    scores = (logits * mask[:, None]).sum(dim=-1) / mask.sum(dim=-1)[:, None]  # (B,G)
+    return scores.clamp(-SUREST, SUREST)
 
 
 def advantages(rewards):
-    """Compare each completion with its group: (B,G) -> (B,G). Equal rewards give 0."""
-    centered = rewards - rewards.mean(dim=1, keepdim=True)
-    return centered / (rewards.std(dim=1, keepdim=True, correction=0) + 1e-4)
+    """Compare each completion with the mean of the others in its group: (B,G) -> (B,G)."""
+    others = (rewards.sum(dim=1, keepdim=True) - rewards) / (G - 1)  # (B,G)
+    return rewards - others
 
 
 def grpo_loss(now, old, ref, completions, A, mask):
@@ -120,21 +119,22 @@ def grpo_loss(now, old, ref, completions, A, mask):
     return (loss.sum(dim=1) / mask.sum(dim=1)).mean()
 
 
-def train(generator, reference, sums):
+def train(generator, reference, judge, sums):
     """Take all steps, yielding the loss of each."""
     adamw = torch.optim.AdamW(generator.parameters(), betas=(0.9, 0.99), weight_decay=0)
     for step in range(STEPS):
         cosine = (1 + math.cos(math.pi * max(0, step - WARMUP) / (STEPS - WARMUP))) / 2  # 1 to 0
         adamw.param_groups[0]["lr"] = LEARNING_RATE * min((step + 1) / (WARMUP + 1), cosine)
         masked, uniforms = draw_batch(sums, B, (1, step))
+        mask = masked == BLANK  # (B,T)
         with torch.no_grad():  # one forward pass serves all G completions
             old, ref = log_q(generator, masked), log_q(reference, masked)  # each (B,T,V)
-        completions = sample(old, masked, uniforms)  # (B,G,T)
-        A = advantages(reward(completions))  # (B,G)
+            completions = sample(old, masked, uniforms)  # (B,G,T)
+            A = advantages(reward(judge, completions, mask))  # (B,G)
         total = 0
         for _ in range(UPDATES):
             now = log_q(generator, masked)  # (B,T,V)
-            loss = grpo_loss(now, old, ref, completions, A, masked == BLANK)
+            loss = grpo_loss(now, old, ref, completions, A, mask)
             adamw.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(generator.parameters(), 1.0)
@@ -143,20 +143,33 @@ def train(generator, reference, sums):
         yield total / UPDATES
 
 
+def decode(tokens):
+    return ["".join(VOCABULARY[i] for i in row) for row in tokens.reshape(-1, T).tolist()]
+
+
+def is_correct(text):
+    """Tell whether a sum such as 417+471=888 holds. No summand starts with a 0."""
+    first, second, result = text[:3], text[4:7], text[8:]
+    allowed = (first + second).isdigit() and "0" not in (first[0], second[0])
+    return allowed and int(first) + int(second) == int(result)
+
+
 @torch.no_grad()
 def evaluate(generator, masked, uniforms):
     """Fill inputs: -> the first completion of each, as texts, and the share of correct sums."""
     completions = sample(log_q(generator, masked), masked, uniforms)  # (B,G,T)
-    return decode(completions[:, 0]), reward(completions).mean().item()
+    return decode(completions[:, 0]), np.mean([is_correct(text) for text in decode(completions)])
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # for a network this small, more would wait for each other
     sums, held_out = make_sums()
     masked, uniforms = draw_batch(held_out, 256, (2**31,))
-    generator, reference = load(), load()
+    generator, reference = (load(Generator, "model/pretrained/sums.pt") for _ in range(2))
+    judge = load(Judge, "model/pretrained/sums_judge.pt")
     before, share = evaluate(reference, masked, uniforms)
     print(f"step 0: correct on held-out sums {share:.3f}")
-    for step, loss in enumerate(train(generator, reference, sums), 1):
+    for step, loss in enumerate(train(generator, reference, judge, sums), 1):
         if step % 20 == 0 or step == STEPS:
             after, share = evaluate(generator, masked, uniforms)
             print(f"step {step}: correct on held-out sums {share:.3f}, loss {loss:.3f}")

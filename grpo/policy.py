@@ -20,7 +20,8 @@ reasons: you can see what GRPO does to each logit, and the CUDA kernel has to do
 
 A *generator* is a network. A *policy* is a generator called as a distribution, and *the* policy is
 the one that learns. The *base* is what it was before GRPO, and the *reference* what the KL compares
-it with. To *sample* is to fill all blanks from q at once. What we *draw* may be anything random.
+it with. To *sample* is to fill all blanks from q at once, with *uniforms*, random numbers that were
+made with the batch.
 
 Shapes: B masked inputs, T characters, G completions of each input, V vocabulary. A function that
 takes any number of completions calls that number n.
@@ -53,49 +54,21 @@ class LogProbs(Rows):
     entropy: Tensor  # (B,T)
 
 
-def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw from the last dimension, in float64: (...,V), (...) -> (...).
+def pick(q: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw from the last dimension: q (...,V) in float64, uniforms (...) in [0,1) -> (...).
 
     We invert the cumulative sum: each character owns a piece of [0,1), whose length is its
     probability.
     """
-    ends = logits.double().softmax(dim=-1).cumsum(dim=-1)  # (...,V) where the pieces end
+    ends = q.cumsum(dim=-1)  # (...,V) where the pieces end
     y = (ends <= uniforms[..., None]).sum(dim=-1)
-    return y.clamp(max=logits.shape[-1] - 1)  # the last piece may end a rounding error before 1
-
-
-def sample_completions(
-    logits: Tensor,  # (B,T,V)
-    masked: Tensor,  # (B,T)
-    mask: Tensor,  # (B,T) bool, True at a blank
-    uniforms: Tensor,  # (B,G,T) in [0,1)
-    temperature: float,
-) -> Tensor:  # (B,G,T)
-    """Fill each blank G times, all blanks at once."""
-    y = draw(logits.double()[:, None] / temperature, uniforms)  # (B,G,T)
-    return torch.where(mask[:, None], y, masked[:, None])
+    return y.clamp(max=q.shape[-1] - 1)  # the last piece may end a rounding error before 1
 
 
 def log_softmax(logits: Tensor, temperature: float) -> Tensor:
     """Compute log q of each character, in float32 or better: (...,V) -> (...,V)."""
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return torch.log_softmax(precise / temperature, dim=-1)
-
-
-def logprobs_forward(logits, ref_logits, completions, mask, temperature):
-    """Compute logp, ref_logp (B,G,T), kl, entropy (B,T) from logits and ref_logits (B,T,V)."""
-    log_q = log_softmax(logits, temperature)  # (B,T,V)
-    log_q_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
-    q = log_q.exp()  # (B,T,V)
-    y = completions.clamp(min=0).mT  # (B,T,G) padding is -1
-
-    logp = log_q.gather(-1, y).mT  # (B,G,T)
-    ref_logp = log_q_ref.gather(-1, y).mT  # (B,G,T)
-    kl = (q * (log_q - log_q_ref)).sum(dim=-1)  # (B,T)
-    entropy = -(q * log_q).sum(dim=-1)  # (B,T)
-    per_draw = (torch.where(mask[:, None], x, 0) for x in (logp, ref_logp))
-    per_blank = (torch.where(mask, x, 0) for x in (kl, entropy))
-    return *per_draw, *per_blank
 
 
 def logprobs_backward(
@@ -134,15 +107,24 @@ def logprobs_backward(
 
 
 class ComputeLogProbs(torch.autograd.Function):
-    """Tell autograd that `logprobs_backward` is the gradient of `logprobs_forward`."""
+    """Compute log q of the completions, KL and entropy. `logprobs_backward` is its gradient."""
 
     @staticmethod
     def forward(ctx, logits, ref_logits, completions, mask, temperature):
+        """Return logp, ref_logp (B,G,T), kl, entropy (B,T), of logits and ref_logits (B,T,V)."""
         ctx.temperature = temperature
         ctx.save_for_backward(logits, ref_logits, completions, mask)
-        logp, ref_logp, kl, entropy = logprobs_forward(
-            logits, ref_logits, completions, mask, temperature
-        )
+        log_q = log_softmax(logits, temperature)  # (B,T,V)
+        log_q_ref = log_softmax(ref_logits, temperature)  # (B,T,V)
+        q = log_q.exp()  # (B,T,V)
+        y = completions.clamp(min=0).mT  # (B,T,G) padding is -1
+
+        logp = log_q.gather(-1, y).mT  # (B,G,T)
+        ref_logp = log_q_ref.gather(-1, y).mT  # (B,G,T)
+        kl = (q * (log_q - log_q_ref)).sum(dim=-1)  # (B,T)
+        entropy = -(q * log_q).sum(dim=-1)  # (B,T)
+        logp, ref_logp = (torch.where(mask[:, None], x, 0) for x in (logp, ref_logp))
+        kl, entropy = (torch.where(mask, x, 0) for x in (kl, entropy))
         ctx.mark_non_differentiable(ref_logp)
         return logp, ref_logp, kl, entropy
 
@@ -150,9 +132,6 @@ class ComputeLogProbs(torch.autograd.Function):
     def backward(ctx, g_logp, _, g_kl, g_entropy):
         d = logprobs_backward(g_logp, g_kl, g_entropy, *ctx.saved_tensors, ctx.temperature)
         return d, None, None, None, None
-
-
-compute_logprobs = ComputeLogProbs.apply  # logits, ref_logits, completions, mask, temperature
 
 
 @dataclass(frozen=True)
@@ -163,29 +142,30 @@ class Product(Rows):
     batch: Batch
     config: object
 
-    sample_completions = staticmethod(sample_completions)  # the kernel has its own (grpo/kernel.py)
-    compute_logprobs = staticmethod(compute_logprobs)
-
     def sample(self) -> Sample:
-        """Fill every blank G times in parallel, with the batch's own random numbers."""
+        """Fill every blank G times in parallel, with the batch's own uniforms."""
         batch, temperature = self.batch, self.config.temperature
-        given = self.logits, batch.masked, batch.mask, batch.uniforms, temperature
-        return Sample(self.sample_completions(*given))
+        q = (self.logits.double() / temperature).softmax(dim=-1)[:, None]  # (B,1,T,V)
+        y = pick(q, batch.uniforms)  # (B,G,T)
+        return Sample(torch.where(batch.mask[:, None], y, batch.masked[:, None]))
 
     def log_probs(self, sample: Sample, reference: "Product") -> LogProbs:
         """Compute log q and log q_ref of a sample. Gradients reach this policy's logits."""
         y, mask, temperature = sample.completions, self.batch.mask, self.config.temperature
-        given = self.logits, reference.logits, y, mask, temperature
-        return LogProbs(*self.compute_logprobs(*given))
+        return LogProbs(*ComputeLogProbs.apply(self.logits, reference.logits, y, mask, temperature))
 
     def log_likelihood(self, completions: Tensor) -> Tensor:
         """Compute log q of each character, without truncation: (B,n,T) -> (B,n,T).
 
         Visible text gets 0, so the sum over T is the log-probability of the completion.
         """
-        log_q = log_softmax(self.logits, self.config.temperature)  # (B,T,V)
+        log_q = self.log_marginals()  # (B,T,V)
         y = completions.clamp(min=0).mT  # (B,T,n) padding is -1
         return torch.where(self.batch.mask[:, None], log_q.gather(-1, y).mT, 0)
+
+    def log_marginals(self) -> Tensor:
+        """Compute log q of every character at each position: -> (B,T,V)."""
+        return log_softmax(self.logits, self.config.temperature)
 
     def best_guess(self) -> Tensor:
         """Fill each blank with its most likely character: -> (B,T)."""

@@ -1,33 +1,50 @@
 """Reward completions by a judge, a rule, a function of your own, or a weighted sum of these.
 
-    --reward=judge                                                              the default
-    --reward=correct                                                            is the sum correct?
-    --reward=judge:0.5,model/pretrained/sums_judge_weak.pt:0.5                  two judges
-    --reward=judge:1.0,my_rewards.py:even:0.1                                   and one of your own
+    --reward=judge                                                how real does it look?
+    --reward=correct                                              is the sum correct? (a rule)
+    --reward=exact                                                is it what was there?
+    --reward=chain                                                the base model, read slowly
+    --reward=judge:0.5,model/pretrained/sums_judge_weak.pt:0.5    two judges
+    --reward=judge:1.0,my_rewards.py:even:0.1                     and one of your own
 
-Your own reward is a function of the completions (B,G,T) and their `Batch` (grpo/batch.py). It
-returns (B,G), or (B,G,T) with a number for each character.
-grpo/run/reward_setting.py reads the setting, and user_file.py beside it calls your function.
+Each of these maps the completions (B,G,T) and their `Batch` (grpo/batch.py) to (B,G), your own
+function, too. grpo/run/reward_setting.py reads the setting, and user_file.py beside it calls your
+function.
 
-A judge is a model that maps tokens (N,T) to logits (N,T). The mean of a word's logits is how sure
-it is, in log-odds, that the word is real and nobody filled it in.
+A judge is a model that maps tokens (N,T) to logits (N,T). The mean over what was blank is how sure
+it is, in log-odds, that this is real and nobody filled it in.
 
 Shapes: B masked inputs, T characters, G completions of each, N rows of tokens, D different texts.
 """
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.per_word import all_of_word, begins_word, distinct, mean_over_words
-from data.rules import check_gaps
-from grpo.batch import Batch
+from data.rules import Rule, check
+from data.vocabulary import MASK_ID
+from grpo.batch import Batch, make_batch
+from grpo.policy import Policy
 
 AT_ONCE = {"cpu": 32, "cuda": 4096}  # texts per batch; more overflow a CPU's cache, a GPU's memory
-SUREST = 8  # nats; the score of a word is cut off at ±8
+SUREST = 8  # nats; a score is cut off at ±8
 FEW = 20  # with fewer wrong completions, `fooled` would be noise
+
+
+def distinct(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the different texts among tokens (...,T): -> (D,T), and which of them each is, (...).
+
+    So texts[which] are the tokens again. A GPU has to wait for this.
+    """
+    T = tokens.shape[-1]
+    rows = tokens.reshape(-1, T).to(torch.int8).cpu().contiguous().numpy()  # a byte per character
+    # NumPy sorts whole rows of bytes, up to ten times as fast as torch.unique sorts numbers.
+    _, first, which = np.unique(rows.view(f"V{T}"), return_index=True, return_inverse=True)
+    texts = torch.from_numpy(rows[first]).to(tokens)  # (D,T)
+    return texts, torch.from_numpy(which).view(tokens.shape[:-1]).to(tokens.device)
 
 
 @torch.no_grad()
@@ -49,51 +66,65 @@ def judge_logits(judge: Callable, completions: Tensor) -> Tensor:
     return logits.float()[which]  # (B,G,T)
 
 
-def log_odds(judge: Callable, completions: Tensor, batch: Batch) -> Tensor:
-    """Score each hidden word by the judge's log-odds that it's real: -> (B,G,T).
+def mean_over_blanks(x: Tensor, mask: Tensor) -> Tensor:
+    """Average x over the blanks of each input: (B,G,T), (B,T) -> (B,G)."""
+    return (x * mask[:, None]).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)[:, None]
 
-    A well trained judge scores a word by log(p/q_ref), where p is its probability in real text, and
-    q_ref that under the generator whose draws the judge learned from (model/losses.py). It doesn't
-    see what was hidden, so q_ref is an average over maskings. Every letter gets the score of its
-    word, in nats, within ±8.
+
+def judge_scores(judge: Callable, completions: Tensor, batch: Batch) -> Tensor:
+    """Score completions by the judge's log-odds that they're real: -> (B,G), in nats, within ±8.
+
+    A well trained judge's score is log(p/q_ref), where p is the probability of a completion in real
+    text, and q_ref that under the generator whose draws the judge learned from (model/losses.py).
+    It doesn't see what was hidden, so q_ref is an average over maskings.
     """
     logits = judge_logits(judge, completions)  # (B,G,T)
-    return mean_over_words(logits, batch.words).clamp(-SUREST, SUREST)
+    return mean_over_blanks(logits, batch.mask).clamp(-SUREST, SUREST)
 
 
-def accepts(scores: Tensor, words: Tensor) -> Tensor:
-    """Compute the share of all hidden words that a judge accepts: (B,G,T), (B,T) -> ().
+def judge_metrics(scores: Tensor, good: Tensor | None) -> dict[str, Tensor]:
+    """Compute the share that the judge accepts: of all completions, and of those that aren't good.
 
-    It accepts a word with a score above 0. That's where it takes the word for real rather than
-    filled in, which isn't the same as correct.
-    """
-    return (scores.mT[begins_word(words)] > 0).float().mean()
-
-
-def judge_metrics(
-    scores: Tensor,  # (B,G,T) the judge's
-    words: Tensor,  # (B,T)
-    good: Tensor,  # (B,G,T) what the rule says, from `check_gaps`
-    gaps: Tensor,  # (B,T) from there, too
-) -> dict[str, Tensor]:
-    """Compute which share of all words the judge accepts, and which share of the wrong gaps.
-
-    `accepts` counts `words`, because those have scores. In a text that's runs of blanks. `fooled`
-    counts what the rule does: words of the text. Such a gap may have blanks of several runs, and
-    the judge accepts it if all of them score above 0. A sum is one word and one gap. With hardly
+    It accepts a score above 0. That's where it takes a completion for real rather than filled in,
+    which isn't the same as correct. `good` (B,G) is what the rule says. Without one, or with hardly
     anything wrong, `fooled` is left out.
     """
-    metrics = {"accepts": accepts(scores, words)}
-    wrong = begins_word(gaps)[:, None] & ~good  # (B,G,T)
-    if wrong.sum() >= FEW:
-        metrics["fooled"] = all_of_word(scores > 0, gaps)[wrong].float().mean()
+    accepted = (scores > 0).float()  # (B,G)
+    metrics = {"accepts": accepted.mean()}
+    if good is not None and (~good).sum() >= FEW:
+        metrics["fooled"] = accepted[~good].mean()
     return metrics
 
 
-def rule_reward(rule, completions: Tensor, batch: Batch) -> Tensor:
-    """Reward a completion with the share of its gaps that are filled well: -> (B,G)."""
-    good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)
-    return good.sum(dim=-1) / gaps.amax(dim=-1, keepdim=True).clamp(min=1)
+def exact(completions: Tensor, batch: Batch) -> Tensor:
+    """Reward a completion with 1 if it's just what was there, else 0: -> (B,G)."""
+    return (completions == batch.tokens[:, None]).all(dim=-1).float()
+
+
+@torch.no_grad()
+def chain(base: Policy, completions: Tensor, batch: Batch) -> Tensor:
+    """Compute log p of completions, by the base model blank by blank: (B,G,T) -> (B,G), in nats.
+
+    From left to right, each blank is read with those before it filled in: by the chain rule,
+    log p(y) = Σ_t log p(y_t | what's visible, y_1, ..., y_{t−1}). So here the blanks do see each
+    other, at the price of a forward pass for each. Equal beginnings are read only once.
+    """
+    place = batch.mask.cumsum(dim=1) * batch.mask  # (B,T) 1 at an input's first blank, then 2, ...
+    log_p = torch.zeros(completions.shape[:2], device=completions.device)  # (B,G)
+    for number in range(1, int(place.max()) + 1):
+        hidden = (place >= number)[:, None]  # (B,1,T)
+        texts, which = distinct(completions.masked_fill(hidden, MASK_ID))  # (D,T), (B,G)
+        log_q = base(make_batch(texts, texts == MASK_ID, 0, (0,))).log_marginals()  # (D,T,V)
+        t = (place == number).int().argmax(dim=1)[:, None]  # (B,1) where that blank is
+        y = completions.take_along_dim(t[..., None], dim=2)[..., 0]  # (B,G)
+        there = (place == number).any(dim=1)[:, None]  # (B,1) not all inputs have so many blanks
+        log_p += log_q[which, t, y].where(there, 0)
+    return log_p
+
+
+def rule_reward(rule: Rule, completions: Tensor, batch: Batch) -> Tensor:
+    """Reward a completion with 1 if the rule calls it good, else 0: -> (B,G)."""
+    return check(rule, completions, batch.masked).float()
 
 
 class Rewards:
@@ -102,23 +133,15 @@ class Rewards:
     def __init__(self, parts: dict[str, tuple[Callable, float]]):
         """Keep the parts, {name: (function, weight)}.
 
-        A function maps completions (B,G,T) and their `Batch` to (B,G), or to (B,G,T) with a number
-        for each character. The part called `judge` gives the scores of the run's judge.
+        A function maps completions (B,G,T) and their `Batch` to (B,G). The part called `judge`
+        gives the scores of the run's judge.
         """
         self.parts = parts
 
     def __call__(self, completions: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the reward of each blank (B,G,T), and its parts {name: (B,G,T)} unweighted.
-
-        One number for each completion goes to all of its blanks. Of one number for each character,
-        a word gets the mean over its blanks, and those of visible characters don't count.
-        """
+        """Return the reward (B,G), and its parts {name: (B,G)} unweighted."""
         reward, parts = 0.0, {}
         for name, (function, weight) in self.parts.items():
-            values = function(completions, batch)
-            if values.shape == completions.shape[:2]:
-                parts[name] = values[..., None].expand(completions.shape)
-            else:
-                parts[name] = mean_over_words(values, batch.words)
+            parts[name] = function(completions, batch)  # (B,G)
             reward = reward + weight * parts[name]
         return reward, parts

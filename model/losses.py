@@ -2,7 +2,7 @@
 
 The generator learns to fill in hidden characters (masked language modeling, 1810.04805). In some of
 its inputs part of the blanks are filled in already, which is what a model that fills blank by blank
-gets to see. The judge learns to tell real words from those that the generator drew.
+gets to see. The judge learns to tell what was there from what the generator drew.
 
 Shapes: B inputs, T characters. A policy maps a `Batch` to a distribution over its completions, a
 judge maps tokens (B,T) to log-odds (B,T). `args` are the settings of `model/pretrain.py`.
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.per_word import mean_over_blanks
 from grpo.batch import INPUTS, Batch, make_batch
+from grpo.reward import mean_over_blanks
 
 PRETRAINING = 2**31 + 1  # begins the seeds here, so that no run draws the same random numbers
 
@@ -28,14 +28,14 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
     """
     size = args.batch_size
     rng = np.random.default_rng((*seed, 1))
-    tokens, mask, words = dataset.batch(size, masking, (*seed, INPUTS))
+    tokens, mask = dataset.batch(size, masking, (*seed, INPUTS))
     if reveal:
         whole = rng.random(size) < 0.6  # (B,) do all blanks stay hidden?
         share = rng.random(size)  # (B,) otherwise, the chance that a blank stays hidden
         hide = np.where(whole, 1.0, share)  # (B,)
         stays = rng.random(mask.shape) < hide[:, None]  # (B,T)
         mask = mask & torch.from_numpy(stays)
-    batch = make_batch(tokens, mask, words * mask, 1, (*seed, 2))
+    batch = make_batch(tokens, mask, 1, (*seed, 2))
     return batch.map(lambda x: x.to(args.device))
 
 
@@ -54,21 +54,21 @@ def draw_completions(policy, batch, temperature):
 
 
 def judge_loss(judge, policy, dataset, args, temperature, seed):
-    """Compute the judge's cross-entropy at telling real words from drawn ones: -> a scalar.
+    """Compute the judge's cross-entropy at telling real text from drawn: -> a scalar.
 
-    For each hidden word a coin decides whether the judge sees the real one or the one that the
-    policy drew. Each of its characters is graded on its own. The loss is least where a logit is
-    log(p/q), with p the word's probability in real text and q that under the policy (residual
-    energy-based models, 2004.11714). Grading only the mean over the word is not enough: the judge
-    then learns to blame one character, and that may be a visible one, which nobody counts. A drawn
-    word that happens to be the real one still counts as drawn.
+    For each input a coin decides whether the judge sees what was there or what the policy drew.
+    Each character that was blank is graded on its own. The loss is least where a logit is log(p/q),
+    with p the completion's probability in real text and q that under the policy (residual
+    energy-based models, 2004.11714). Grading only their mean isn't enough: the judge then learns to
+    blame one character, and that may be a visible one, which nobody counts. A drawn completion that
+    happens to be the real one still counts as drawn.
     """
     batch = masked_batch(dataset, args, args.judge_masking, seed)
     drawn = draw_completions(policy, batch, temperature)  # (B,T)
-    coins = np.random.default_rng((*seed, 3)).random(batch.mask.shape) < 0.5  # (B,T)
-    coins = torch.from_numpy(coins).to(drawn.device)
-    real = coins.gather(1, batch.words)  # (B,T) one coin for a whole word
-    completions = torch.where(batch.mask & ~real, drawn, batch.tokens)  # (B,T)
+    # One of each row's numbers would do. The second one is what made the judges that ship.
+    coins = np.random.default_rng((*seed, 3)).random(batch.mask.shape)[:, 1:2] < 0.5  # (B,1)
+    real = torch.from_numpy(coins).to(drawn.device).expand(drawn.shape)  # (B,T)
+    completions = torch.where(real, batch.tokens, drawn)  # (B,T)
     logits = judge(completions).float()  # (B,T)
     losses = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="none")  # (B,T)
     return mean_over_blanks(losses[:, None], batch.mask).mean()

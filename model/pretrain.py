@@ -4,13 +4,14 @@
 
 The generator learns to fill masked characters. The judge starts as a copy of the generator, and
 learns to tell the generator's draws from text. `model/losses.py` has both losses, and
-`model/report.py` measures how good the two models are.
+`model/report.py` measures how good the two models are. Ctrl-C saves what's done, and the same
+command goes on from there.
 """
 
 import math
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,12 +21,13 @@ import torch
 from tqdm import tqdm
 
 from data.masking import parse_masking
-from data.rules import pick_rule
 from data.user_mistake import Mistake, exit_on_mistake
+from grpo.distributed import n_processes
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, read_arguments, within
 from grpo.run.load import check_length, load_splits
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
+from grpo.run.signals import StopSignals
 from model.losses import (
     PRETRAINING,
     generator_loss,
@@ -35,6 +37,9 @@ from model.losses import (
 from model.report import report
 from model.transformer import Generator, Judge, LatentGenerator, TransformerConfig
 
+UNFINISHED = "unfinished.pt"  # in out_dir, while the training isn't done
+SAVE_EVERY = 200  # steps
+
 
 @dataclass
 class Settings:
@@ -42,8 +47,8 @@ class Settings:
     out_dir: str = "out-pretrain"  # generator.pt and judge.pt are written here
     # A generator.pt to begin from. Its size replaces n_layer and n_embd. Empty: random weights.
     start: str = ""
-    masking: str = "word:0.6,random:0.4"  # what is hidden from the generator
-    judge_masking: str = "short:0.8,word:0.2"  # what is hidden in the judge's training
+    masking: str = "words:0.6,random:0.4"  # what is hidden from the generator
+    judge_masking: str = "short"  # what is hidden in the judge's training
     block_size: int = within(64, 2)  # characters per input
     n_layer: int = 6  # layers of the generator
     n_embd: int = within(128, 32)  # width, a multiple of 32
@@ -77,11 +82,14 @@ def schedule(step, steps):
     return min(warm_up, cosine)
 
 
-def fit(name, model, loss_fn, steps, learning_rate):
-    """Train the model to minimize `loss_fn(step)`."""
+def fit(name, model, loss_fn, steps, learning_rate, unfinished=None):
+    """Train the model to minimize `loss_fn(step)`. It begins where `unfinished` says."""
     optimizers = make_optimizers(model, learning_rate)
-    bar = tqdm(range(steps), desc=name, dynamic_ncols=True)
+    start = unfinished.begin(name, optimizers) if unfinished else 0
+    bar = tqdm(range(start, steps), name, initial=start, total=steps, dynamic_ncols=True)
     for step in bar:
+        if unfinished and (unfinished.signals.received or step % SAVE_EVERY == 0):
+            unfinished.save(name, step, optimizers)
         loss = loss_fn(step)
         if not loss.isfinite():
             raise FloatingPointError(f"{name}: the loss of step {step} is {loss.item()}")
@@ -93,6 +101,45 @@ def fit(name, model, loss_fn, steps, learning_rate):
             optimizer.step()
         model.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
+
+
+class Unfinished:
+    """What's done of a training, in a file that's gone when it ends."""
+
+    def __init__(self, path, settings, **models):
+        """Restore the models if there is such a file. It must be of the same settings."""
+        self.path, self.settings, self.models = path, settings, models
+        self.state = None
+        self.signals = StopSignals()
+        if path.exists():
+            self.state = torch.load(path, weights_only=True)
+            if self.state["settings"] != settings:
+                raise Mistake(f"{path} is of other settings; name another out_dir, or remove it")
+            for name, model in models.items():
+                model.load_state_dict(self.state[name])
+
+    @property
+    def training(self):
+        """Name the training that's unfinished, or return None."""
+        return self.state and self.state["training"]
+
+    def begin(self, name, optimizers):
+        """Return the step at which the training called `name` goes on."""
+        if self.training != name:
+            return 0
+        for optimizer, state in zip(optimizers, self.state["optimizers"]):
+            optimizer.load_state_dict(state)
+        return self.state["step"]
+
+    def save(self, name, step, optimizers):
+        """Save everything after `step` steps. If a signal asked for it, end the program."""
+        self.state = {"training": name, "step": step, "settings": self.settings}
+        self.state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+        self.state |= {name: model.state_dict() for name, model in self.models.items()}
+        write(self.path, self.state)
+        if self.signals.received:
+            tqdm.write(f"{name}: step {step} is saved; the same command goes on", sys.stderr)
+            sys.exit(128 + self.signals.received)
 
 
 def make_models(args, vocab_size):
@@ -128,6 +175,7 @@ def with_latent(product, n_latent):
 
 def pretrain(args):
     """Train the generator, then the judge, and write each in float16 as soon as it is trained."""
+    settings = asdict(args)
     device = args.device = pick_device(args.device)
     config = Config(
         dataset=args.dataset,
@@ -137,7 +185,6 @@ def pretrain(args):
         dtype=args.dtype,
     )
     train, val = load_splits(config)
-    rule = pick_rule(train)
     if args.generator_steps:
         val.check_masking(args.masking)
     if args.judge_steps:
@@ -146,7 +193,10 @@ def pretrain(args):
     set_threads(generator)
     check_length(args.block_size, generator, judge)
     out = Path(args.out_dir)
-    out.mkdir(parents=True)  # if we can't write here, fail now and not in half an hour
+    # if we can't write here, or somebody else began to, fail now
+    out.mkdir(parents=True, exist_ok=(out / UNFINISHED).exists())
+    models = {"generator": generator, "judge": judge}
+    unfinished = Unfinished(out / UNFINISHED, settings, **models)
     policy = make_policy(generator, config, device)
     score = make_judge(judge, config, device)
 
@@ -162,15 +212,17 @@ def pretrain(args):
         return judge_loss(score, policy, train, args, temperature, seed)
 
     peak = 2e-3 if args.start else 8e-3
-    fit("generator", generator, loss_of_generator, args.generator_steps, peak)
-    write(out / "generator.pt", model_file(generator, torch.float16))
-    if not args.judge_steps:
-        report(policy, None, val, rule, args.masking, device)
-        return
-    judge.trunk.load_state_dict(generator.trunk.state_dict())
-    fit("judge", judge, loss_of_judge, args.judge_steps, 4e-3)
-    write(out / "judge.pt", model_file(judge, torch.float16))
-    report(policy, score, val, rule, args.judge_masking, device)
+    with unfinished.signals:
+        if unfinished.training != "judge":
+            fit("generator", generator, loss_of_generator, args.generator_steps, peak, unfinished)
+            write(out / "generator.pt", model_file(generator, torch.float16))
+            judge.trunk.load_state_dict(generator.trunk.state_dict())
+        if args.judge_steps:
+            fit("judge", judge, loss_of_judge, args.judge_steps, 4e-3, unfinished)
+            write(out / "judge.pt", model_file(judge, torch.float16))
+    unfinished.path.unlink(missing_ok=True)
+    masking = args.judge_masking if args.judge_steps else args.masking
+    report(policy, score if args.judge_steps else None, val, train.rule, masking, device)
 
 
 def parse(arguments: list[str]) -> Settings:
@@ -181,8 +233,11 @@ def parse(arguments: list[str]) -> Settings:
     parse_masking(args.judge_masking)
     if args.n_embd % 32:
         raise Mistake(f"n_embd={args.n_embd} is not allowed; it takes a multiple of 32")
-    if not args.out_dir or Path(args.out_dir).exists():
+    out = Path(args.out_dir)
+    if not args.out_dir or (out.exists() and not (out / UNFINISHED).exists()):
         raise Mistake(f"out_dir={args.out_dir} exists; remove it, or name another --out_dir")
+    if n_processes() > 1:
+        raise Mistake("model.pretrain runs in one process; start it without torchrun")
     return args
 
 

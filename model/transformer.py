@@ -1,7 +1,7 @@
 """A bidirectional character transformer, with a head for the generator or the judge.
 
 Shapes: B inputs, T characters, V vocabulary. The features have width C (n_embd), and each of H
-attention heads has width D = C / H. A latent has K values. All inputs together have M blanks.
+attention heads has width D = C / H. A latent has K values.
 
 The trunk has RMSNorm (1910.07467), rotary positions (2104.09864), a GELU MLP, and
 scaled_dot_product_attention without a causal mask. It has no dropout, because GRPO must
@@ -14,8 +14,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-
-from data.per_word import mean_over_words, spread
 
 IMPOSSIBLE = -1e9  # like -inf, but the difference of two is 0 and not NaN
 
@@ -146,7 +144,7 @@ class Generator(nn.Module):
 
 
 class LatentGenerator(Generator):
-    """A generator that also draws a latent z for each hidden word (grpo/latent.py)."""
+    """A generator that draws a latent z before the characters (grpo/latent.py)."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -154,18 +152,16 @@ class LatentGenerator(Generator):
         nn.init.normal_(self.prior.weight, std=0.02)
         nn.init.zeros_(self.prior.bias)
 
-    def forward(self, tokens, words):
-        """Map masked inputs (B,T) to the logits of z (B,T,K), and of the letters given z (B,T,K,V).
+    def forward(self, tokens):
+        """Map masked inputs (B,T) to the logits of z (B,K), and of the characters (B,T,K,V).
 
-        words (B,T) numbers the hidden words of each input. All blanks of a word have the same
-        logits of z. Both are 0 where there's no blank.
+        The logits of z come from the mean of the features over the blanks.
         """
         features = self.trunk(tokens, attention_mask(tokens))  # (B,T,C)
-        mask = words > 0  # (B,T)
-        of_word = mean_over_words(features.mT, words).mT  # (B,T,C)
-        prior = self.prior(of_word[mask]).float()  # (M,K)
-        letters = self.head(features[mask]).float().unflatten(-1, (self.n_latent, -1))  # (M,K,V-1)
-        return spread(prior, mask), spread(self.with_blank(letters), mask)
+        blank = (tokens == self.blank)[..., None]  # (B,T,1)
+        mean = (features * blank).sum(dim=1) / blank.sum(dim=1).clamp(min=1)  # (B,C)
+        characters = self.head(features).unflatten(-1, (self.n_latent, -1))  # (B,T,K,V-1)
+        return self.prior(mean).float(), self.with_blank(characters.float())
 
 
 def make_generator(config: TransformerConfig) -> Generator:

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import train_grpo
-from data.per_word import number_words
 from data.vocabulary import VOCABULARY
 from grpo import batch
 from grpo.run.checkpoint import model_file, read, write
@@ -47,8 +46,8 @@ def encode(*texts):
 
 
 def make_batch(tokens, mask, mask_id, G, seed):
-    """Make a batch in which each run of adjacent blanks is a word, with a mask token of its own."""
-    made = batch.make_batch(tokens, mask, number_words(~mask, mask), G, seed)
+    """Make a batch with a mask token of its own."""
+    made = batch.make_batch(tokens, mask, G, seed)
     return replace(made, masked=tokens.masked_fill(mask, mask_id))
 
 

@@ -1,8 +1,8 @@
-"""Write sums such as `41+47=88` into train.txt and val.txt, one in a line.
+"""Write sums such as `41+47=88` into train.txt, choose.txt and val.txt, one in a line.
 
 A run makes the datasets that ship if they're missing. We hold out results, not pairs of summands: a
-result in val.txt never occurs in train.txt. The held-out results come in two halves. `sums` and
-`sums2` have the one to report on, and `sums_choose` has the one to choose settings with.
+held-out result never occurs in train.txt. They come in two halves: choose.txt has the one to choose
+settings with, and val.txt the one to report on.
 """
 
 from pathlib import Path
@@ -42,12 +42,13 @@ def draw_sums(results: list[int], digits: int, size: int, seed: int) -> list[str
     return [f"{a}+{c - a}={c}" for a, c in zip(first, result)]
 
 
-def prepare(out_dir: str | Path, digits: int, held_out: str) -> None:
-    """Write train.txt and val.txt into `out_dir`. `held_out`, choose or report, is what val gets.
+def prepare(out_dir: str | Path, digits: int) -> None:
+    """Write choose.txt, val.txt and train.txt into `out_dir`.
 
-    A kill leaves both files or no dataset: train.txt goes last, and nobody reads val.txt alone.
+    A kill leaves all files or no dataset: train.txt goes last, and nobody reads the others alone.
     """
     split = split_results(digits)
-    for name, part, size, seed in (("val", held_out, VAL, 2), ("train", "train", TRAIN, 1)):
+    files = ("choose", "choose", VAL, 2), ("val", "report", VAL, 2), ("train", "train", TRAIN, 1)
+    for name, part, size, seed in files:
         lines = draw_sums(split[part], digits, size, seed)
         write_whole(Path(out_dir, f"{name}.txt"), "\n".join([*lines, ""]).encode())

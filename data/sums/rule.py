@@ -14,9 +14,9 @@ SUM = re.compile(r"([1-9][0-9]*)\+([1-9][0-9]*)=([1-9][0-9]*)")
 def is_correct(text: str) -> bool:
     """Tell whether a sum holds, and its three numbers have the same number of digits.
 
-    No number may start with 0, so `01+87=88` is wrong. Blanks at the end are padding.
+    No number may start with 0, so `01+87=88` is wrong.
     """
-    match = SUM.fullmatch(text.rstrip(BLANK))
+    match = SUM.fullmatch(text)
     if match is None:
         return False
     first, second, result = match.groups()

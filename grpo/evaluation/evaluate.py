@@ -8,107 +8,113 @@ get without GRPO. config/README.md says what each row and column is.
 Shapes: N held-out inputs, n completions of each, T characters.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data.per_word import all_of_word, begins_word, distinct, mean_over_blanks
-from data.rules import RULES, Rule, WordRule, check_gaps
-from data.vocabulary import decode, highlight
+from data.rules import WordRule, check
+from data.vocabulary import PAD, decode, highlight
 from grpo.batch import Batch
 from grpo.evaluation import exact
-from grpo.evaluation.rivals import best_by_word, fill_in_passes, fill_with_common_words
+from grpo.evaluation.rivals import best_by_judge, fill_in_passes, fill_with_common_words
 from grpo.metrics import mean_number_of_different
-from grpo.reward import Rewards, judge_metrics, log_odds
+from grpo.policy import Product
+from grpo.reward import Rewards, chain, distinct, judge_metrics, judge_scores
 from grpo.run.load import SAMPLES, HeldOut, Models
 from grpo.run.network import uncompiled
-from grpo.run.reward_setting import parse_reward
 from grpo.truncation import truncates
 
-TITLES = {  # {the name in evaluation.json: the title in the table}; other columns come after these
-    **{rule.name: rule.title for rule in RULES},
-    "exact": "exact",
-    "accepts": "accepts",
-    "fooled": "fooled",
-    "different_correct": "different",
-    "pass@16": "pass@16",
-    "pass@1024": "pass@1024",
-    "passes": "passes",
-}
-MUCH = 0.05  # if a judge accepts more than is correct, by so much, we say that it's fooled
+JUDGED = 4  # the judge takes its time, so it reads only so many of an input's completions
 
 
-def measure(
-    completions: Tensor, held_out: HeldOut, opinions: dict[str, Tensor] | None = None
-) -> dict[str, float]:
+def measure(completions: Tensor, held_out: HeldOut) -> dict[str, float]:
     """Compute the figures of completions (N,n,T): -> {column: number}.
 
-    correct, valid_words the share of gaps that are filled well, by the rule of the dataset
-    different_correct    sums, n > 1: how many different correct completions an input has
-    N blanks             sums: the share that's correct of the inputs with so many blanks
-    exact                anything else: the share of gaps that came back as they were; without a
-                         rule, that of hidden words
-    pass@n               n > 1: the share of inputs with a completion that has everything correct
-    accepts, fooled      the share of hidden words that the judge accepts, and of wrong gaps
-    reward_...           the mean of any other part of the reward
-
-    `opinions`, from `ask`, may leave out some of the n completions.
+    correct, valid, ...  the share of completions that the rule calls good, by the rule's name
+    exact                unless good ones can be listed: the share that's just what was there
+    distance             and how different what was written is from what was there: the total
+                         variation between the frequencies of words, in 0 to 1
+    different_correct    if they can, and n > 1: how many different good ones an input has
+    N blanks             if they can: the share that's good of the inputs with so many blanks
+    pass@n               n > 1: the share of inputs with a completion that's good, or exact
     """
     batch, rule = held_out.batch, held_out.rule
-    good, gaps = check_gaps(rule, completions, batch.tokens, batch.mask)  # (N,n,T), (N,T)
     n = completions.shape[1]
+    solved = (completions == batch.tokens[:, None]).all(dim=-1)  # (N,n)
     figures = {}
     if rule:
-        figures[rule.name] = good.sum() / (gaps.amax(dim=1).sum() * n).clamp(min=1)
-    if rule and rule.whole:
-        solved = good.any(dim=-1)  # (N,n)
+        good = check(rule, completions, batch.masked)  # (N,n)
+        figures[rule.name] = good.float().mean()
+    if held_out.answers is None:
+        figures["exact"] = solved.float().mean()
+        figures["distance"] = distance(completions, batch)
+    else:
+        solved = good
         if n > 1:
             _, which = distinct(completions)  # (N,n)
-            counted = which.masked_fill(~solved, -1)  # (N,n)
-            figures["different_correct"] = mean_number_of_different(counted)
+            figures["different_correct"] = mean_number_of_different(which.masked_fill(~good, -1))
         blanks = batch.mask.sum(dim=1)  # (N,)
         for number in blanks.unique().tolist():
-            figures[f"{number} blanks"] = solved[blanks == number].float().mean()
-    else:
-        same = completions == batch.tokens[:, None]  # (N,n,T)
-        solved = same.all(dim=-1)  # (N,n)
-        words = gaps if rule else batch.words  # (N,T)
-        first = begins_word(words)  # (N,T)
-        whole = all_of_word(same, words) & first[:, None]  # (N,n,T)
-        figures["exact"] = whole.sum() / (first.sum() * n).clamp(min=1)
+            figures[f"{number} blanks"] = good[blanks == number].float().mean()
     if n > 1:
         figures[f"pass@{n}"] = solved.any(dim=1).float().mean()
-    for name, part in (opinions or {}).items():
-        if name == "judge":
-            figures |= judge_metrics(part, batch.words, good[:, : part.shape[1]], gaps)
-        else:
-            figures[f"reward_{name}"] = mean_over_blanks(part, batch.mask).mean()
     return {name: float(x) for name, x in figures.items()}
 
 
-def read_by_judge(rule: Rule | None) -> int:
-    """Return how many completions of an input the judge reads, because it takes its time."""
-    return 4 if rule and rule.whole else 2
+def distance(completions: Tensor, batch: Batch) -> float:
+    """Compute ½ Σ_w |f(w) − f*(w)| over what fills the blanks, with f* that of the hidden text.
+
+    A policy that writes its favorite words is far from the text, however good each of them is.
+    """
+    hidden = batch.mask[:, None].expand(completions.shape)  # (N,n,T)
+    frequency = Counter()
+    for tokens, weight in (completions, 1), (batch.tokens[:, None].expand(completions.shape), -1):
+        words = decode(torch.where(hidden, tokens, PAD).flatten(0, 1))  # PAD is dropped at the end
+        for word in words:
+            frequency[word.replace("\0", "")] += weight / len(words)
+    return sum(map(abs, frequency.values())) / 2
 
 
-def ask(
+def score(
     models: Models, rewards: Rewards, completions: Tensor, held_out: HeldOut
 ) -> dict[str, Tensor]:
-    """Ask the judge and the user's rewards about completions (N,n,T): -> {name: (N,n,T)}.
+    """Ask the judge and the parts of the reward about completions (N,n,T): -> {name: (N,n)}.
 
-    `judge` are the judge's scores. Every other part of the reward that isn't the rule has its name.
-    The judge reads only the first few of the n completions.
+    Those that have a column anyway aren't asked again.
     """
-    batch, rule = held_out.batch, held_out.rule
-    completions = completions[:, : read_by_judge(rule)]
-    _, parts = rewards(completions, batch)
-    if models.judge and "judge" not in parts:
-        parts = {"judge": log_odds(models.judge, completions, batch)} | parts
-    return {name: part for name, part in parts.items() if not rule or name != rule.name}
+    batch = held_out.batch
+    parts = {"judge": judge_scores(models.judge, completions, batch)} if models.judge else {}
+    for name, (part, _) in rewards.parts.items():
+        if name not in ("judge", "chain", "exact", held_out.rule_name):
+            parts[name] = part(completions, batch)
+    return parts
+
+
+def score_metrics(
+    scores: dict[str, Tensor], completions: Tensor, held_out: HeldOut
+) -> dict[str, float]:
+    """Turn scores {name: (N,n)} into columns: a judge's `accepts` and `fooled`, others' mean.
+
+    The columns of a judge besides the run's own end in its file's name.
+    """
+    rule = held_out.rule
+    good = check(rule, completions, held_out.batch.masked) if rule else None  # (N,n)
+    figures = {}
+    for name, values in scores.items():
+        if name == "judge":
+            figures |= judge_metrics(values, good)
+        elif name.endswith(".pt"):
+            metrics = judge_metrics(values, good)
+            figures |= {f"{column} {Path(name).stem}": x for column, x in metrics.items()}
+        else:
+            figures[f"reward_{name}"] = values.mean()
+    return {name: float(x) for name, x in figures.items()}
 
 
 def table_rows(
@@ -123,6 +129,9 @@ def table_rows(
     yield "the truth", batch.tokens[:, None], 0
     yield "before, sampled", base.sample().completions, 1
     yield "before, argmax", base.best_guess()[:, None], 1
+    if held_out.answers is None:
+        cold = replace(base, config=replace(base.config, temperature=0.3))
+        yield "before, τ = 0.3", cold.sample().completions, 1
     if isinstance(rule, WordRule):
         yield "cheat: common words", fill_with_common_words(batch, rule.lexicon), 0
     yield "after, sampled", policy.sample().completions, 1
@@ -131,10 +140,10 @@ def table_rows(
         return
     if models.judge:
         completions = base.sample().completions  # (N,n,T)
-        scores = log_odds(models.judge, completions, batch)  # (N,n,T)
-        yield "best of 16, judge", best_by_word(base, completions, scores), 1
+        scores = judge_scores(models.judge, completions, batch)  # (N,n)
+        yield "best of 16, judge", best_by_judge(base, completions, scores), 1
     fill = partial(fill_in_passes, models.base, batch)
-    if not (rule and rule.whole):  # there are many blanks, so 16 draws would take minutes
+    if held_out.answers is None:
         yield "one by one, argmax", *fill("confidence")
         return
     for passes in (2, 3, 4, 6):
@@ -157,39 +166,43 @@ def evaluate(
 
     `everything` adds the rows that take long. With `quiet` there's no bar.
     """
-    result, asked = {}, {}
+    result, drawn = {}, []
+    batch, answers = held_out.batch, held_out.answers
+    sampled = {"before, sampled": models.base, "after, sampled": models.policy}
     rows = table_rows(models, held_out, everything)
     for title, completions, passes in tqdm(
         rows, desc="table", leave=False, disable=True if quiet else None
     ):
-        opinions = ask(models, rewards, completions, held_out)
-        result[title] = measure(completions, held_out, opinions) | {"passes": passes}
-        asked[title] = completions, opinions
-    if hasattr(held_out.rule, "answers"):
-        q = exact.marginals(held_out.answers, held_out.batch.mask)
-        result["exact marginals"] = exact.figures(q, held_out.batch.mask)
-        for title, policy in (("before", models.base), ("after", models.policy)):
-            distribution = policy(held_out.batch)
-            if not truncates(distribution.config):  # then exact figures replace those of the draws
-                q = exact.probabilities(distribution, held_out.answers)
-                result[f"{title}, sampled"] |= exact.figures(q, held_out.batch.mask)
-    return result, list_completions(held_out, *asked["after, sampled"])
+        if title in sampled and is_exact(q := sampled[title](batch), held_out):
+            figures = exact.figures(exact.probabilities(q, answers), batch.mask)
+        else:
+            figures = measure(completions, held_out)
+        figures["chain"] = chain(models.base, completions[:, :1], batch).mean().item()
+        few = completions[:, :JUDGED]  # (N,n,T)
+        scores = score(models, rewards, few, held_out)
+        result[title] = figures | score_metrics(scores, few, held_out) | {"passes": passes}
+        if title == "after, sampled":
+            drawn = list_completions(batch, few, scores)
+    if answers is not None:
+        marginals = exact.marginals(answers, batch.mask)
+        result["exact marginals"] = exact.figures(marginals, batch.mask)
+    return result, drawn
 
 
-def list_completions(
-    held_out: HeldOut, completions: Tensor, opinions: dict[str, Tensor]
-) -> list[dict]:
-    """List completions (N,16,T), and what the judge and others think of them, for a file of lines.
+def is_exact(q: Product, held_out: HeldOut) -> bool:
+    """Tell whether figures can be computed from log q, and needn't be counted on draws."""
+    return held_out.answers is not None and not truncates(q.config)
 
-    There's one dict for each completion that they read: its input, its text, and the opinions.
+
+def list_completions(batch: Batch, completions: Tensor, scores: dict[str, Tensor]) -> list[dict]:
+    """List completions (N,n,T) and their scores, for a file of lines.
+
+    There's one dict for each completion: its input, its text, and its scores.
     """
-    batch = held_out.batch
-    completions = completions[:, : read_by_judge(held_out.rule)]  # (N,n,T)
     masked = batch.masked[:, None].expand(completions.shape)  # (N,n,T)
     columns = {"input": decode(masked), "completion": decode(completions)}
-    for name, part in opinions.items():
-        mean = mean_over_blanks(part, batch.mask)  # (N,n)
-        columns[name] = [round(x, 4) for x in mean.flatten().tolist()]
+    for name, values in scores.items():
+        columns[name] = [round(x, 4) for x in values.flatten().tolist()]
     return [dict(zip(columns, line)) for line in zip(*columns.values())]
 
 
@@ -212,7 +225,7 @@ def try_out(models: Models, rewards: Rewards, held_out: HeldOut, first: Batch) -
 
 @torch.no_grad()
 @uncompiled()
-def peek(models: Models, held_out: HeldOut, step: int) -> str:
+def peek(models: Models, rewards: Rewards, held_out: HeldOut, step: int) -> str:
     """Say how good the policy is on held-out inputs, and show how it fills three of them.
 
     At step 0 the policy is the base model. The share is that of one draw of each input. The three
@@ -221,12 +234,13 @@ def peek(models: Models, held_out: HeldOut, step: int) -> str:
     batch = held_out.batch
     once = replace(batch, uniforms=batch.uniforms[:, :1])
     completions = models.policy(once).sample().completions  # (N,1,T)
-    opinions = {"judge": log_odds(models.judge, completions, batch)} if models.judge else {}
-    figures = measure(completions, held_out, opinions)
     name = held_out.rule.name if held_out.rule else "exact"
-    line = f"step {step}: {TITLES[name]} {figures[name]:.3f}"
-    if models.judge:
-        line += f", the judge accepts {figures['accepts']:.3f}"
+    line = f"step {step}: {name} {measure(completions, held_out)[name]:.3f}"
+    for name, scores in score(models, rewards, completions, held_out).items():  # (N,1)
+        if name == "judge":
+            line += f", the judge accepts {(scores > 0).float().mean():.3f}"
+        else:
+            line += f", {name} {scores.mean():.3f}"
     texts = {"now": decode(completions)}
     if step == 0:
         texts = {"truth": decode(batch.tokens), "before": texts["now"]}
@@ -235,50 +249,3 @@ def peek(models: Models, held_out: HeldOut, step: int) -> str:
         blanks = batch.mask[i].tolist()
         lines += [f"  {name:7s}{highlight(each[i], blanks)}" for name, each in texts.items()]
     return "\n".join(lines)
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    """Pad the cells of each column to one width, and join each row into a line of text."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def cell(values: list[float], runs: int) -> str:
-    """Format the mean of `values`, ± half of the gap between the largest and the smallest.
-
-    No values give an empty cell. The ± is left out where it rounds to 0. If not all of the runs
-    have a value, the cell says how many do.
-    """
-    if not values:
-        return ""
-    mean = f"{sum(values) / len(values):.3f}"
-    half = f"{(max(values) - min(values)) / 2:.3f}"
-    some = "" if len(values) == runs else f" ({len(values)} of {runs})"
-    return (f"{mean} ± {half}" if float(half) else mean) + some
-
-
-def format_rows(rows: dict[str, list[dict[str, float]]]) -> list[str]:
-    """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text.
-
-    A title may have several lines.
-    """
-    names = dict.fromkeys(name for runs in rows.values() for row in runs for name in row)
-    names = [name for name in TITLES if name in names] + [n for n in names if n not in TITLES]
-    lines = [["filled by", *(TITLES.get(name, name.removeprefix("reward_")) for name in names)]]
-    for title, runs in rows.items():
-        cells = [cell([row[name] for row in runs if name in row], len(runs)) for name in names]
-        *above, last = title.split("\n")
-        lines += [[each, *[""] * len(cells)] for each in above]
-        lines.append([last, *cells])
-    return aligned(lines)
-
-
-def format_table(result: dict[str, dict[str, float]], reward: str) -> str:
-    """Format the dict of evaluation.json as a table, of a run with this setting `reward`."""
-    lines = format_rows({title: [row] for title, row in result.items()})
-    after = result["after, sampled"]
-    good = next((after[rule.name] for rule in RULES if rule.name in after), None)
-    paid = "judge" in parse_reward(reward)
-    if paid and good is not None and after.get("accepts", 0) > good + MUCH:
-        lines.append("the judge accepts much more than is correct: it's being fooled")
-    return "\n".join([*lines, "what the columns are: config/README.md#the-table"])

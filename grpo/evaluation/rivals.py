@@ -6,13 +6,13 @@ context.
 Shapes: N inputs, T characters, n completions of each input, M completions of all inputs.
 """
 
+import re
 from collections import Counter
 
 import torch
 from torch import Tensor
 
-from data.per_word import same_word
-from data.vocabulary import encode
+from data.vocabulary import BLANK, decode, encode
 from grpo.batch import Batch, make_batch
 from grpo.policy import Policy, Product
 
@@ -37,7 +37,7 @@ def fill_in_passes(
     planned = blanks.clamp(max=passes) if passes else blanks  # (M,) how many passes each input gets
     filled, left = batch.masked.clone(), batch.mask.clone()  # (M,T)
     for done in range(int(planned.max())):
-        now = make_batch(filled, left, batch.words * left, 1, (PASSES, done))
+        now = make_batch(filled, left, 1, (PASSES, done))
         q = policy(now)
         best = q.best_guess()  # (M,T)
         characters = best
@@ -55,32 +55,30 @@ def fill_in_passes(
     return filled.view(N, -1, T), planned.float().mean().item()
 
 
-def best_by_word(q: Product, completions: Tensor, scores: Tensor) -> Tensor:
-    """Choose for each word the completion that's the most likely in real text: (N,n,T) -> (N,1,T).
+def best_by_judge(q: Product, completions: Tensor, scores: Tensor) -> Tensor:
+    """Choose the completion that's the most likely in real text: (N,n,T), (N,n) -> (N,1,T).
 
-    The judge's score of a word is log(p/q): p is how likely it is in real text, and q how likely
+    The judge's score is log(p/q): p is how likely a completion is in real text, and q how likely
     under the base model. The largest p has the largest log q + score. The score alone would prefer
     whatever the base model finds unlikely.
     """
-    log_q = (
-        q.log_likelihood(completions) @ same_word(q.batch.words).float()
-    )  # (N,n,T) of whole words
-    best = (log_q + scores).argmax(dim=1, keepdim=True)  # (N,1,T)
-    return completions.take_along_dim(best, dim=1)  # (N,1,T)
+    log_q = q.log_likelihood(completions).sum(dim=-1)  # (N,n)
+    best = (log_q + scores).argmax(dim=1)  # (N,)
+    return completions.take_along_dim(best[:, None, None], dim=1)  # (N,1,T)
 
 
 def fill_with_common_words(batch: Batch, lexicon: Counter) -> Tensor:  # (N,1,T)
-    """Fill each hidden word with the most frequent word of its length.
+    """Fill each run of blanks with the most frequent word of its length.
 
     It never looks at the visible letters, and still nearly all that it writes are words.
     """
     common = {}  # {length: the most frequent word}
     for word, _ in lexicon.most_common():
         common.setdefault(len(word), word)
-    masked, numbers = batch.masked.cpu(), batch.words.cpu()  # each (N,T)
-    filled = masked.clone()
-    for row in range(len(filled)):
-        for number in range(1, int(numbers[row].max()) + 1):
-            blanks = (numbers[row] == number).nonzero().squeeze(1)
-            filled[row, blanks] = encode(common.get(len(blanks), "a" * len(blanks)))
-    return filled[:, None].to(batch.mask.device)
+
+    def fill(run: re.Match) -> str:
+        length = len(run[0])
+        return common.get(length, "a" * length)
+
+    filled = [encode(re.sub(BLANK + "+", fill, masked)) for masked in decode(batch.masked)]
+    return torch.stack(filled)[:, None].to(batch.mask.device)

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from data.files import find, write_whole
+from data.files import shipped_path, write_whole
 from data.user_mistake import Mistake
 from grpo.distributed import is_first
+from grpo.run.reward_setting import name_of
 from model.transformer import Generator, Judge, TransformerConfig, make_generator
 
 LATEST = "checkpoint.pt"
@@ -43,7 +44,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
     Raises a Mistake if the file is missing, is damaged, or holds something else.
     """
-    path = find(path)
+    path = shipped_path(path)
     path = path / LATEST if path.is_dir() else path
     if not path.is_file():
         raise Mistake(f"checkpoint {path} is missing; make it, or name another")
@@ -97,9 +98,13 @@ def load_model(path: str | Path, kind: type[Module]) -> Module:
 def training_state(path: str | Path) -> dict[str, Any]:
     """Read what it takes to resume a run. Raises a Mistake if the file isn't a run's."""
     content = read(path)
-    if "training" not in content:
-        raise Mistake(f"checkpoint {path} wasn't written by train_grpo.py; name a run's out_dir")
-    return content["training"]
+    training = content.get("training", {})
+    if "files" not in training.get("made_with", {}):
+        raise Mistake(
+            f"checkpoint {path} wasn't written by this version of train_grpo.py; name a run's"
+            " out_dir, or start a new run"
+        )
+    return training
 
 
 def save_checkpoint(config, policy, reference, optimizer, iteration: int) -> None:
@@ -116,6 +121,7 @@ def save_checkpoint(config, policy, reference, optimizer, iteration: int) -> Non
         "config": asdict(config),
         "changes": list(config.changes),
         "made_with": config.made_with,
+        "own_reward": name_of(config.own_reward) if config.own_reward else "",
     }
     write(Path(config.out_dir) / LATEST, content)
 

@@ -18,15 +18,16 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from data.files import find
+from data.dataset import files_of
+from data.files import shipped_path
 from data.masking import MASKINGS, parse_masking
 from data.user_mistake import Mistake
 from grpo.advantage import BASELINES, SCALES
 from grpo.distributed import is_first, n_processes
 from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
 from grpo.run.checkpoint import LATEST, training_state
-from grpo.run.origin import made_with
-from grpo.run.reward_setting import parse_reward
+from grpo.run.origin import differences, made_with
+from grpo.run.reward_setting import name_of, parse_reward
 from grpo.run.user_file import run_file
 
 LARGEST = 2**31 - 1
@@ -46,8 +47,8 @@ class Config:
     dataset: str = "sums"
     generator_checkpoint: str = "model/pretrained/sums.pt"  # the policy to start from
     judge_checkpoint: str = "model/pretrained/sums_judge.pt"  # the reward model; empty: none
-    # judge, valid_words, correct (sums), JUDGE.pt, FILE.py:FUNCTION, or a weighted sum of these:
-    # judge:1.0,my.py:f:0.5
+    # judge, chain, exact, correct (sums), valid (text), JUDGE.pt, FILE.py:FUNCTION, or a weighted
+    # sum of these: judge:1.0,my.py:f:0.5
     reward: str = "judge"
     reference_checkpoint: str = ""  # the policy to stay close to; empty: generator_checkpoint
     # static: the reference never changes. ema: it moves towards the policy a little in every step.
@@ -69,7 +70,8 @@ class Config:
     # Train on your own inputs, each at most block_size long: a JSON file that holds
     # {"prompts": ["th_ c_t", ...]}, with _ for a blank.
     prompts_file: str = ""
-    # What to hide. Sums: columns, digits. Anything else: random, word, short, or short:0.8,word:0.2
+    # What to hide. Sums: columns, digits. Anything else: random, word, short, words, shorts, or a
+    # mix of these such as short:0.8,word:0.2
     masking: str = "columns"
 
     # The draws.
@@ -91,13 +93,13 @@ class Config:
     kl_estimator: Literal[*KL_ESTIMATORS] = "exact"  # k1, k2, k3: estimates from draws
     entropy_coef: float = 0.0  # weight of the entropy bonus
     # Only the most uncertain blanks learn from rewards. This is their share of all blanks. With a
-    # latent these are first letters, because the entropy there includes that of z.
+    # latent these are first blanks, because the entropy there includes that of z.
     top_entropy_quantile: float = within(1.0, TINY, 1)
     loss_type: Literal[*LOSS_TYPES] = "grpo"  # how much each blank weighs
     # What a reward is compared with: mean (of its group), leave_one_out (of the others), none.
     baseline: Literal[*BASELINES] = "leave_one_out"
     # Advantages are divided by a standard deviation of rewards. group: that of their own group.
-    # batch: that of all blanks of the step. none: they are not divided.
+    # batch: that of all completions of the step. none: they are not divided.
     scale_rewards: Literal[*SCALES] = "none"
     objective: Literal[*OBJECTIVES] = "clip"  # what an update maximizes
     clip_eps: float = within(0.2, 0, 1)  # the ratio is clipped below at 1 - clip_eps
@@ -122,8 +124,8 @@ class Config:
     seed: int = within(1, 0)  # seed of the inputs and the draws
 
     # These aren't settings, but go with them:
-    changes = ()  # made by whoever resumed the run: [[step, {name: [old value, new value]}], ...]
-    made_with = {}  # the content of its files, and the machine (grpo/run/origin.py)
+    changes = ()  # made by whoever resumed the run: [[step, ["max_iters 100 -> 200", ...]], ...]
+    made_with = {}  # the content of its files and code, and the machine (grpo/run/origin.py)
     own_reward = None  # a function that Python code passed to `main`
 
 
@@ -202,10 +204,11 @@ def read_arguments(settings: type, arguments: Sequence[str], usage: str = "") ->
 
 def read_config_file(path: str, settings: type) -> dict[str, object]:
     """Return what a config file assigns: settings, and whatever else could be a misspelled one."""
+    known = {setting.name for setting in fields(settings)}
     given = {}
     for name, value in run_file(path, "config file").items():
-        looks_like_one = hasattr(settings, name) or isinstance(value, (int, float, str))
-        if looks_like_one and not name.startswith("_"):
+        is_code = callable(value) or inspect.ismodule(value)
+        if name in known or not (is_code or name.startswith("_")):
             given[name] = value
     if not given:
         raise Mistake(f"config file {path} assigns no setting; write for example group_size = 8")
@@ -225,20 +228,27 @@ def load_config(arguments: Sequence[str] = (), reward: Callable | None = None) -
         config = resume(config.out_dir, given, reward)
     if reward:
         config.own_reward = reward
-        if reward.__name__ not in parse_reward(config.reward):
-            config.reward = reward.__name__
+        if name_of(reward) not in parse_reward(config.reward):
+            config.reward = name_of(reward)
     check(config)
     return config
 
 
-def saved_settings(state: dict, given: dict, path: Path) -> Config:
+def saved_settings(state: dict, given: dict, path: Path, reward: Callable | None = None) -> Config:
     """Take the settings from the training state in the checkpoint `path`.
 
     A checkpoint may not choose a file that we execute. So if the run's reward names a FILE.py,
-    `given` has to name a reward, or this raises a Mistake.
+    `given` has to name a reward, or this raises a Mistake. The same goes for a reward that was
+    passed from Python.
     """
     saved = state["config"]
     config = Config(**read_settings(Config, saved, f"{path}: "))
+    own = state["own_reward"]
+    if own and "reward" not in given and not reward:
+        raise Mistake(
+            f"{path}: this run's reward, {own}, was passed from Python; pass it again with"
+            f" main(..., reward={own}), or name another with --reward"
+        )
     if ".py:" in config.reward and "reward" not in given:
         raise Mistake(
             f"{path}: this run's reward executes a file, so the command has to name it; if you"
@@ -257,7 +267,7 @@ def resume(out_dir: str, given: dict, reward: Callable | None) -> Config:
     state = training_state(path)
     step = state["iteration"]
     # The checkpoint may be a copy, so what counts is the folder we read from.
-    old = replace(saved_settings(state, given, path), init_from="resume", out_dir=out_dir)
+    old = replace(saved_settings(state, given, path, reward), init_from="resume", out_dir=out_dir)
     new = replace(old, **given)
     new.own_reward = reward
     if step > new.max_iters:
@@ -265,20 +275,16 @@ def resume(out_dir: str, given: dict, reward: Callable | None) -> Config:
             f"resume: {out_dir} is at step {step} already, and max_iters={new.max_iters}; set a"
             " larger max_iters"
         )
-    changes = {name: [getattr(old, name), value] for name, value in asdict(new).items()}
-    now = made_with(new)
-    before = state.get("made_with", now)  # an older version didn't note it
-    changes |= {name: [before.get(name), now.get(name)] for name in {**before, **now}}
-    changes = {name: [a, b] for name, (a, b) in changes.items() if a != b}
-    line = ", ".join(f"{name} {a} -> {b}" for name, (a, b) in changes.items()) or "its own settings"
-    if "generator_checkpoint" in changes:
+    pairs = {name: (getattr(old, name), value) for name, value in asdict(new).items()}
+    changed = {name: f"{name} {a} -> {b}" for name, (a, b) in pairs.items() if a != b}
+    others = differences(state["made_with"], made_with(new))
+    line = ", ".join([*changed.values(), *others]) or "its own settings"
+    if "generator_checkpoint" in changed:
         line += "; so what the table calls *before* is another model now"
     if is_first():
         print(f"{out_dir} resumes at step {step} with {line}")
-    changes = {name: change for name, change in changes.items() if name not in NAMES}
-    new.changes = state.get("changes", [])
-    if changes:
-        new.changes.append([step, changes])
+    noted = [text for name, text in changed.items() if name not in NAMES] + others
+    new.changes = state["changes"] + ([[step, noted]] if noted else [])
     return new
 
 
@@ -289,8 +295,11 @@ def check(config: Config) -> None:
     names = "generator_checkpoint", "judge_checkpoint", "reference_checkpoint", "prompts_file"
     files = {getattr(config, name): name for name in names}
     files |= {part: "reward" for part in parse_reward(config.reward) if "." in part}
+    files[str(files_of(config.dataset)[0].parent)] = "dataset"
     for file, name in files.items():
-        inside = file and find(file).resolve().is_relative_to(Path(config.out_dir).resolve())
+        inside = file and shipped_path(file).resolve().is_relative_to(
+            Path(config.out_dir).resolve()
+        )
         if inside and config.init_from != "resume":
             raise Mistake(
                 f"{name}={file} is in out_dir, which a new run moves aside; name another out_dir"

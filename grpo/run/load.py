@@ -3,21 +3,23 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from data.dataset import Dataset, make_if_missing, read_prompts, read_splits
-from data.rules import RULES, Rule, pick_rule
+from data.rules import TAKEN, Rule
 from data.user_mistake import Mistake
 from data.vocabulary import decode
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first, wait_for_all
 from grpo.policy import Policy
-from grpo.reward import Rewards, log_odds, rule_reward
-from grpo.run.checkpoint import load_model, read
+from grpo.reward import Rewards, chain, exact, judge_scores, rule_reward
+from grpo.run.checkpoint import LATEST, load_model, load_weights, read, training_state
+from grpo.run.config import Config, saved_settings
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
-from grpo.run.reward_setting import parse_reward
+from grpo.run.reward_setting import name_of, parse_reward
 from grpo.run.user_file import load_function, user_reward
 from model.transformer import Generator, Judge
 
@@ -30,13 +32,20 @@ SAMPLES = 16  # how many completions of each held-out input we draw
 class HeldOut:
     """Inputs that no run trains on, and the rule by which we measure completions."""
 
-    batch: Batch  # N inputs, with the random numbers for 16 completions of each
+    batch: Batch  # N inputs, with the uniforms for 16 completions of each
     rule: Rule | None  # says which completions are good (data/rules.py)
 
+    @property
+    def rule_name(self) -> str:
+        return self.rule.name if self.rule else ""
+
     @cached_property
-    def answers(self) -> list[list[str]]:
-        """List all good completions of each input, if the rule can."""
-        return [self.rule.answers(masked) for masked in decode(self.batch.masked)]
+    def answers(self) -> list[list[str]] | None:
+        """List all good completions of each input, if the rule can do that for all of them."""
+        if self.rule is None:
+            return None
+        answers = [self.rule.answers(masked) for masked in decode(self.batch.masked)]
+        return None if None in answers else answers
 
 
 class Models(NamedTuple):
@@ -44,6 +53,25 @@ class Models(NamedTuple):
     reference: Policy  # the KL is measured from it
     base: Policy  # the policy before GRPO, to compare with
     judge: object  # maps texts to log-odds, or None
+
+
+def load_run(out_dir: str, given: dict[str, str]) -> tuple[Config, Models, Rewards, HeldOut]:
+    """Load what a finished run ended with. `given` replaces some of its settings."""
+    path = Path(out_dir) / LATEST
+    saved = saved_settings(training_state(path), given, path)
+    # the table needs no reference, and its file or device may be gone
+    config = replace(saved, reference_checkpoint="", reference_device="", **given)
+    return config, *load_generator(path, config)
+
+
+def load_generator(path: str | Path, config) -> tuple[Models, Rewards, HeldOut]:
+    """Load a generator as the policy of a run with these settings."""
+    device = pick_device(config.device)
+    models = load_models(config, device)
+    load_weights(models.policy.network, read(path)["weights"], path)
+    _, rule, held_out = load_data(config, device)
+    rewards = load_rewards(config, models.judge, models.base, rule, device)
+    return models, rewards, held_out
 
 
 def load_models(config, device: torch.device) -> Models:
@@ -123,43 +151,48 @@ def load_data(config, device: torch.device):
     """Load the inputs to train on, the rule that checks their completions, and a `HeldOut`."""
     train, val = load_splits(config)
     val.check_masking(config.masking)
-    rule = pick_rule(train)
     # The inputs are the same for every seed, so that runs can be compared. The draws aren't, so
     # that the spread of their figures includes the luck of the draw.
-    drawn = val.batch(config.eval_inputs, config.masking, (EVALUATION_SEED, 0))  # each (N,T)
-    batch = make_batch(*drawn, SAMPLES, (EVALUATION_SEED + config.seed, END))
-    held_out = HeldOut(batch.map(lambda x: x.to(device)), rule)
-    if config.prompts_file:
-        rule = pick_rule(train, cut=False)  # a prompt begins and ends with whole words
-    return train, rule, held_out
+    tokens, mask = val.batch(config.eval_inputs, config.masking, (EVALUATION_SEED, 0))  # each (N,T)
+    batch = make_batch(tokens, mask, SAMPLES, (EVALUATION_SEED + config.seed, END))
+    return train, train.rule, HeldOut(batch.map(lambda x: x.to(device)), train.rule)
 
 
-def load_rewards(config, judge: Callable | None, rule, device: torch.device) -> Rewards:
-    """Make the rewards that the setting `reward` names, with the run's own judge and rule.
+def load_rewards(
+    config, judge: Callable | None, base: Policy, rule: Rule | None, device: torch.device
+) -> Rewards:
+    """Make the rewards that the setting `reward` names, with the run's own judge, base and rule.
 
     Raises a Mistake for a judge or a rule that it names and the run doesn't have.
     """
     own = config.own_reward
     parts = {}
     for name, weight in parse_reward(config.reward).items():
-        if name == "judge":
-            if judge is None:
-                raise Mistake(f"reward={config.reward} needs a judge; name one as judge_checkpoint")
-            part = partial(log_odds, judge)
-        elif name.endswith(".pt"):
-            part = partial(log_odds, load_judge(name, config, device))
-        elif rule and name == rule.name:
-            part = partial(rule_reward, rule)
-        elif ":" in name or (own and name == own.__name__):
+        if ".py:" in name or (own and name == name_of(own)):
             path, _, name = name.rpartition(":")  # in the metrics, my.py:f is called f
-            if name in {"judge", *(each.name for each in RULES), *parts}:
+            if name in {*TAKEN, *parts}:
                 raise Mistake(
                     f"reward={config.reward}: the name {name} is taken; rename the function"
                 )
             function = load_function(path, name) if path else own
             part = partial(user_reward, name, function)
+        elif name == "judge":
+            if judge is None:
+                raise Mistake(f"reward={config.reward} needs a judge; name one as judge_checkpoint")
+            part = partial(judge_scores, judge)
+        elif name == "chain":
+            part = partial(chain, base)
+        elif name == "exact":
+            if config.prompts_file:
+                raise Mistake("reward=exact needs to know what was there, and prompts don't say it")
+            part = exact
+        elif name.endswith(".pt"):
+            part = partial(judge_scores, load_judge(name, config, device))
+        elif rule and name == rule.name:
+            part = partial(rule_reward, rule)
         else:
-            allowed = ["judge", "JUDGE.pt", "FILE.py:FUNCTION", *([rule.name] if rule else [])]
+            allowed = ["judge", "chain", "exact", "JUDGE.pt", "FILE.py:FUNCTION"]
+            allowed += [rule.name] if rule else []
             raise Mistake(
                 f"reward={name}: this dataset has no such rule; use {', '.join(allowed)}, or pass a"
                 " function to main from Python"

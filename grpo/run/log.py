@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import sys
 from dataclasses import asdict
 from datetime import datetime
@@ -12,12 +11,13 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from data.files import command, find
-from data.rules import RULES
+from data.files import command_line, shipped_path
 from data.user_mistake import Mistake
 from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.run.checkpoint import LATEST, training_state, write
 from grpo.run.config import Config
+from grpo.run.reward_setting import name_of
+from grpo.run.signals import StopSignals
 
 try:
     import fcntl
@@ -27,13 +27,6 @@ except ImportError:  # Windows has no fcntl, so nothing gets locked there
 # everything it shows fits into 80 columns
 BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 WANDB = {"silent": True, "init_timeout": 30}  # seconds
-# {name in the bar: metric}; the bar shows those that the run has
-SHOWN = {
-    "reward": "mean_reward",
-    **{rule.title: rule.name for rule in RULES},
-    "accepts": "accepts",
-    "kl": "mean_kl",
-}
 
 
 def say(text: str) -> None:
@@ -51,17 +44,22 @@ class Log:
     Only the first process writes and prints. Use it as `with Log(config, start) as log`.
     """
 
-    def __init__(self, config: Config, start: int, quiet: bool = False):
-        """Open the folder after `start` steps. Raises a Mistake if another run is using it."""
+    def __init__(self, config: Config, start: int, rule: str, quiet: bool = False):
+        """Open the folder after `start` steps. Raises a Mistake if another run is using it.
+
+        `rule` is the name of the dataset's rule, or empty.
+        """
         self.config = config
+        # {name in the bar: metric}; the bar shows those that the run has
+        self.shown = {"reward": "mean_reward", rule: rule, "accepts": "accepts", "kl": "mean_kl"}
         self.first = is_first()
         self.talks = self.first and not quiet
-        self.received = 0  # the signal that arrived
+        self.signals = StopSignals(second_one_ends=n_processes() == 1)
         self.dead_steps = 0  # in a row
         self.file = self.wandb = None
         if self.first:
-            self.file = claim(Path(config.out_dir), start)
-            noted = {"changes": config.changes, "made_with": config.made_with}
+            self.file = lock_folder(Path(config.out_dir), start)
+            noted = {"rule": rule, "changes": config.changes, "made_with": config.made_with}
             content = json.dumps(asdict(config) | noted, indent=1)
             write(Path(config.out_dir) / "config.json", content.encode())
             if config.wandb_project:
@@ -75,36 +73,18 @@ class Log:
         )
 
     def __enter__(self):
-        """From here on, Ctrl-C and SIGTERM only tell `stop_requested`.
-
-        A shell has a job in the background ignore Ctrl-C, and then it stays ignored.
-        """
-        stops = [
-            n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN
-        ]
-        self.handlers = {number: signal.signal(number, self.receive) for number in stops}
+        """From here on, Ctrl-C and SIGTERM only tell `stop_requested`."""
+        self.signals.__enter__()
         return self
-
-    def receive(self, number: int, _):
-        """Remember the signal. A second one ends the program at once.
-
-        Not under torchrun though, which may send the same signal twice.
-        """
-        self.received = number
-        if n_processes() == 1:
-            for each in self.handlers:
-                signal.signal(each, signal.SIG_DFL)
-            os.write(2, b"\nfinishing this step; press Ctrl-C again to stop now\n")
 
     def stop_requested(self) -> int:
         """Return the signal that arrived, or 0. All processes get the same answer."""
-        return largest_of_processes(self.received)
+        return largest_of_processes(self.signals.received)
 
     def end_training(self):
         """Close the bar, and let Ctrl-C and SIGTERM end the program as usual again."""
         self.bar.close()
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+        self.signals.__exit__()
 
     def say(self, text: str):
         if self.talks:
@@ -125,7 +105,7 @@ class Log:
             return
         self.file.write(json.dumps({"iteration": step, **metrics}) + "\n")
         self.file.flush()
-        shown = {name: f"{metrics[key]:.3f}" for name, key in SHOWN.items() if key in metrics}
+        shown = {name: f"{metrics[key]:.3f}" for name, key in self.shown.items() if key in metrics}
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update()
         if self.wandb:
@@ -144,8 +124,8 @@ class Log:
         self.say(
             f"{text}\n"
             f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:\n"
-            f"  {command('-m', 'grpo.tools.fill', masked, f'--run={out}')}\n"
-            f"  {command('-m', 'grpo.tools.replay', out)}    # watch it learn"
+            f"  {command_line('-m', 'grpo.tools.fill', masked, f'--run={out}')}\n"
+            f"  {command_line('-m', 'grpo.tools.replay', out)}    # watch it learn"
         )
 
     def __exit__(self, kind, error, _):
@@ -170,14 +150,14 @@ def how_to_resume(config: Config) -> str:
     if not (Path(out) / LATEST).exists():
         return f"0 of {config.max_iters} steps are saved"
     state = training_state(Path(out) / LATEST)
-    words = [str(find("train_grpo.py")), "--init_from=resume", f"--out_dir={out}"]
+    words = [str(shipped_path("train_grpo.py")), "--init_from=resume", f"--out_dir={out}"]
     saved = f"{state['iteration']} of {config.max_iters} steps are saved"
     if config.own_reward:
-        name = config.own_reward.__name__
+        name = name_of(config.own_reward)
         return f"{saved}; to resume, from Python: main({words[1:]}, reward={name})"
     if ".py:" in config.reward:  # a FILE.py runs only if the command names it
         words.append(f"--reward={config.reward}")
-    return f"{saved}; to resume: {command(*words)}"
+    return f"{saved}; to resume: {command_line(*words)}"
 
 
 def start_wandb(config: Config):
@@ -217,7 +197,7 @@ def cut_back(path: Path, start: int) -> None:
     os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
 
 
-def claim(folder: Path, start: int) -> TextIO:
+def lock_folder(folder: Path, start: int) -> TextIO:
     """Open metrics.jsonl in a run's folder for appending, and lock it to keep other runs out.
 
     A new run moves a folder that holds an old run aside. A resumed run keeps the lines of its first
@@ -244,7 +224,7 @@ def claim(folder: Path, start: int) -> TextIO:
         name = f"old-{folder.name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
         aside = folder.rename(folder.with_name(name))
         say(f"{folder} held a run, which is in {aside} now")
-        return claim(folder, start)
+        return lock_folder(folder, start)
     cut_back(path, start)
     for name in ("evaluation.json", "completions.jsonl", "replay.html"):  # of a shorter run
         (folder / name).unlink(missing_ok=True)

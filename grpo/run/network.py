@@ -47,7 +47,7 @@ def make_policy(network: Generator, config, device: torch.device) -> Policy:
 def make_judge(network: Judge, config, device: torch.device) -> Callable:
     """Put a judge on its device, and return it as a function: tokens (N,T) -> log-odds (N,T)."""
     place(network, config, device)
-    return autocast(config, device)(network)
+    return autocast(config, device)(network)  # torch.autocast is a decorator, too
 
 
 def place(network: torch.nn.Module, config, device: torch.device) -> None:

@@ -1,23 +1,26 @@
-"""Note what a run was made from: its files and code by content, and the machine.
+"""Say what made a result: its files and code by content, and the machine.
 
-config.json has it as `made_with`. Two runs with the same settings may still differ in this, and
-then they aren't averaged (grpo/run/runs.py).
+With the settings, that's all that a result depends on. config.json has it as `made_with`. Whatever
+reuses, averages, resumes or overwrites a result compares it first, with `differences`.
 """
 
-import contextlib
+import ast
+import functools
 import hashlib
 import inspect
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from data.files import PROJECT, find
+from data.dataset import files_of
+from data.files import PROJECT, shipped_path
 from grpo.distributed import n_processes
 from grpo.run.checkpoint import LATEST
 from grpo.run.network import pick_device, pick_dtype
 from grpo.run.reward_setting import parse_reward
 
-MODELS = ("generator_checkpoint", "reference_checkpoint", "judge_checkpoint")
 # what a run executes; tools and tests don't change what it computes
 CODE = """train_grpo.py grpo/*.py grpo/*.cu grpo/run/*.py grpo/evaluation/*.py model/transformer.py
 data/*.py data/sums/*.py"""
@@ -28,30 +31,109 @@ def hashed(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:8]
 
 
-def made_with(config) -> dict[str, str | int]:
-    """List what shapes a run besides its settings: -> {name: value}.
+@functools.cache
+def code_without_comments(content: bytes) -> bytes:
+    """Reduce a Python file to what it does: no comments, docstrings or empty lines."""
+    try:
+        tree = ast.parse(content)
+    except SyntaxError:
+        return content
+    for node in ast.walk(tree):
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.unparse(tree).encode()
 
-    The file that a setting names is hashed as `SETTING file`.
-    """
-    files = {name: [getattr(config, name)] for name in (*MODELS, "prompts_file")}
-    files["reward"] = [name.rpartition(":")[0] or name for name in parse_reward(config.reward)]
-    files["dataset"] = [Path("data", config.dataset, f"{part}.txt") for part in ("train", "val")]
-    found = {}
-    for name, paths in files.items():
-        paths = [find(path) for path in paths if path]  # a setting may be empty
-        paths = [path / LATEST if path.is_dir() else path for path in paths]
-        content = [path.read_bytes() for path in paths if path.is_file()]
-        if content:
-            found[f"{name} file"] = hashed(b"".join(content))
-    if config.own_reward:
-        with contextlib.suppress(OSError):  # no source, because it was typed into a console
-            found["reward file"] = hashed(inspect.getsource(config.own_reward).encode())
+
+def with_imports(path: Path) -> list[Path]:
+    """List a user's Python file, what it imports from its own folder, and what that imports."""
+    found, left = [], [path]
+    while left:
+        file = left.pop()
+        if file in found or not file.is_file():
+            continue
+        found.append(file)
+        try:
+            tree = ast.parse(file.read_bytes())
+        except SyntaxError:  # whoever runs it says so
+            continue
+        for node in ast.walk(tree):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
+            for name in names:
+                inside = path.parent.joinpath(*name.split("."))
+                left += [inside.with_suffix(".py"), inside / "__init__.py"]
+    return found
+
+
+def files_of_function(function: Callable) -> tuple[list[Path], dict[str, str]]:
+    """Find what a reward that Python code passed is made of: its files, and its own state."""
+    state = {}
+    if not inspect.isfunction(function):  # a partial, or an object
+        try:
+            state["the reward's state"] = hashed(pickle.dumps(function))
+        except Exception:  # it may hold anything
+            pass
+        function = getattr(function, "func", type(function))
+    try:
+        return with_imports(Path(inspect.getsourcefile(function))), state
+    except (OSError, TypeError):  # typed into a console, or not written in Python
+        return [], state
+
+
+def name_of_file(path: str | Path) -> str:
+    """Name a file of the project as seen from its folder, whichever folder we're in."""
+    inside = Path(path).is_relative_to(PROJECT)
+    return str(Path(path).relative_to(PROJECT) if inside else path)
+
+
+def made_with(config) -> dict:
+    """List what shapes a run besides its settings: {name: value}, with {path: hash} as `files`."""
+    paths = [config.generator_checkpoint, config.reference_checkpoint, config.judge_checkpoint]
+    paths += [config.prompts_file]
+    paths += files_of(config.dataset)
+    parts = parse_reward(config.reward)
+    paths += [part for part in parts if part.endswith(".pt")]
     code = sorted(path for pattern in CODE.split() for path in PROJECT.glob(pattern))
+    for part in parts:
+        if ".py:" in part:
+            code += with_imports(shipped_path(part.rpartition(":")[0]))
+    state = {}
+    if config.own_reward:
+        own, state = files_of_function(config.own_reward)
+        code += own
+    files = {}
+    for path in filter(None, paths):  # a setting may be empty
+        file = shipped_path(path)
+        file = file / LATEST if file.is_dir() else file
+        if file.is_file():
+            files[name_of_file(path)] = hashed(file.read_bytes())
+    for path in code:
+        content = path.read_bytes()
+        files[name_of_file(path)] = hashed(
+            code_without_comments(content) if path.suffix == ".py" else content
+        )
     device = pick_device(config.device)
-    return found | {
-        "code": hashed(b"".join(path.read_bytes() for path in code)),
+    return {
+        "files": files | state,
         "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": pick_dtype(config.dtype, device),
         "processes": n_processes(),
         "torch": str(torch.__version__),
     }
+
+
+def differences(before: dict, now: dict) -> list[str]:
+    """Say in words how two results of `made_with` differ: -> ["grpo/advantage.py changed", ...]."""
+    old, new = before.get("files", {}), now.get("files", {})
+    words = [f"{path} changed" for path in old if path in new and old[path] != new[path]]
+    words += [f"{path} is new" for path in new if path not in old]
+    words += [f"{path} is gone" for path in old if path not in new]
+    for name in {**before, **now}:
+        if name != "files" and before.get(name) != now.get(name):
+            words.append(f"{name} {before.get(name)} -> {now.get(name)}")
+    return words

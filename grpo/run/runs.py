@@ -9,41 +9,60 @@ from grpo.run.config import NAMES
 IGNORED = ("seed", *NAMES)  # runs of one group may differ in these
 
 
-def group_runs(results: dict[str, object]) -> dict[str, list[str]]:
-    """Group runs, given {folder: its result}, by settings and files: -> {label: folders}.
+def group_runs(results: dict[str, object]) -> dict[tuple[str, ...], list[str]]:
+    """Group runs, given {folder: its result}, by all that made them: -> {label: folders}.
 
-    A label names what the groups differ in. A setting that a run's version of the program didn't
-    have is None. Two runs with one seed count once if their results are equal. If they aren't, each
-    run of the group stands alone, with its folder's name.
+    A label lists what the groups differ in, and the folder of a run that's alone. Two runs with one
+    seed count once if their results are equal, and a line says so. If they aren't, each run of the
+    group stands alone.
     """
-    runs = {folder: read_json(folder, "config.json") for folder in results}
-    runs = {folder: run | run.pop("made_with", {}) for folder, run in runs.items()}
+    runs = {folder: flatten(read_json(folder, "config.json")) for folder in results}
     names = dict.fromkeys(name for run in runs.values() for name in run if name not in IGNORED)
-    differing = [n for n in names if len({str(run.get(n)) for run in runs.values()}) > 1]
-    groups = {}  # {label: [folder]}
+    versions = {
+        name: list(dict.fromkeys(str(run.get(name)) for run in runs.values())) for name in names
+    }
+    groups = {}  # {what differs: [folder]}
     for folder, run in runs.items():
-        group = groups.setdefault(make_label(run, differing), [])
-        with_its_seed = [results[each] for each in group if runs[each]["seed"] == run["seed"]]
-        if results[folder] not in with_its_seed:
+        label = describe(run, versions)
+        group = groups.setdefault(label, [])
+        twins = [each for each in group if runs[each]["seed"] == run["seed"]]
+        equal = [each for each in twins if results[each] == results[folder]]
+        if equal:
+            print(f"{folder} and {equal[0]} are the same run, so it counts once")
+        else:
             group.append(folder)
     separate = {}
     for label, group in groups.items():
-        if len({runs[folder]["seed"] for folder in group}) == len(group):
+        if len(group) > 1 and len({runs[folder]["seed"] for folder in group}) == len(group):
             separate[label] = group
         else:
-            separate |= {f"{label}, {folder}".removeprefix(", "): [folder] for folder in group}
+            separate |= {(*label, folder): [folder] for folder in group}
     return separate
 
 
-def make_label(run: dict, differing: list[str]) -> str:
-    """Name the settings of a run in which it differs. A file has its content's hash behind it."""
-    parts = {}
-    for name in differing:
-        setting = name.removesuffix(" file")
-        parts[setting] = f"{setting}={run.get(setting)}"
-        if f"{setting} file" in differing:
-            parts[setting] += f" ({run.get(f'{setting} file')})"
-    return ", ".join(parts.values())
+def flatten(config: dict) -> dict:
+    """Put settings, `made_with` and its files into one dict. A file's name ends in ` file`."""
+    made_with = config.pop("made_with", {})
+    files = {f"{path} file": content for path, content in made_with.pop("files", {}).items()}
+    return config | made_with | files
+
+
+def describe(run: dict, versions: dict[str, list[str]]) -> tuple[str, ...]:
+    """List what runs differ in, as this run has it. `versions` are the values of each name.
+
+    A setting that a run's version of the program didn't have is None. Of a file we say which of its
+    versions it is.
+    """
+    parts = []
+    for name, values in versions.items():
+        if len(values) == 1:
+            continue
+        path = name.removesuffix(" file")
+        if path == name:
+            parts.append(f"{name}={run.get(name)}")
+        elif name in run and "None" not in values:  # otherwise a setting says which files it has
+            parts.append(f"{path} (version {values.index(run[name]) + 1})")
+    return tuple(parts)
 
 
 def read_json(folder: str, name: str) -> dict:

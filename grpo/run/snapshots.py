@@ -1,11 +1,10 @@
 """Record how a few held-out inputs are filled over a run, for the page of grpo.tools.replay.
 
 snapshots.jsonl begins with the inputs and what the base model makes of them. Then it's one line per
-step: the completion of each input, and for each of its gaps the start, the end, and whether the
-rule calls it good.
+step: the completion of each input, and whether the rule calls it good.
 
-    {"iteration": -1, "texts": [...], "masked": [...], "completions": [...], "gaps": [...]}
-    {"iteration": 0, "completions": ["437+451=888", ...], "gaps": [[[0, 11, true]], ...]}
+    {"iteration": -1, "texts": [...], "masked": [...], "completions": [...], "good": [...]}
+    {"iteration": 0, "completions": ["437+451=888", ...], "good": [true, ...]}
 
 Shapes: N inputs, T characters.
 """
@@ -30,17 +29,17 @@ INPUTS = 8
 @torch.no_grad()
 @uncompiled()
 def take_snapshot(policy: Policy, batch: Batch, rule) -> dict[str, list]:
-    """Draw one completion of each input, and check its gaps, if there's a rule.
+    """Draw one completion of each input, and check it, if there's a rule.
 
     The random numbers are the batch's own, the same at every step. So if a completion changes from
     one step to the next, that's the policy and not the luck of the draw.
     """
     completions = decode(policy(batch).sample().completions[:, 0])  # from (N,T)
-    gaps = []
-    for text, mask, completion in zip(decode(batch.tokens), batch.mask.cpu().numpy(), completions):
-        spans = [(a, b) for a, b in rule.spans(text) if mask[a:b].any()] if rule else []
-        gaps.append([[a, b, rule.is_good(completion, a, b)] for a, b in spans])
-    return {"completions": completions, "gaps": gaps}
+    snapshot = {"completions": completions}
+    if rule:
+        pairs = zip(completions, decode(batch.masked))
+        snapshot["good"] = [rule.is_good(completion, masked) for completion, masked in pairs]
+    return snapshot
 
 
 def begin_snapshots(base: Policy, held_out: HeldOut, config: Config, start: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data.files import find
+from data.files import shipped_path
 from data.user_mistake import Mistake
 from data.vocabulary import decode
 from grpo.batch import Batch
@@ -18,21 +18,25 @@ from grpo.batch import Batch
 
 def run_file(path: str | Path, what: str) -> dict[str, object]:
     """Execute a user's Python file, and return its names. If it fails, this raises a Mistake."""
-    path = find(path)
+    path = shipped_path(path)
     if path.suffix != ".py" or not path.is_file():
         raise Mistake(
             f"{what} {path} doesn't exist, or isn't a .py file; name another file, or write a"
             " setting as --key=value"
         )
     sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
-    module = types.ModuleType(path.stem)
-    module.__file__ = str(path.resolve())
+    name, file = path.stem, str(path.resolve())
+    if getattr(sys.modules.get(name), "__file__", file) != file:
+        name = f"{name} of the user"  # random.py must not replace Python's own
+    module = sys.modules[name] = types.ModuleType(name)  # dataclasses and pickle look there
+    module.__file__ = file
     content = path.read_bytes()
     try:
         with contained():
             exec(compile(content, path, "exec"), vars(module))
         return vars(module)
     except (Exception, SystemExit) as error:  # any error in that file is the user's mistake
+        del sys.modules[name]
         name = type(error).__name__
         raise Mistake(f"{what} {path} does not run ({name}: {error}); fix it") from error
 
@@ -64,7 +68,8 @@ def call(name: str, function: Callable, completions: Tensor, batch: Batch) -> Te
         with contained():  # and it may write into what it gets
             values = function(completions.clone(), batch.map(torch.clone))
     except (Exception, SystemExit) as error:
-        raise Mistake(f"reward {name} failed: {type(error).__name__}: {error}") from error
+        line = f"reward {name} failed{culprit(function, completions, batch)}"
+        raise Mistake(f"{line}: {type(error).__name__}: {error}") from error
     try:
         return torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
     except (TypeError, ValueError, RuntimeError):
@@ -74,17 +79,29 @@ def call(name: str, function: Callable, completions: Tensor, batch: Batch) -> Te
         ) from None
 
 
+def culprit(function: Callable, completions: Tensor, batch: Batch) -> str:
+    """Find a completion for which a user's function fails all by itself, and name it."""
+    for b in range(len(completions)):
+        for each in completions[b].split(1):  # (1,T)
+            try:
+                with contained():
+                    function(each[None].clone(), batch[b : b + 1].map(torch.clone))
+            except (Exception, SystemExit):
+                return f" for the completion {decode(each)[0]!r}"
+    return ""
+
+
 def user_reward(name: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
-    """Call a user's function, which returns (B,G) or (B,G,T). If it fails, raise a Mistake."""
+    """Call a user's function, which returns (B,G). If it fails, raise a Mistake."""
     B, G, T = completions.shape
     values = call(name, function, completions, batch)
-    if values.shape not in ((B, G), (B, G, T)):
+    if values.shape != (B, G):
         raise Mistake(
             f"reward {name} returned the shape {tuple(values.shape)} for completions of the shape"
-            f" (B, G, T) = {(B, G, T)}; return (B, G) = {(B, G)}, or (B, G, T)"
+            f" (B, G, T) = {(B, G, T)}; return (B, G) = {(B, G)}, a number for each completion"
         )
-    bad = (~values.isfinite()).reshape(B * G, -1).any(dim=1)
+    bad = ~values.isfinite()  # (B,G)
     if bad.any():
-        worst = decode(completions.flatten(0, 1)[bad])[0]
+        worst = decode(completions[bad])[0]
         raise Mistake(f"reward {name} returned NaN or infinity for the completion {worst!r}")
     return values

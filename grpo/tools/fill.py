@@ -16,33 +16,32 @@ From Python:
         print(text, log_prob)
 
 Nothing is drawn here, so everybody sees the same list. The first column is the exact probability
-that the model writes this completion in one pass, without truncation or penalty. Sums are `correct`
-or `wrong`. If the run has a judge, it has `accepted` a completion when each hidden word scores
-above 0, and `rejected` the rest.
-
-All blanks between two spaces count as one word: h_l_ is one, and so is a sum.
+that the model writes this completion in one pass, without truncation or penalty. If there's a rule,
+a completion is `correct`, `valid`, or whatever the rule is called, or else `wrong`. If the run has
+a judge, it has `accepted` a completion with a score above 0, and `rejected` the rest.
 
 Shapes: T characters, V vocabulary, n completions.
 """
 
 import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from data.dataset import MADE, encode_prompt
-from data.files import find
-from data.per_word import mean_over_blanks, number_words
-from data.rules import SumRule
-from data.sums.rule import SUM, is_correct
+from data.dataset import encode_prompt
+from data.files import shipped_path
+from data.rules import Rule, SumRule
+from data.sums.rule import SUM
 from data.user_mistake import Mistake, exit_on_mistake
-from data.vocabulary import BLANK, MASK_ID, SPACE, decode, encode, highlight
+from data.vocabulary import BLANK, MASK_ID, decode, encode, highlight
 from grpo.batch import Batch, make_batch
-from grpo.reward import Rewards, accepts, log_odds
-from grpo.run.checkpoint import load_model, read
+from grpo.reward import Rewards, judge_scores
+from grpo.run.checkpoint import load_model, read, training_state
 from grpo.run.config import Config, Parser
-from grpo.run.load import load_rewards
+from grpo.run.load import load_rewards, load_splits
 from grpo.run.network import make_policy
+from grpo.run.origin import differences, made_with
 from model.transformer import Generator, Judge
 
 WIDTH = 256  # how many beginnings the search keeps
@@ -51,8 +50,7 @@ WIDTH = 256  # how many beginnings the search keeps
 def batch_of(masked: Tensor) -> Batch:
     """Make a batch of one input, masked (T,)."""
     tokens = masked[None]  # (1,T)
-    mask = tokens == MASK_ID  # (1,T)
-    return make_batch(tokens, mask, number_words(tokens == SPACE, mask), 1, (0,))
+    return make_batch(tokens, tokens == MASK_ID, 1, (0,))
 
 
 @torch.no_grad()
@@ -80,30 +78,66 @@ def fill(
     return list(zip(decode(found), log_prob.tolist()))[:k]
 
 
-def show(
-    model: Generator,
-    masked: Tensor,
-    judge: Judge | None,
-    rewards: Rewards | None,
-    k: int,
-    temperature: float,
-) -> None:
+def show(model: Generator, masked: Tensor, known: "Known", k: int) -> None:
     """Print k completions of masked (T,), each with what we know about it."""
     batch = batch_of(masked)
-    is_sum = SUM.fullmatch(decode(masked)[0].replace(BLANK, "1"))
+    (blanks,) = decode(masked)
     print("  probability")
-    for text, log_prob in fill(model, masked, k, temperature):
+    for text, log_prob in fill(model, masked, k, known.temperature):
         cells = [f"  {math.exp(log_prob):11.2g}"]
-        if is_sum:
-            cells.append("correct" if is_correct(text) else "wrong")
+        if known.rule:
+            cells.append(known.rule.name if known.rule.is_good(text, blanks) else "wrong")
         completions = encode(text)[None, None]  # (1,1,T)
-        if judge:
-            scores = log_odds(judge, completions, batch)  # (1,1,T)
-            cells.append("accepted" if accepts(scores, batch.words) == 1 else "rejected")
-        if rewards:
-            reward, _ = rewards(completions, batch)  # (1,1,T)
-            cells.append(f"{mean_over_blanks(reward, batch.mask).item():6.3f}")
+        if known.judge:
+            score = judge_scores(known.judge, completions, batch).item()
+            cells.append("accepted" if score > 0 else "rejected")
+        if known.rewards:
+            reward, _ = known.rewards(completions, batch)  # (1,1)
+            cells.append(f"{reward.item():6.3f}")
         print(*cells, highlight(text, batch.mask[0].tolist()), sep="  ")
+
+
+@dataclass
+class Known:
+    """What we know about a model besides its weights: by default nothing."""
+
+    models: dict[str, Generator]  # {title: what to show}
+    longest: int  # in characters
+    rule: Rule | None = None
+    judge: Judge | None = None
+    rewards: Rewards | None = None
+    temperature: float = 1.0
+
+
+def load(file: str, texts: list[str], reward: str | None) -> Known:
+    """Load a run, also the generator it began with and its judge, or just a generator's file."""
+    if not shipped_path(file).exists():
+        raise Mistake(f"there is no {file}; make a run, or name another with --run")
+    after = load_model(file, Generator)
+    known = Known({str(file): after}, after.trunk.config.block_size)
+    config = Config(generator_checkpoint=file, block_size=known.longest)
+    if "training" in read(file):
+        state = training_state(file)
+        config = Config(**state["config"])
+        changed = differences(state["made_with"], made_with(config))
+        base = config.generator_checkpoint
+        for path in base, config.judge_checkpoint:
+            if f"{path} changed" in changed:
+                print(f"{path} changed since this run")
+        known.models = {f"before  {base}": load_model(base, Generator), f"after   {file}": after}
+        known.rule = load_splits(config)[0].rule
+        if config.judge_checkpoint:
+            known.judge = load_model(config.judge_checkpoint, Judge)
+        known.temperature = config.temperature
+        known.longest = config.block_size  # the judge may not know longer texts
+    elif all(SUM.fullmatch(text.replace(BLANK, "1")) for text in texts):
+        known.rule = SumRule()
+    if reward:
+        asked = replace(config, reward=reward)
+        cpu = torch.device("cpu")
+        base = make_policy(next(iter(known.models.values())), config, cpu)
+        known.rewards = load_rewards(asked, known.judge, base, known.rule, cpu)
+    return known
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -114,34 +148,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--k", type=int, choices=range(1, 21), default=5, help="how many to show")
     with exit_on_mistake("fill"):
         args = parser.parse_args(arguments)
-        file = args.run
-        if not find(file).exists():
-            raise Mistake(f"there is no {file}; make a run, or name another with --run")
-        after = load_model(file, Generator)
-        models, judge, temperature = {str(file): after}, None, 1.0
-        longest = after.trunk.config.block_size
-        training = read(file).get("training")
-        if training:  # this is a run's checkpoint, so also show the generator it began with
-            config = training["config"]
-            base, judge_file = config["generator_checkpoint"], config["judge_checkpoint"]
-            models = {f"before  {base}": load_model(base, Generator), f"after   {file}": after}
-            judge = load_model(judge_file, Judge) if judge_file else None
-            temperature = config["temperature"]
-            longest = config["block_size"]  # the judge may not know longer texts
-        rewards = None
-        if args.reward:
-            asked = Config(block_size=longest, reward=args.reward, generator_checkpoint=file)
-            rewards = load_rewards(asked, judge, SumRule(), torch.device("cpu"))
+        known = load(args.run, args.text, args.reward)
         for text in args.text:
-            sums = training and config["dataset"] in MADE
-            if sums and not SUM.fullmatch(text.replace(BLANK, "1")):
+            if isinstance(known.rule, SumRule) and not SUM.fullmatch(text.replace(BLANK, "1")):
                 raise Mistake(
-                    f"text {text!r} isn't a sum, which is all that {file} learned to fill"
+                    f"text {text!r} isn't a sum, which is all that {args.run} learned to fill"
                 )
-            masked = encode_prompt(text, longest, "text", after.vocab_size)  # (T,)
-            for title, model in models.items():
+            for title, model in known.models.items():
+                masked = encode_prompt(text, known.longest, "text", model.vocab_size)  # (T,)
                 print(title)
-                show(model, masked, judge, rewards, args.k, temperature)
+                show(model, masked, known, args.k)
 
 
 if __name__ == "__main__":

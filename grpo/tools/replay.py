@@ -11,11 +11,10 @@ import json
 from pathlib import Path
 
 from data.files import write_whole
-from data.rules import RULES
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.run.config import Parser
 from grpo.run.log import read_lines
-from grpo.run.runs import group_runs
+from grpo.run.runs import group_runs, read_json
 from grpo.run.snapshots import FILE
 
 PAGE = Path(__file__).with_suffix(".html")
@@ -29,6 +28,7 @@ def read_run(folder: str) -> dict:
         raise Mistake(f"{metrics} is missing or empty; name the out_dir of a run that took a step")
     return {
         "name": folder,
+        "rule": read_json(folder, "config.json").get("rule", ""),
         "metrics": steps,
         "snapshots": read_lines(snapshots) if snapshots.exists() else [],
     }
@@ -46,8 +46,7 @@ def make_page(folders: list[str]) -> str:
         for folder in members:
             runs[folder]["group"] = number
     shown = [run for run in runs.values() if "group" in run]  # a seed counts once in its group
-    rules = {rule.name: rule.title for rule in RULES}
-    content = json.dumps({"runs": shown, "labels": list(groups), "rules": rules})
+    content = json.dumps({"runs": shown, "labels": [", ".join(label) for label in groups]})
     content = content.replace("<", "\\u003c")  # so that no text can close the <script>
     return PAGE.read_text(encoding="utf-8").replace("DATA", content, 1)
 

@@ -55,8 +55,7 @@ def train(arguments: list[str] = ()) -> list[dict[str, float]]:
     rows, metrics = [], {}
     for step in range(config.max_iters + 1):  # the last step is never looked at
         seed = (config.seed, step)
-        words = MASK.long()  # (1,T) the blanks aren't adjacent, but they're one word
-        batch = make_batch(FOUR[:, 0], MASK, words, config.group_size, seed)
+        batch = make_batch(FOUR[:, 0], MASK, config.group_size, seed)
         with torch.no_grad():
             exact = policy(batch).log_probs(Sample(FOUR), reference(batch))
         p = exact.logp[0].sum(dim=-1).exp()  # (4,)

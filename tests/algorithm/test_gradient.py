@@ -3,9 +3,9 @@
 A group is what one step draws for one input. The loss of each group is weighted by the group's
 probability. Temperature and truncation are on.
 
-Shapes: T = 2 blanks, which are one word, V = 3 characters, G = 2 completions, K = 2 values of the
-latent z. `leaves` are the logits that we differentiate by. A `Product` has letters (1,T,V). A
-`Latent` has a prior (1,1,K) and letters (1,T,K,V).
+Shapes: T = 2 blanks, V = 3 characters, G = 2 completions, K = 2 values of the latent z. `leaves`
+are the logits that we differentiate by. A `Product` has those of the characters (1,T,V). A `Latent`
+has a prior (1,K), and characters (1,T,K,V).
 """
 
 from functools import partial
@@ -19,13 +19,11 @@ from grpo.advantage import compute_advantages
 from grpo.latent import Latent
 from grpo.loss import grpo_loss, loss_weights
 from grpo.policy import Product, Sample
-from grpo.reward import Rewards
 from grpo.run.config import Config
 from grpo.truncation import Truncated
 
 V, T, G, K, TAU = 3, 2, 2, 2, 0.8
 MASK = torch.ones(1, T, dtype=torch.bool)
-BATCH = make_batch(torch.zeros(1, T), MASK, 0, G, (1,))
 
 
 def numbers(seed, *shape):
@@ -34,8 +32,8 @@ def numbers(seed, *shape):
 
 
 LOGITS = torch.tensor([[[0.3, -0.5, 1.1], [0.9, 0.2, -0.4]]], dtype=torch.float64)  # (1,T,V)
-NOW = {Product: [LOGITS], Latent: [numbers(1, 1, 1, K), numbers(2, 1, T, K, V)]}
-REFERENCE = {Product: [numbers(3, 1, T, V)], Latent: [numbers(4, 1, 1, K), numbers(5, 1, T, K, V)]}
+NOW = {Product: [LOGITS], Latent: [numbers(1, 1, K), numbers(2, 1, T, K, V)]}
+REFERENCE = {Product: [numbers(3, 1, T, V)], Latent: [numbers(4, 1, K), numbers(5, 1, T, K, V)]}
 TRUNCATED = torch.tensor([[[1, 0, 1], [1, 1, 1]], [[1, 1, 0], [0, 1, 1]]]).bool()[None]
 KEPT = {Latent: TRUNCATED, Product: TRUNCATED[:, 0]}  # the characters that a blank can get
 ALL = {policy: torch.ones_like(kept) for policy, kept in KEPT.items()}
@@ -52,16 +50,16 @@ def settings(**changes):
 def distribution(policy, leaves, batch, truncated=True, **options):
     """Make a policy whose logits are `leaves`, the same for every input of `batch`."""
     B = len(batch.mask)
-    logits = [x.expand(B, T, *x.shape[2:]) for x in leaves]
+    logits = [x.expand(B, *x.shape[1:]) for x in leaves]
     kind = Truncated if policy is Product and truncated else policy
     return kind(*logits, batch, Config(temperature=TAU, **options))
 
 
 def pairs(leaves, kept):
     """Compute P(z, y_0, y_1) by its definition: (K,V,V). A `Product` policy has K = 1."""
-    *prior, letters = leaves
-    pi = (prior[0][0, 0] / TAU).softmax(dim=0) if prior else torch.ones(1, dtype=torch.float64)
-    weights = (letters / TAU).exp() * kept
+    *prior, characters = leaves
+    pi = (prior[0][0] / TAU).softmax(dim=0) if prior else torch.ones(1, dtype=torch.float64)
+    weights = (characters / TAU).exp() * kept
     first, second = (weights / weights.sum(dim=-1, keepdim=True)).view(T, -1, V)  # (K,V) each
     return pi[:, None, None] * first[:, :, None] * second[:, None]
 
@@ -72,16 +70,16 @@ def chances(leaves, kept):
 
 
 def rewards_of(completions, reward=REWARD):
-    """Look up the reward of a completion, for all of its letters: (n,G,T) -> (n,G,T)."""
-    return reward[completions[..., 0], completions[..., 1]][..., None].expand(completions.shape)
+    """Look up the rewards of completions: (n,G,T) -> (n,G)."""
+    return reward[completions[..., 0], completions[..., 1]]
 
 
-def compared(completions, **changes):
-    return compute_advantages(rewards_of(completions), None, MASK, settings(**changes))
+def compared(completions, reward=REWARD, **changes):
+    return compute_advantages(rewards_of(completions, reward), settings(**changes))
 
 
 def without_rewards(completions):
-    return torch.zeros(completions.shape, dtype=torch.float64)
+    return rewards_of(completions, 0 * REWARD)
 
 
 def expected_gradient(policy, kept, config, advantages=compared, drawn_from=None):
@@ -106,7 +104,7 @@ def expected_gradient(policy, kept, config, advantages=compared, drawn_from=None
     now = distribution(policy, leaves, batch).log_probs(drawn, reference)
     old = now.map(torch.detach)
     weights = loss_weights(MASK, config) * of_group[:, None]  # (n,T)
-    loss, *_ = grpo_loss(now, old, advantages(y), batch.mask, weights, config)
+    loss, _ = grpo_loss(now, old, advantages(y), batch.mask, batch.mask, weights, config)
     return torch.autograd.grad(loss, leaves)
 
 
@@ -244,65 +242,15 @@ def test_expected_entropy_bonus(policy):
     assert_opposite(have, gradient_of(policy, entropy))
 
 
-def test_reward_of_each_blank_moves_that_blank():
-    """If each blank has its own reward, blank t follows the gradient of E[reward_t] on average."""
-    of_blanks = [REWARD, REWARD.T * 0.5]  # of blank 0, of blank 1
+@pytest.mark.parametrize("loss_type, factor", [("sum", 1.0), ("grpo", 1 / T)])
+def test_a_true_log_ratio_and_beta_1_ask_for_the_text(loss_type, factor):
+    """The expected loss is KL(q‖p) and a constant, if the judge scores completions by log p/q_ref.
 
-    def advantages(y):
-        rewards = [reward[y[..., 0], y[..., 1]] for reward in of_blanks]  # (n,G) each
-        return compute_advantages(torch.stack(rewards, dim=-1), None, MASK, settings())  # (n,G,T)
-
-    (have,) = expected_gradient(Product, KEPT[Product], settings(), advantages)
-    for t, reward in enumerate(of_blanks):
-        (want,) = gradient_of_expected_reward(Product, KEPT[Product], reward)
-        assert_opposite(have[:, t], want[:, t])
-
-
-@pytest.mark.parametrize("loss_type", ["sum", "grpo"])
-def test_a_true_log_ratio_and_beta_1_ask_for_the_text(loss_type):
-    """The policy q ends at the text's distribution p.
-
-    The input has a word of one letter and a word of three. p and q_ref are products over letters,
-    and a word's reward is log p/q_ref. The expected gradient is exact, because the group has every
-    completion once, weighted by its probability under q.
+    p is what stands in the text. Its blanks need not be independent.
     """
-    mask = torch.tensor([[True, False, True, True, True]])  # (1,5)
-    words = torch.cartesian_prod(*[torch.arange(V)] * 4)  # (81,4)
-    n = len(words)
-    completions = torch.zeros(1, n, 5, dtype=torch.long)  # (1,81,5)
-    completions[:, :, mask[0]] = words
-    batch = make_batch(torch.zeros(1, 5), mask, 0, n, (1,))
-    drawn = Sample(completions)
-    text, base = (Product(numbers(seed, 1, 5, V), batch, Config()) for seed in (7, 8))
-    one, three = (torch.tensor(x) for x in ([0], [2, 3, 4]))  # where the words stand
-
-    def log_ratio(policy, word):
-        """Compute the log-ratio of `policy` to `base` for one word of each completion: (81,)."""
-        difference = policy.log_likelihood(completions) - base.log_likelihood(
-            completions
-        )  # (1,81,5)
-        return difference[0][:, word].sum(dim=-1)
-
-    def score(*_):
-        """Give each letter its word's log p/q_ref, as a judge does: (1,81,5)."""
-        scores = torch.zeros(1, n, 5, dtype=torch.float64)
-        for word in (one, three):
-            scores[0][:, word] = log_ratio(text, word)[:, None]
-        return scores
-
-    reward, _ = Rewards({"judge": (score, 1.0)})(completions, batch)
-    options = {"loss_type": loss_type, "objective": "reinforce"}
-    config = settings(kl_beta=1.0, **options, group_size=n)
-    weights = loss_weights(mask, config)
-    logits = base.logits.clone().requires_grad_()
-    for _ in range(150):
-        q = Product(logits, batch, Config())
-        now = q.log_probs(drawn, base)
-        chance = q.log_likelihood(completions).detach().sum(dim=-1, keepdim=True).exp()  # (1,81,1)
-        loss, *_ = grpo_loss(now, now, n * chance * reward, mask, weights, config)
-        (slope,) = torch.autograd.grad(loss, logits)
-        logits.data -= 2 / weights[0, 0] * slope  # the same step for both loss_types
-    for word in (one, three):
-        x, y = log_ratio(text, word), log_ratio(q, word)
-        assert (x @ y / (x @ x)).item() == pytest.approx(1, abs=0.02), f"{len(word)} letters"
-        torch.testing.assert_close(y, x, rtol=0, atol=0.01)
+    p = REWARD.flatten().softmax(dim=0).view(V, V)
+    score = (p / chances(REFERENCE[Product], ALL[Product])).log()  # (V,V)
+    config = settings(kl_beta=1.0, loss_type=loss_type)
+    (have,) = expected_gradient(Product, ALL[Product], config, partial(compared, reward=score))
+    (want,) = gradient_of(Product, lambda leaves: divergence(chances(leaves, ALL[Product]), p))
+    torch.testing.assert_close(have, factor * want, rtol=0, atol=1e-10)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo.policy import Product, compute_logprobs
+from grpo.policy import ComputeLogProbs, Product
 from grpo.run.config import Config
 from model.transformer import IMPOSSIBLE
 
@@ -17,35 +17,22 @@ NAMES = ("logp", "ref_logp", "kl", "entropy", "gradient")
 MASK = torch.tensor([[True, False, True, True], [False, True, True, False]])  # (B,T)
 
 
-def make(seed=0):
+def make():
     """Return logits, ref_logits, completions and mask."""
-    g = torch.Generator().manual_seed(seed)
-    logits = torch.randn(B, T, V, generator=g, dtype=torch.float64) * 2
-    ref_logits = torch.randn(B, T, V, generator=g, dtype=torch.float64) * 2
+    g = torch.Generator().manual_seed(0)
+    logits, ref_logits = 2 * torch.randn(2, B, T, V, generator=g, dtype=torch.float64)
     completions = torch.randint(V, (B, G, T), generator=g)
     completions[1, :, 3] = -1  # padding
     return logits, ref_logits, completions, MASK
 
 
-def ban_last_character(logits, ref_logits, completions, mask):
-    """Make the last character as impossible as the blank, and never draw it."""
-    logits[..., -1] = IMPOSSIBLE
-    ref_logits[..., -1] = IMPOSSIBLE
-    completions[completions == V - 1] = 0
-    return logits, ref_logits, completions, mask
-
-
 def slow(logits, ref_logits, completions, mask, temperature):
     """Follow the definitions in grpo/policy.py blank by blank. Autograd differentiates them."""
-    logp = torch.zeros(B, G, T, dtype=logits.dtype)
-    ref_logp = torch.zeros(B, G, T, dtype=logits.dtype)
-    kl = torch.zeros(B, T, dtype=logits.dtype)
-    entropy = torch.zeros(B, T, dtype=logits.dtype)
+    logp, ref_logp = (torch.zeros(B, G, T, dtype=logits.dtype) for _ in range(2))
+    kl, entropy = (torch.zeros(B, T, dtype=logits.dtype) for _ in range(2))
     for b, t in mask.nonzero().tolist():
-        weights = (logits[b, t] / temperature).exp()
-        ref_weights = (ref_logits[b, t] / temperature).exp()
-        q = weights / weights.sum()
-        q_ref = ref_weights / ref_weights.sum()
+        weights = [(s[b, t] / temperature).exp() for s in (logits, ref_logits)]
+        q, q_ref = (w / w.sum() for w in weights)
         for j in range(G):
             logp[b, j, t] = q[completions[b, j, t]].log()
             ref_logp[b, j, t] = q_ref[completions[b, j, t]].log()
@@ -54,10 +41,10 @@ def slow(logits, ref_logits, completions, mask, temperature):
     return logp, ref_logp, kl, entropy
 
 
-def values_and_gradient(function, arguments, temperature):
+def values_and_gradient(function, logits, *given):
     """Return all outputs, and the gradient of a random weighted sum of all but ref_logp."""
-    logits = arguments[0].clone().requires_grad_()
-    values = function(logits, *arguments[1:], temperature)
+    logits = logits.clone().requires_grad_()
+    values = function(logits, *given)
     g = torch.Generator().manual_seed(1)
     loss = 0
     for i in (0, 2, 3):  # ref_logp has no gradient
@@ -68,32 +55,32 @@ def values_and_gradient(function, arguments, temperature):
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.5])
 def test_values_and_gradient_equal_the_definition(temperature):
-    have = values_and_gradient(compute_logprobs, make(), temperature)
-    want = values_and_gradient(slow, make(), temperature)
+    have = values_and_gradient(ComputeLogProbs.apply, *make(), temperature)
+    want = values_and_gradient(slow, *make(), temperature)
     torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-12)
     logits, _, completions, mask = make()
     q = Product(logits, SimpleNamespace(mask=mask), Config(temperature=temperature))
     torch.testing.assert_close(q.log_likelihood(completions), want["logp"])
 
 
-def test_banned_characters_and_rows_without_blanks():
-    logits, *rest = ban_last_character(*make())
-    logits.requires_grad_()
-    logp, ref_logp, kl, entropy = compute_logprobs(logits, *rest, 0.8)
-    (logp.sum() + kl.sum() + entropy.sum()).backward()
-    values = (logp.mT, ref_logp.mT, kl, entropy, logits.grad)
-    for name, x in zip(NAMES, values):
+def test_banned_characters_and_visible_text():
+    """The last character is as impossible as the blank, and never drawn."""
+    logits, ref_logits, completions, mask = make()
+    logits[..., -1] = ref_logits[..., -1] = IMPOSSIBLE
+    completions[completions == V - 1] = 0
+    given = logits, ref_logits, completions, mask, 0.8
+    found = values_and_gradient(ComputeLogProbs.apply, *given)
+    for name, x in found.items():
         assert x.isfinite().all(), name
-        assert not x[~MASK].any(), name
-    assert not logits.grad[..., V - 1].any()
+        assert not (x.mT if name.endswith("logp") else x)[~MASK].any(), name
+    assert not found["gradient"][..., V - 1].any()
 
 
 def test_half_precision_logits_are_summed_in_float32():
     logits, ref_logits, *rest = make()
-    logits = logits.bfloat16()
-    ref_logits = ref_logits.bfloat16()
-    want = compute_logprobs(logits.double(), ref_logits.double(), *rest, 1.0)
-    have = compute_logprobs(logits, ref_logits, *rest, 1.0)
+    logits, ref_logits = logits.bfloat16(), ref_logits.bfloat16()
+    want = ComputeLogProbs.apply(logits.double(), ref_logits.double(), *rest, 1.0)
+    have = ComputeLogProbs.apply(logits, ref_logits, *rest, 1.0)
     for name, a, b in zip(NAMES, have, want):
         assert a.dtype == torch.float32, name
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-6)

@@ -4,22 +4,23 @@ Shapes: B masked inputs, G completions of each input, T characters.
 """
 
 import math
+from collections import Counter
+from itertools import product
 
 import pytest
 import torch
 
-from data.per_word import number_words
-from grpo.loss import grpo_loss, loss_weights
+from grpo.loss import blanks_that_learn, grpo_loss, loss_weights
 from grpo.policy import LogProbs
 from grpo.run.config import Config
 
-B, G, T = 3, 4, 7
+B, G = 3, 4
 LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "sum"]
-OBJECTIVES = [{"objective": name} for name in ("clip", "reinforce", "cispo", "gspo")]
-EVERY_OBJECTIVE = pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda it: str(*it.values()))
+EVERY_OBJECTIVE = pytest.mark.parametrize("objective", ["clip", "reinforce", "cispo", "gspo"])
 MASK = torch.tensor(
     [[1, 1, 1, 0, 1, 1, 0], [0, 1, 0, 1, 0, 0, 0], [1, 0, 1, 1, 0, 1, 1]], dtype=torch.bool
 )  # (B,T) micro-batch 0 has 2 inputs and 7 blanks, micro-batch 1 has 1 input and 5 blanks
+LEARNS = MASK & torch.tensor([1, 1, 0, 1, 1, 0, 1]).bool()  # (B,T) four blanks don't
 
 
 def settings(**changes):
@@ -40,16 +41,13 @@ def make_scores(mask, leaf=False, seed=0):
     return LogProbs(*tensors)
 
 
-def make_advantages(words, each_word):
-    """Draw an advantage for each word, or for each completion: -> (B,G,T)."""
+def make_advantages():
     g = torch.Generator().manual_seed(2)
-    each = torch.randn(len(words), G, 1 + T, generator=g, dtype=torch.float64)  # of word 0, 1, ...
-    which = words if each_word else 0 * words
-    return each.gather(-1, which[:, None].expand(-1, G, -1))
+    return torch.randn(B, G, generator=g, dtype=torch.float64)
 
 
 def slow_objective(logp, old_logp, A, t, completion, config):
-    """Compute the objective of letter t: -> its value, and whether a bound acts on the letter.
+    """Compute the objective of character t: -> its value, and whether it's at a bound.
 
     The formulas are those of the papers. logp and old_logp are (T,). `completion` lists the
     positions of all blanks. What .item() returns is a constant for the gradient.
@@ -72,57 +70,58 @@ def slow_objective(logp, old_logp, A, t, completion, config):
 
 
 def slow_kl(d, exact, estimator):
-    """Compute the KL penalty of one letter from d = ref_logp − logp, or from the exact KL."""
+    """Compute the KL penalty of one character from d = ref_logp − logp, or from the exact KL."""
     return {"exact": exact, "k1": -d, "k2": d * d / 2, "k3": d.exp() - d - 1}[estimator]
 
 
-def slow_loss(now, old, advantages, words, config):
-    """Compute the loss of an update letter by letter, and count where a bound acts."""
-    loss, stopped = 0.0, 0
-    n, length = words.shape
-    lengths = [int((row > 0).sum()) for row in words]
-    micro_batches = [
-        sum(lengths[i : i + config.batch_size]) for i in range(0, n, config.batch_size)
-    ]
-    for b in range(n):
-        of_micro_batch = micro_batches[b // config.batch_size]
+def slow_figures(now, old, advantages, learns, mask, config):
+    """Compute the figures of an update character by character."""
+    pg_loss = kl_penalty = bonus = clip_ratio = 0.0
+    n, T = mask.shape
+    lengths = mask.sum(dim=1).tolist()
+    size = config.batch_size
+    micro_batches = [sum(lengths[i : i + size]) for i in range(0, n, size)]
+    for b, g, t in product(range(n), range(G), range(T)):
+        if not mask[b, t]:
+            continue
         weight = {
             "grpo": 1 / (n * G * lengths[b]),
             "dapo": 1 / (G * sum(lengths)),
-            "bnpo": 1 / (len(micro_batches) * G * of_micro_batch),
-            "dr_grpo": 1 / (n * G * length),
+            "bnpo": 1 / (len(micro_batches) * G * micro_batches[b // size]),
+            "dr_grpo": 1 / (n * G * T),
             "sum": 1 / (n * G),
         }[config.loss_type]
-        blanks = [t for t in range(length) if words[b, t]]
-        for g in range(G):
-            for t in blanks:
-                A = advantages[b, g, t].item()
-                value, stops = slow_objective(now.logp[b, g], old.logp[b, g], A, t, blanks, config)
-                d = now.ref_logp[b, g, t].detach() - now.logp[b, g, t]
-                kl = slow_kl(d, now.kl[b, t], config.kl_estimator)
-                terms = -value + config.kl_beta * kl - config.entropy_coef * now.entropy[b, t]
-                loss = loss + weight * terms
-                stopped += stops
-    return loss, stopped
+        d = now.ref_logp[b, g, t].detach() - now.logp[b, g, t]
+        kl = slow_kl(d, now.kl[b, t], config.kl_estimator)
+        kl_penalty = kl_penalty + weight * config.kl_beta * kl
+        bonus = bonus + weight * config.entropy_coef * now.entropy[b, t]
+        if learns[b, t]:
+            blanks = mask[b].nonzero().flatten().tolist()
+            scores = now.logp[b, g], old.logp[b, g], advantages[b, g].item()
+            objective, at_bound = slow_objective(*scores, t, blanks, config)
+            pg_loss = pg_loss - weight * objective
+            clip_ratio += at_bound / G
+    parts = {"pg_loss": pg_loss, "kl_penalty": kl_penalty, "clip_ratio": clip_ratio}
+    return {"loss": pg_loss + kl_penalty - bonus} | parts
 
 
-def assert_equals_the_loops(now, old, advantages, words, config):
-    """Compare the loss, gradients and `clipped` of an update in micro-batches with `slow_loss`."""
-    mask = words > 0
+def assert_equals_the_loops(now, old, advantages, learns, mask, config):
+    """Compare the figures and gradients of an update in micro-batches with `slow_figures`."""
     weights = loss_weights(mask, config)
-    have, clipped = 0.0, 0
+    have = Counter()
     for part in torch.arange(len(mask)).split(config.batch_size):
-        inputs = (now[part], old[part], advantages[part], mask[part], weights[part])
-        loss, losses, bounded = grpo_loss(*inputs, config)
-        have, clipped = have + loss, clipped + bounded.sum()
-        assert losses["loss"] == loss
-    want, stopped = slow_loss(now, old, advantages, words, config)
-    assert have.item() == pytest.approx(want.item(), rel=1e-6, abs=1e-7)
-    assert clipped == stopped
+        inputs = (now, old, advantages, learns, mask, weights)
+        loss, figures = grpo_loss(*(x[part] for x in inputs), config)
+        assert figures["loss"] == loss
+        have.update(figures)
+    want = slow_figures(now, old, advantages, learns, mask, config)
+    for name, x in want.items():
+        value = torch.as_tensor(x).item()
+        assert have[name].item() == pytest.approx(value, rel=1e-6, abs=1e-7), name
     leaves = {"logp": now.logp, "kl": now.kl, "entropy": now.entropy}
     found, wanted = (
         torch.autograd.grad(loss, leaves.values(), allow_unused=True, materialize_grads=True)
-        for loss in (have, want)
+        for loss in (have["loss"], want["loss"])
     )
     for name, a, b in zip(leaves, found, wanted):
         assert (a - b).abs().max() <= 1e-6 * b.abs().max(), f"the gradient of {name}"
@@ -130,13 +129,11 @@ def assert_equals_the_loops(now, old, advantages, words, config):
 
 @EVERY_OBJECTIVE
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("each_word", [True, False])
-def test_loss_and_gradient_equal_the_loops(objective, loss_type, each_word):
+def test_figures_and_gradient_equal_the_loops(objective, loss_type):
     """Ratios differ from 1, and advantages have both signs. The second micro-batch is smaller."""
-    config = settings(loss_type=loss_type, **objective)
+    config = settings(loss_type=loss_type, objective=objective)
     now, old = make_scores(MASK, leaf=True), make_scores(MASK, seed=1)
-    words = number_words(~MASK, MASK)
-    assert_equals_the_loops(now, old, make_advantages(words, each_word), words, config)
+    assert_equals_the_loops(now, old, make_advantages(), LEARNS, MASK, config)
 
 
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
@@ -144,36 +141,45 @@ def test_loss_and_gradient_equal_the_loops(objective, loss_type, each_word):
 def test_each_kl_estimator_equals_the_loops(estimator, loss_type):
     config = settings(kl_estimator=estimator, loss_type=loss_type)
     now, old = make_scores(MASK, leaf=True, seed=3), make_scores(MASK, seed=4)
-    words = number_words(~MASK, MASK)
-    assert_equals_the_loops(now, old, make_advantages(words, "word"), words, config)
+    assert_equals_the_loops(now, old, make_advantages(), LEARNS, MASK, config)
 
 
 @EVERY_OBJECTIVE
 @pytest.mark.parametrize("A", [0.5, -0.5])
 def test_a_bound_acts_from_its_edge_on(objective, A):
-    """Each ratio lies a little inside or outside of one of the bounds. Words have one letter."""
-    config = settings(**objective)
-    p = 0.3  # the probability of each letter when it was drawn
-    edges = (0.9, 1.3, math.exp(-0.1), math.exp(0.3), 2.0, (p + 0.3) / p, (p - 0.1) / p)
-    ratios = [edge * side for edge in edges for side in (1 - 1e-6, 1 + 1e-6)]
-    rho = torch.tensor(ratios, dtype=torch.float64)[:, None, None].expand(-1, G, -1)  # (n,G,1)
-    logp, other = (p * rho).log(), 0 * rho[:, 0]
-    now = LogProbs(*[x.clone().requires_grad_() for x in (logp, logp, other, other)])
-    old = LogProbs(*[math.log(p) + 0 * x for x in (logp, logp, other, other)])
-    words = torch.ones(len(rho), 1, dtype=torch.long)
-    assert_equals_the_loops(now, old, torch.full_like(rho, A), words, config)
+    """Each ratio lies a little inside or outside of one of the bounds. Inputs have one blank."""
+    rho = [edge * side for edge in (0.9, 1.3) for side in (1 - 1e-6, 1 + 1e-6)]
+    logp = torch.tensor(rho, dtype=torch.float64).log().view(-1, 1, 1).expand(-1, G, 1)  # (n,G,1)
+    zero, mask = torch.zeros(len(rho), 1, dtype=torch.float64), torch.ones(len(rho), 1).bool()
+    now = LogProbs(*[x.clone().requires_grad_() for x in (logp, logp, zero, zero)])
+    old = LogProbs(0 * logp, 0 * logp, zero, zero)
+    config = settings(objective=objective)
+    assert_equals_the_loops(now, old, A + 0 * logp[..., 0], mask, mask, config)
 
 
 @EVERY_OBJECTIVE
 def test_the_first_update_of_every_objective_has_the_gradient_of_reinforce(objective):
-    """At the first update each ratio ρ is 1. The gradient by a letter's logp is −A · weight / G.
+    """At the first update each ratio ρ is 1. The gradient by a character's logp is −A · weight / G.
 
     A library shipped an objective that had no gradient at all.
     """
-    config = settings(kl_beta=0, entropy_coef=0, loss_type="dapo", **objective)
-    now, words = make_scores(MASK, leaf=True), number_words(~MASK, MASK)
-    A = make_advantages(words, "word") * MASK[:, None]
-    weights = MASK / MASK.sum()
-    loss, *_ = grpo_loss(now, now.map(torch.detach), A, MASK, weights, config)
+    config = settings(kl_beta=0, entropy_coef=0, objective=objective)
+    now, A, weights = make_scores(MASK, leaf=True), make_advantages(), MASK / MASK.sum()
+    loss, _ = grpo_loss(now, now.map(torch.detach), A, MASK, MASK, weights, config)
     (slope,) = torch.autograd.grad(loss, now.logp)
-    torch.testing.assert_close(slope, -A * weights[:, None] / G)
+    torch.testing.assert_close(slope, -A[..., None] * weights[:, None] / G)
+
+
+@pytest.mark.parametrize(
+    "share, learns",
+    [
+        (0.4, [[0, 1, 1, 0], [1, 0, 0, 0]]),  # two of five blanks, and one more by a tie
+        (0.2, [[0, 1, 0, 0], [0, 0, 0, 0]]),
+        (1.0, [[1, 1, 1, 0], [1, 1, 0, 0]]),
+    ],
+)
+def test_only_the_most_uncertain_blanks_learn(share, learns):
+    """Only blanks count. The entropy of a visible character is ignored, however large it is."""
+    entropy = torch.tensor([[0.1, 0.9, 0.5, 9.0], [0.5, 0.2, 9.0, 9.0]])  # (B,T)
+    config = Config(top_entropy_quantile=share)
+    assert blanks_that_learn(entropy, entropy < 9, config).int().tolist() == learns

@@ -1,4 +1,4 @@
-"""Check that grpo/one_file.py trains just as config/rule.py does.
+"""Check that grpo/one_file.py trains just as config/grpo_config.py does.
 
 The two share the network and no other code, as test_imports.py checks. So each is an oracle for the
 other.
@@ -19,6 +19,7 @@ from data.sums.rule import is_correct
 from grpo import one_file
 from grpo.batch import draw_batch
 from grpo.run.config import Config
+from model.transformer import Generator, Judge
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "grpo" / "one_file.py"
@@ -29,15 +30,15 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sums")
-    prepare(folder, 3, "report")
+    prepare(folder, 3)
     return folder
 
 
 def real_run(dataset, out, settings):
-    """Train as config/rule.py says: -> the losses of the steps, and the weights."""
+    """Train as config/grpo_config.py says: -> the losses of the steps, and the weights."""
     files = {"dataset": dataset, "out_dir": out}
     plain = {"device": "cpu", "dtype": "float32", "max_iters": STEPS, "eval_inputs": 1}
-    train_grpo.main(["config/rule.py", *command_line(files | plain | settings)])
+    train_grpo.main(["config/grpo_config.py", *command_line(files | plain | settings)])
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     weights = torch.load(out / "checkpoint.pt", weights_only=True)["weights"]
     return [json.loads(line)["loss"] for line in lines], weights
@@ -65,7 +66,8 @@ def test_its_losses_and_weights_are_those_of_train_grpo(changed, dataset, tmp_pa
         settings |= {"warmup_iters": one_file.WARMUP, "kl_beta": one_file.BETA}
     expected, there = real_run(dataset, tmp_path / "out", settings)
 
-    generator, reference = one_file.load(), one_file.load()
+    generator, reference = (one_file.load(Generator, "model/pretrained/sums.pt") for _ in range(2))
+    judge = one_file.load(Judge, "model/pretrained/sums_judge.pt")
     sums, held_out = one_file.make_sums()
     assert sums == (dataset / "train.txt").read_text(encoding="utf-8").split()
     assert held_out == (dataset / "val.txt").read_text(encoding="utf-8").split()
@@ -76,7 +78,7 @@ def test_its_losses_and_weights_are_those_of_train_grpo(changed, dataset, tmp_pa
         return batch.masked, batch.uniforms
 
     monkeypatch.setattr(one_file, "draw_batch", draw_the_same)
-    losses = list(islice(one_file.train(generator, reference, sums), STEPS))
+    losses = list(islice(one_file.train(generator, reference, judge, sums), STEPS))
 
     assert losses == pytest.approx(expected, abs=1e-5)
     start, here = flatten(reference.state_dict()), flatten(generator.state_dict())
@@ -95,7 +97,7 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
     source = FILE.read_text(encoding="utf-8")
     smaller = {
         "B, G, T = 128, 16,": "B, G, T = 2, 2,",
-        "= 140, 5": "= 20, 1",
+        "= 200, 5": "= 20, 1",
         "held_out, 256,": "held_out, 8,",
     }
     for old, new in smaller.items():

@@ -1,22 +1,24 @@
 """Check rewards. Shapes: B masked inputs, T characters, G completions of each."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import BLANK, encode, make_batch
 
-from data.rules import WordRule
-from grpo.reward import (
-    Rewards,
-    judge_logits,
-    log_odds,
-    rule_reward,
-)
+from data.rules import SumRule, WordRule
+from data.user_mistake import Mistake
+from data.vocabulary import PAD
+from grpo.policy import Product
+from grpo.reward import Rewards, chain, exact, judge_logits, judge_scores, rule_reward
+from grpo.run.config import Config
 from grpo.run.reward_setting import parse_reward
 from grpo.run.user_file import user_reward
 
-PAD = -1
+MASK = torch.tensor([[True, True, False, True], [False, True, False, False]])  # (B,T)
+BATCH = make_batch(torch.zeros_like(MASK).long(), MASK, BLANK, 3, (0,))
 
 
 def some_judge(tokens):
@@ -25,24 +27,6 @@ def some_judge(tokens):
 
 def some_completions(*shape):
     return torch.randint(5, shape, generator=torch.Generator().manual_seed(0))
-
-
-def batch_of(mask):
-    """Make a batch with these blanks: mask (B,T)."""
-    return make_batch(torch.zeros_like(mask, dtype=torch.long), mask, BLANK, 3, (0,))
-
-
-def validity(lexicon, masked, *texts):
-    """Ask a `WordRule` about B·G texts: masked (B,T) -> (B,G) as lists."""
-    tokens = torch.stack([pad(encode(text)[0], masked.shape[1]) for text in texts])
-    completions = tokens.view(len(masked), -1, masked.shape[1])  # (B,G,T)
-    original = torch.where(masked == BLANK, 1, masked)  # (B,T)
-    batch = make_batch(original, masked == BLANK, BLANK, 1, (0,))
-    return rule_reward(WordRule(" ".join(lexicon)), completions, batch).tolist()
-
-
-def pad(tokens, T):
-    return torch.cat([tokens, torch.full((T - len(tokens),), PAD)])
 
 
 @pytest.mark.parametrize("T", [1, 3, 4])  # the shorter, the more completions are equal
@@ -60,59 +44,70 @@ def test_logits_are_the_judges_whatever_the_batching(T):
     assert sizes == [32] * math.ceil(different / 32)
 
 
-def test_valid_words_by_hand():
-    completions = "a cat on so", "a cxt on so", "a cxt xx so", "a c t on so"
-    have = validity({"cat", "on", "a", "so"}, encode("a c_t __ so"), *completions)
-    assert have == [[1.0, 0.5, 0.0, 0.5]]
+def test_the_judges_score_is_its_mean_logit_over_the_blanks_within_8():
+    """Only the mean is bounded: the third completion's logits are 28, -9 and -1."""
+    completions = torch.tensor(
+        [
+            [[5, 2, 9, 5], [2, 0, 9, 1], [30, -7, 9, 1]],
+            [[9, 3, 9, 9], [9, 22, 9, 9], [9, -30, 9, 9]],
+        ]
+    )
+    have = judge_scores(some_judge, completions, BATCH)
+    assert have.tolist() == [[2, -1, 6], [1, 8, -8]]
+    nothing = make_batch(BATCH.tokens, MASK & False, BLANK, 3, (0,))
+    assert not judge_scores(some_judge, completions, nothing).any(), "inputs without blanks"
 
 
-def test_the_end_of_a_prompt_ends_its_last_word():
-    masked = pad(encode("a c_t")[0], 7)[None]
-    assert validity({"cat"}, masked, "a cat", "a cut") == [[1.0, 0.0]]
+@pytest.mark.parametrize(
+    "rule, masked, completions, want",
+    [
+        (WordRule("a cat on so"), "a c_t __ so", "a cat on so|a cxt on so|a c t on so", [1, 0, 0]),
+        (WordRule("a cat"), "a c_t", "a cat|a cut", [1, 0]),  # a prompt ends its last word
+        (SumRule(), "4_+4_=88", "41+47=88|42+47=88", [1, 0]),
+    ],
+)
+def test_a_rule_pays_1_for_a_good_completion(rule, masked, completions, want):
+    """Padding is no part of a text."""
+    masked, filled = (
+        F.pad(encode(*x.split("|")), (0, 3), value=PAD) for x in (masked, completions)
+    )
+    batch = make_batch(masked, masked == BLANK, BLANK, len(want), (0,))
+    assert rule_reward(rule, filled[None], batch).tolist() == [want]
 
 
-MASK = torch.tensor([[True, True, False, True], [False, True, False, True]])
+def test_exact_pays_1_for_what_was_there():
+    completions = BATCH.tokens[:, None].repeat(1, 3, 1)  # (B,G,T)
+    completions[0, 1, 3] = completions[1, 2, 1] = 7
+    assert exact(completions, BATCH).tolist() == [[1, 0, 1], [1, 1, 0]]
 
 
-def test_the_judge_scores_a_word_by_its_mean_logit_which_is_bounded():
-    """In the first completion, one word has the logits 5 and -1, and the other word has 20."""
-    completions = torch.tensor([[[7, 1, 0, 22], [1, 1, 9, 0]]])  # some_judge subtracts 2
-    batch = batch_of(MASK[:1])
-    have = log_odds(some_judge, completions, batch)[..., MASK[0]]
-    assert have.tolist() == [[[2, 2, 8], [-1, -1, -2]]]
-    assert log_odds(some_judge, -completions, batch).min() == -8
-    clash = torch.tensor([[[14, 0]]])  # the logits are 12 and -2, and only their mean is bounded
-    assert log_odds(some_judge, clash, batch_of(MASK[:1, :2])).tolist() == [[[5, 5]]]
+def test_chain_reads_blank_by_blank():
+    """Each blank is filled in before the next one is read."""
+
+    def base(batch):
+        """Make logits that depend on the whole input: (D,T,V) with V = 5."""
+        seen = batch.masked.cumsum(dim=1) + 2 * batch.masked.sum(dim=1, keepdim=True)  # (D,T)
+        logits = torch.sin(seen[..., None] * torch.arange(1.0, 6))
+        return Product(logits, batch, Config(temperature=0.7))
+
+    completions = some_completions(2, 3, 4).where(MASK[:, None], BATCH.masked[:, None])
+    have = chain(base, completions, BATCH)
+    for b, j in product(range(2), range(3)):
+        want, text = 0.0, BATCH.masked[b].clone()
+        for t in MASK[b].nonzero().flatten():
+            logits = base(make_batch(text[None], text[None] == BLANK, BLANK, 0, (0,))).logits
+            text[t] = completions[b, j, t]
+            want += (logits[0, t] / 0.7).softmax(dim=0)[text[t]].log().item()
+        assert have[b, j].item() == pytest.approx(want, rel=1e-5)
 
 
-def of_letters(completions, batch):
-    return completions.float() ** 2  # (B,G,T)
-
-
-def of_whole(completions, batch):
-    return completions.sum(dim=-1).float()  # (B,G)
-
-
-def test_a_blank_is_given_its_words_reward():
-    """A reward of each letter is averaged over its word, whose length then makes no difference.
-
-    A reward of the whole completion is added to each blank as it is.
-    """
-    parts = {"letters": (of_letters, 2.0), "whole": (of_whole, -0.5)}
-    completions = some_completions(2, 3, 4)  # (B,G,T)
-    have, said = Rewards(parts)(completions, batch_of(MASK))
-
-    squares, sums = completions**2, completions.sum(dim=-1)
-    for b, words in enumerate([[[0, 1], [3]], [[1], [3]]]):  # the words of each input
-        for j in range(3):
-            for word in words:
-                mean = sum(squares[b, j, t].item() for t in word) / len(word)
-                want = 2 * mean - 0.5 * sums[b, j].item()
-                for t in word:
-                    assert have[b, j, t].item() == pytest.approx(want), f"reward of {(b, j, t)}"
-
-    assert list(said) == ["letters", "whole"]
-    assert torch.equal(said["whole"], sums.float()[..., None].expand(2, 3, 4))
+def test_the_reward_is_the_weighted_sum_of_its_parts():
+    first, second = torch.arange(6.0).view(2, 3), torch.arange(6.0).view(2, 3) ** 2  # (B,G)
+    rewards = Rewards({"first": (lambda *_: first, 2.0), "second": (lambda *_: second, -0.5)})
+    reward, parts = rewards(some_completions(2, 3, 4), BATCH)
+    assert torch.equal(reward, 2 * first - second / 2)
+    assert [*parts] == ["first", "second"]
+    assert torch.equal(parts["first"], first) and torch.equal(parts["second"], second)
 
 
 def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
@@ -121,11 +116,21 @@ def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
             x.zero_()
         return torch.tensor([[1.0, 2.0, 3.0]] * 2, requires_grad=True)
 
-    completions, batch = some_completions(2, 3, 4), batch_of(MASK)
-    before = [x.clone() for x in (completions, batch.masked, batch.mask)]
-    have = user_reward("spoil", spoil, completions, batch)
+    completions = some_completions(2, 3, 4)
+    before = [x.clone() for x in (completions, BATCH.masked, BATCH.mask)]
+    have = user_reward("spoil", spoil, completions, BATCH)
     assert have.tolist() == [[1.0, 2.0, 3.0]] * 2 and not have.requires_grad
-    assert all(map(torch.equal, (completions, batch.masked, batch.mask), before))
+    assert all(map(torch.equal, (completions, BATCH.masked, BATCH.mask), before))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 1), (6,), (3, 2), (2,), ()])
+def test_an_own_reward_of_another_shape_is_a_mistake_in_one_line(shape):
+    """A number for each character (B,G,T) won't do either."""
+    with pytest.raises(Mistake) as error:
+        user_reward("own", lambda *_: torch.zeros(shape), some_completions(2, 3, 4), BATCH)
+    line = str(error.value)
+    assert line.startswith(f"reward own returned the shape {shape} ") and "\n" not in line
+    assert line.endswith("; return (B, G) = (2, 3), a number for each completion")
 
 
 @pytest.mark.parametrize(
@@ -133,10 +138,7 @@ def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
     [
         ("judge,judge.pt", {"judge": 1.0, "judge.pt": 1.0}),  # a file may be called judge.pt
         ("judge:1e-2, my.py:f:-.5", {"judge": 0.01, "my.py:f": -0.5}),
-        (
-            "a/b.pt:2.5e+1,my.py:f,valid_words:3.",
-            {"a/b.pt": 25.0, "my.py:f": 1.0, "valid_words": 3.0},
-        ),
+        ("a/b.pt:2.5e+1,my.py:f,valid:3.", {"a/b.pt": 25.0, "my.py:f": 1.0, "valid": 3.0}),
         ("judge:0", {"judge": 0.0}),
     ],
 )

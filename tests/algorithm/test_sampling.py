@@ -1,6 +1,6 @@
 """Compare what may be drawn with plain loops, and draws with exact distributions.
 
-Shapes: B masked inputs, T characters, N draws, V vocabulary, K values of the latent.
+Shapes: B masked inputs, T characters, N draws or blanks, V vocabulary, K values of the latent.
 """
 
 import math
@@ -12,17 +12,8 @@ from conftest import BLANK, encode, make_batch
 from grpo.policy import Product
 from grpo.run.config import Config
 from grpo.run.network import make_policy
-from grpo.truncation import (
-    LEFT_OUT,
-    Truncated,
-    allowed_characters,
-    penalize_repetition,
-)
+from grpo.truncation import LEFT_OUT, Truncated, allowed_characters, penalize_repetition
 from model.transformer import TransformerConfig, make_generator
-
-
-def random_uniforms(*shape, seed=0):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def sets(allowed):
@@ -30,30 +21,8 @@ def sets(allowed):
     return [set(row.nonzero().flatten().tolist()) for row in allowed]
 
 
-def one_blank(n, logits, seed=4):
-    """Make n inputs of one blank and the mask token: -> a batch of one draw, logits (n,2,V)."""
-    V = logits.shape[-1]
-    masked = torch.tensor([[V - 1, 0]]).expand(n, 2)
-    batch = make_batch(masked, masked == V - 1, V - 1, 2, (seed,))
-    return batch, logits.expand(n, 2, V)
-
-
-def assert_follows(count, expected):
-    """Check by a chi-square test that the numbers in `count` fit those in `expected`.
-
-    Both hold the number of draws of each kind. Chi-square must not be more than about five standard
-    deviations above its mean.
-    """
-    possible = expected > 0
-    assert count[~possible].sum() == 0
-    assert count.sum().item() == pytest.approx(expected.sum().item(), abs=1)
-    chi_square = ((count - expected) ** 2 / expected)[possible].sum().item()
-    freedom = int(possible.sum()) - 1
-    assert chi_square < freedom + 5 * math.sqrt(2 * freedom) + 10
-
-
 def slow_keep(logits, temperature, top_k=0, top_p=1.0, min_p=0.0):
-    """Apply the truncation rules to one blank, in float64. Its probabilities must have no ties."""
+    """Truncate one blank's characters, in float64. Its probabilities must have no ties."""
     p = torch.softmax(logits.double() / temperature, dim=-1).tolist()
     order = sorted(range(len(p)), key=lambda v: -p[v])
     if top_k:
@@ -100,21 +69,27 @@ def test_ties_are_allowed():
 @pytest.mark.parametrize("options", [{}, *TRUNCATIONS[:4]])
 @pytest.mark.parametrize("temperature", [0.8, 1.7])
 def test_draws_follow_the_differentiated_distribution(options, temperature):
-    """200,000 draws follow exp(logp), so sampling and scoring use the same distribution."""
-    V = 8
-    N = 100_000
+    """200,000 draws follow exp(logp), so sampling and scoring use the same distribution.
+
+    Chi-square must not be more than about five standard deviations above its mean.
+    """
+    V, N = 8, 200_000
     logits = torch.randn(V, generator=torch.Generator().manual_seed(3)) * 1.5
     logits[-1] = LEFT_OUT
-    batch, logits = one_blank(N, logits)
+    masked = torch.tensor([[V - 1]])  # one input, one blank
+    batch = make_batch(masked, masked == V - 1, V - 1, N, (4,))
     kind = Truncated if options else Product
-    q = kind(logits, batch, Config(temperature=temperature, **options))
+    q = kind(logits.view(1, 1, V), batch, Config(temperature=temperature, **options))
     sample = q.sample()
-    logp = q.log_probs(sample, q).logp[..., 0].double()  # (N,2)
-    drawn = sample.completions[..., 0]  # (N,2)
-    count = torch.bincount(drawn.flatten(), minlength=V).double()  # (V,)
+    drawn = sample.completions.flatten()  # (N,)
+    count = drawn.bincount(minlength=V).double()  # (V,)
     expected = torch.zeros(V, dtype=torch.double)
-    expected[drawn.flatten()] = logp.flatten().exp() * 2 * N
-    assert_follows(count, expected)
+    expected[drawn] = N * q.log_probs(sample, q).logp.flatten().double().exp()
+    assert expected.sum().item() == pytest.approx(N, abs=1)
+    drawn_at_all = expected > 0
+    chi_square = ((count - expected) ** 2 / expected)[drawn_at_all].sum().item()
+    freedom = int(drawn_at_all.sum()) - 1
+    assert chi_square < freedom + 5 * math.sqrt(2 * freedom) + 10
 
 
 def test_kl_and_entropy_are_of_the_whole_vocabulary():
@@ -191,8 +166,8 @@ def test_the_repetition_penalty_is_a_loop_over_what_is_visible(shape):
     assert torch.equal(penalize_repetition(logits, masked, 8, 1.0), logits)
 
 
-@pytest.mark.parametrize("n_latent, name", [(1, "logits"), (3, "letters")])
-def test_a_policy_penalizes_the_logits_of_its_letters(n_latent, name):
+@pytest.mark.parametrize("n_latent, name", [(1, "logits"), (3, "characters")])
+def test_a_policy_penalizes_the_logits_of_its_characters(n_latent, name):
     shape = TransformerConfig(n_layer=1, n_head=2, n_embd=32, n_latent=n_latent)
     generator = make_generator(shape)
     masked = encode("the c_t so", "a __ on so")

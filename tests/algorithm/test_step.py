@@ -15,28 +15,20 @@ import train_grpo
 from grpo import reward
 from grpo.loss import grpo_loss
 from grpo.optimizer import Optimizer
-from grpo.reward import Rewards, log_odds
+from grpo.reward import Rewards, judge_scores
 from grpo.run.config import Config
 from grpo.run.network import make_policy
 from model.transformer import TransformerConfig, make_generator
 
+V = 6
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
 VARIANTS = (  # every published variant that has a setting, some of them combined
     *({"loss_type": name} for name in LOSS_TYPES),
     {"objective": "cispo", "num_iterations": 2},
     {"scale_rewards": "batch"},
-    {
-        "baseline": "leave_one_out",
-        "scale_rewards": "none",
-        "objective": "reinforce",
-        "kl_estimator": "k1",
-    },
-    {
-        "num_iterations": 2,
-        "objective": "gspo",
-        "kl_estimator": "k3",
-        "batch_size": 2,
-    },
+    {"baseline": "leave_one_out", "scale_rewards": "none"},
+    {"objective": "reinforce", "kl_estimator": "k1"},
+    {"objective": "gspo", "num_iterations": 2, "kl_estimator": "k3", "batch_size": 2},
     {"minibatch_size": 2, "top_entropy_quantile": 0.5, "kl_estimator": "k2"},
     {"top_k": 2, "min_p": 0.1, "xtc_probability": 1.0, "entropy_coef": 0.1},
 )
@@ -48,35 +40,33 @@ def some_judge(tokens):
     return torch.sin(3.0 * tokens) * 5
 
 
-def models(V, T, n_latent=1):
-    """Make a generator and a reference."""
+REWARDS = Rewards({"judge": (partial(judge_scores, some_judge), 1.0)})
+
+
+def make(settings, T, n_latent):
+    """Make a config, and a policy and its reference with these settings."""
+    own = {"batch_size": 4, "group_size": 4, "temperature": 0.7, "top_p": 1.0, "grad_clip": 0.0}
+    config = Config(**PLAIN | own | settings)
     torch.manual_seed(0)
     shape = TransformerConfig(V, T, 1, 1, 16, n_latent, blank=V - 1)
-    return make_generator(shape), make_generator(shape)
+    networks = make_generator(shape), make_generator(shape)
+    return config, *(make_policy(net, config, torch.device("cpu")) for net in networks)
 
 
-def weights_of(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])  # a copy
+def weights_of(policy):
+    return torch.cat([p.detach().flatten() for p in policy.network.parameters()])  # a copy
 
 
-def descend(model, config, rate):
-    """Make an optimizer of plain gradient descent with this learning rate."""
-    return Optimizer(torch.optim.SGD(model.parameters(), lr=rate), config.grad_clip)
-
-
-def step(settings, tokens, mask, judge=some_judge, n_latent=1):
-    """Take a step with learning rate 1: -> weights before and after it, rollout, metrics."""
-    own = PLAIN | {"batch_size": len(tokens), "group_size": 4, "temperature": 0.7, "grad_clip": 0.0}
-    config = Config(**(own | {"top_p": 1.0, "kernel": "torch"} | settings))
-    V = 6
-    generator, reference = models(V, tokens.shape[1], n_latent)
-    optimizer = descend(generator, config, rate=1.0)
-    policies = [make_policy(model, config, torch.device("cpu")) for model in (generator, reference)]
+def step(settings, tokens, mask, rewards=REWARDS, n_latent=1):
+    """Take a step of plain gradient descent: -> weights before and after it, rollout, metrics."""
+    settings = {"batch_size": len(tokens)} | settings
+    config, policy, reference = make(settings, tokens.shape[1], n_latent)
+    descent = torch.optim.SGD(policy.network.parameters(), lr=1.0)
+    optimizer = Optimizer(descent, config.grad_clip)
     batch = make_batch(tokens, mask, V - 1, config.group_size, (1, 0))
-    rewards = Rewards({"judge": (partial(log_odds, judge), 1.0)})
-    before = weights_of(generator)
-    rollout, metrics = train_grpo.grpo_step(*policies, rewards, optimizer, batch, config)
-    after = weights_of(generator)
+    before = weights_of(policy)
+    rollout, metrics = train_grpo.grpo_step(policy, reference, rewards, optimizer, batch, config)
+    after = weights_of(policy)
     assert after.isfinite().all()
     for name, value in metrics.items():
         assert math.isfinite(value), name
@@ -84,15 +74,19 @@ def step(settings, tokens, mask, judge=some_judge, n_latent=1):
     return before, after, rollout, metrics
 
 
-def text(V, T):
+def text(T=8):
     return torch.randint(V - 1, (4, T), generator=torch.Generator().manual_seed(2))  # (B,T)
+
+
+def some_blanks(share):
+    return torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < share  # (B,T)
 
 
 @EVERY
 @BOTH
 def test_no_blank_no_gradient(settings, n_latent):
     mask = torch.zeros(4, 8, dtype=torch.bool)
-    before, after, _, metrics = step(settings, text(6, 8), mask, n_latent=n_latent)
+    before, after, _, metrics = step(settings, text(), mask, n_latent=n_latent)
     assert torch.equal(before, after)
     for name in ("loss", "mean_kl", "entropy"):
         assert metrics[name] == 0, name
@@ -106,7 +100,7 @@ def test_few_blanks_and_many(settings, blanks, n_latent):
     mask = torch.arange(T).expand(4, T) == 3
     if blanks != "one":
         mask = torch.ones(4, T, dtype=torch.bool)
-    tokens = text(6, T)
+    tokens = text(T)
     before, after, rollout, metrics = step(settings, tokens, mask, n_latent=n_latent)
     assert not torch.equal(before, after)
     assert metrics["mean_kl"] > 0
@@ -124,8 +118,8 @@ def test_an_input_without_blanks_teaches_nothing(loss_type, share):
     If the loss divides by the number of inputs, they halve the step. If it divides by the number of
     all blanks, they do not change it.
     """
-    tokens = text(6, 8)
-    mask = torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < 0.4
+    tokens = text()
+    mask = some_blanks(0.4)
     mask[:2, 0] = True
     mask[2:] = False
     start, alone, *_ = step({"loss_type": loss_type}, tokens[:2], mask[:2])
@@ -137,8 +131,8 @@ def test_an_input_without_blanks_teaches_nothing(loss_type, share):
 @BOTH
 def test_pieces_that_fit_in_memory_add_up_to_the_step(size, n_latent):
     """The update is the same with any number of micro-batches. One of the inputs has no blank."""
-    tokens = text(6, 8)
-    mask = torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < 0.4
+    tokens = text()
+    mask = some_blanks(0.4)
     mask[:, 0] = True
     mask[1] = False
     for loss_type in ("grpo", "dapo", "dr_grpo", "sum"):
@@ -156,10 +150,11 @@ def test_each_update_of_a_step_has_weights_of_its_own():
 
     Each advantage is 1 and nothing moves, so an update's loss is minus the sum of its weights.
     """
-    mask = torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < 0.5
+    mask = some_blanks(0.5)
     plain = {"baseline": "none", "scale_rewards": "none", "kl_beta": 0, "grad_clip": 1e-9}
     settings = plain | {"loss_type": "dapo", "minibatch_size": 2}
-    _, _, _, metrics = step(settings, text(6, 8), mask, judge=torch.ones_like)
+    ones = Rewards({"own": (lambda completions, batch: torch.ones(4, 4), 1.0)})
+    _, _, _, metrics = step(settings, text(), mask, ones)
     assert metrics["loss"] == pytest.approx(-1)
 
 
@@ -167,30 +162,28 @@ def test_later_updates_score_on_the_set_that_was_drawn_from():
     """With top_k=1 this set is one character. Its log-probability is 0 however the policy moves."""
     mask = torch.ones(4, 8, dtype=torch.bool)
     settings = {"top_k": 1, "num_iterations": 4, "kl_beta": 5.0}
-    before, after, _, metrics = step(settings, text(6, 8), mask)
+    before, after, _, metrics = step(settings, text(), mask)
     assert not torch.equal(before, after)
     for name in ("mean_log_prob", "approx_kl"):
         assert metrics[name] == 0, name
 
 
 @EVERY
-def test_a_step_never_waits_for_a_gpu(settings, monkeypatch):
+@BOTH
+def test_a_step_never_waits_for_a_gpu(settings, n_latent, monkeypatch):
     """A tensor on the device `meta` has no values, so an operation that needs one fails.
 
     The step waits once in each update, in the optimizer, and for the metrics at its end.
     """
     monkeypatch.setitem(reward.AT_ONCE, "meta", 3)
-    own = PLAIN | {"batch_size": 4, "group_size": 4, "top_p": 1.0, "kernel": "torch"}
-    config = Config(**(own | settings))
-    policies = [make_policy(model, config, torch.device("cpu")) for model in models(6, 8)]
+    config, *policies = make(settings, 8, n_latent)
     for policy in policies:
         policy.network.to("meta")
         policy.device = torch.device("meta")
-    batch = make_batch(text(6, 8), text(6, 8) > 2, 5, 4, (1, 0)).map(lambda x: x.to("meta"))
-    rewards = Rewards({"judge": (partial(log_odds, some_judge), 1.0)})
+    batch = make_batch(text(), text() > 2, V - 1, 4, (1, 0)).map(lambda x: x.to("meta"))
     optimizer = SimpleNamespace(step_if_finite=lambda loss: loss)
-    rollout, figures = train_grpo.grpo_step(*policies, rewards, optimizer, batch, config)
-    assert rollout.reward.shape == (4, 4, 8) and figures["loss"].is_meta
+    rollout, figures = train_grpo.grpo_step(*policies, REWARDS, optimizer, batch, config)
+    assert rollout.reward.shape == (4, 4) and figures["loss"].is_meta
 
 
 def test_a_loss_that_is_not_finite_changes_no_weight(monkeypatch):
@@ -203,5 +196,5 @@ def test_a_loss_that_is_not_finite_changes_no_weight(monkeypatch):
 
     monkeypatch.setattr(train_grpo, "grpo_loss", spoiled)
     mask = torch.ones(4, 8, dtype=torch.bool)
-    before, after, *_ = step({"batch_size": 2}, text(6, 8), mask)
+    before, after, *_ = step({"batch_size": 2}, text(), mask)
     assert torch.equal(before, after)

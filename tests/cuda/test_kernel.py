@@ -1,4 +1,4 @@
-"""Compare the kernel with the PyTorch functions in grpo/policy.py that it stands in for.
+"""Compare the kernel with the PyTorch code in grpo/policy.py that it stands in for.
 
 You don't need a GPU: once `__global__` means nothing, kernel.cu is plain C++, and two loops can
 play the blocks and the threads. kernel.py runs unchanged, on a small stand-in for cuda.bindings. If
@@ -19,7 +19,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import make_batch
 
 from data.user_mistake import Mistake
 from grpo import kernel, policy
@@ -45,8 +44,24 @@ def compile_for_cpu():
         return ctypes.CDLL(Path(folder) / "host.so")
 
 
-def stand_in(library):
-    """Imitate what kernel.py uses of cuda.bindings. A launch is two loops on the CPU."""
+def stand_in(**changes):
+    """Imitate what kernel.py uses of cuda.bindings, with these functions in place of some."""
+    functions = {
+        "nvrtcCreateProgram": lambda *_: (0, "program"),
+        "nvrtcCompileProgram": lambda *_: (0,),
+        "nvrtcGetCUBINSize": lambda _: (0, 3),
+        "nvrtcGetCUBIN": lambda *_: (0,),
+        "cuDevicePrimaryCtxRetain": lambda index: (0, "context"),
+        "cuCtxSetCurrent": lambda context: (0,),
+        "cuModuleLoadData": lambda binary: (0, "module"),
+        "cuModuleGetFunction": lambda module, name: (0, name.decode()),
+    }
+    both = SimpleNamespace(**functions | changes)
+    return SimpleNamespace(driver=both, nvrtc=both)
+
+
+def stand_in_that_launches(library):
+    """Make a launch two loops on the CPU."""
     words = ("blockIdx", "threadIdx", "blockDim")
     block, thread, size = (ctypes.c_uint.in_dll(library, word) for word in words)
     current = []  # the context, from when it's made current until a launch
@@ -63,35 +78,30 @@ def stand_in(library):
                 library[name](*(of_type(value) for value, of_type in zip(*arguments)))
         return (0,)
 
-    nvrtc = SimpleNamespace(
-        nvrtcCreateProgram=lambda *_: (0, "program"),
-        nvrtcCompileProgram=lambda *_: (0,),
-        nvrtcGetCUBINSize=lambda _: (0, 3),
-        nvrtcGetCUBIN=lambda *_: (0,),
-    )
-    driver = SimpleNamespace(
-        cuDevicePrimaryCtxRetain=lambda index: (0, "context"),
-        cuCtxSetCurrent=lambda context: (current.append(context) or 0,),
-        cuModuleLoadData=lambda binary: (0, "module"),
-        cuModuleGetFunction=lambda module, name: (0, name.decode()),
-        cuLaunchKernel=launch,
-    )
-    return SimpleNamespace(driver=driver, nvrtc=nvrtc)
+    def set_current(context):
+        current.append(context)
+        return (0,)
+
+    return stand_in(cuLaunchKernel=launch, cuCtxSetCurrent=set_current)
 
 
 @pytest.fixture
-def on_cpu(monkeypatch):
+def install(monkeypatch):
+    """Return a function that puts a stand-in, or None, in the place of cuda.bindings."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    kernel.load.cache_clear()
+    yield lambda bindings: monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    kernel.load.cache_clear()
+
+
+@pytest.fixture
+def on_cpu(install, monkeypatch):
     """Make kernel.py run on the CPU."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
-
-    kernel.load.cache_clear()
-    monkeypatch.setitem(sys.modules, "cuda.bindings", stand_in(compile_for_cpu()))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    install(stand_in_that_launches(compile_for_cpu()))
     stream = SimpleNamespace(cuda_stream="stream")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    yield
-    kernel.load.cache_clear()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=needs_gpu)])
@@ -103,15 +113,9 @@ def device(request, monkeypatch):
     return torch.device(request.param)
 
 
-def make_inputs(device, B, T, G, V, blanks=0.7, dtype=torch.float32):
-    """Make logits and ref_logits (B,T,V), masked and mask (B,T), and uniforms (B,G,T)."""
-    torch.manual_seed(V)
-    logits = 3 * torch.randn(2, B, T, V)
-    logits[..., -1] = -1e9  # the blank is never drawn
-    mask = torch.rand(B, T) < blanks
-    masked = torch.randint(-1, V, (B, T))  # -1 is padding
-    made = *logits.to(dtype), masked, mask, torch.rand(B, G, T)
-    return [x.to(device) for x in made]
+def config(**changes):
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0}
+    return SimpleNamespace(**off | {"temperature": 0.8, "kernel": "auto"} | changes)
 
 
 def scattered(x):
@@ -119,53 +123,36 @@ def scattered(x):
     return x.mT.contiguous().mT
 
 
-def score(module, logits, *given):
+def score(kind, logits, ref_logits, y, mask, temperature):
     """Return the four scores, and the gradient of a random sum of them."""
+    batch, settings = SimpleNamespace(mask=mask), config(temperature=temperature)
     leaf = logits.detach().clone().requires_grad_()
-    scores = module.compute_logprobs(leaf, *given)
+    q, q_ref = kind(leaf, batch, settings), kind(ref_logits, batch, settings)
+    scores = vars(q.log_probs(policy.Sample(y), q_ref)).values()
     torch.manual_seed(0)
     loss = sum((x * torch.randn(x.shape).to(x)).sum() for x in scores if x.requires_grad)
     return *(x.detach() for x in scores), *torch.autograd.grad(loss, leaf)
 
 
-@pytest.mark.parametrize("V, temperature", [(2, 1.0), (28, 0.8), (40, 1.0), (40, 0.3), (96, 2.5)])
-def test_draws_are_those_of_pytorch(device, V, temperature):
-    logits, _, *given = make_inputs(device, 40, 70, 64, V)  # 125,000 draws
-    found = kernel.sample_completions(*map(scattered, (logits, *given)), temperature)
-    assert torch.equal(found, policy.sample_completions(logits, *given, temperature))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("V, blanks", [(2, 0.7), (28, 0.7), (28, 0), (40, 1), (96, 0.7)])
-def test_scores_and_gradients_are_those_of_pytorch(device, V, blanks, dtype):
-    logits, ref_logits, *given = make_inputs(device, 3, 11, 16, V, blanks, dtype)
-    y, mask = kernel.sample_completions(logits, *given, 0.8), given[1]  # (B,G,T), (B,T)
-    found = score(kernel, *map(scattered, (logits, ref_logits, y, mask)), 0.8)
-    want = score(policy, logits.double(), ref_logits.double(), y, mask, 0.8)
+@pytest.mark.parametrize(
+    "V, blanks, temperature",
+    [(2, 0.7, 1), (28, 0.7, 0.8), (28, 0, 1), (40, 1, 0.3), (96, 0.7, 2.5)],
+)
+def test_scores_and_gradients_are_those_of_pytorch(device, V, blanks, temperature, dtype):
+    B, T, G = 3, 11, 16
+    torch.manual_seed(V)
+    logits = 3 * torch.randn(2, B, T, V)
+    logits[..., -1] = -1e9  # the blank is never drawn
+    mask = torch.rand(B, T) < blanks
+    y = torch.randint(V - 1, (B, G, T)).where(mask[:, None], torch.randint(-1, V, (B, 1, T)))
+    given = [x.to(device) for x in (*logits.to(dtype), y, mask)]  # -1 is padding
+    found = score(kernel.FusedProduct, *map(scattered, given), temperature)
+    want = score(policy.Product, *(x.double() for x in given[:2]), *given[2:], temperature)
     assert found[4].dtype == dtype
     for x, exact in zip(found, want):
         rtol = 5e-5 if x.dtype == torch.float32 else 2.0**-8
         torch.testing.assert_close(x.double(), exact, rtol=rtol, atol=5e-5)
-
-
-def config(**changes):
-    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0}
-    return SimpleNamespace(**off | {"temperature": 0.8, "kernel": "auto"} | changes)
-
-
-def test_a_fused_product_is_a_product(device):
-    torch.manual_seed(0)
-    batch = make_batch(torch.randint(27, (2, 6)), torch.rand(2, 6) < 0.7, 27, 5, (0,))
-    batch = batch.map(lambda x: x.to(device))
-    logits, ref_logits = torch.randn(2, 2, 6, 28, device=device)  # each (B,T,V)
-    results = []
-    for kind in policy.Product, kernel.FusedProduct:
-        q = kind(logits.requires_grad_(), batch, config())
-        sample = q.sample()
-        scores = q.log_probs(sample, kind(ref_logits, batch, config()))
-        gradient = torch.autograd.grad(scores.logp.sum() - scores.kl.sum(), logits)
-        results.append([sample.completions, *vars(scores).values(), *gradient])
-    torch.testing.assert_close(*results)
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
@@ -175,42 +162,65 @@ def test_nvcc_compiles_it(tmp_path):
     subprocess.run(command.split(), cwd=tmp_path, check=True)
 
 
-def works(*_):
-    return True
+ERROR = SimpleNamespace(name="CUDA_ERROR_NO_DEVICE")
 
 
-def fails(*_, **options):
-    kernel.checked((SimpleNamespace(name="CUDA_ERROR_NO_DEVICE"), None))
+def fail(error):
+    raise error
+
+
+def write_log(program, log):
+    ctypes.memmove(log, b"kernel.cu(7): no\nmore", len(log))
+    return (0,)
+
+
+NO_NVRTC = stand_in(nvrtcCreateProgram=lambda *_: fail(RuntimeError("no libnvrtc")))
+NO_COMPILING = stand_in(
+    nvrtcCompileProgram=lambda *_: (ERROR,),
+    nvrtcGetProgramLogSize=lambda _: (0, 21),
+    nvrtcGetProgramLog=write_log,
+)
+NO_LOADING = stand_in(cuModuleLoadData=lambda _: (ERROR, None))
 
 
 @pytest.mark.parametrize(
-    "device, changes, n_latent, load, reason, lines",
+    "changes, bindings, reason",
     [
-        ("cuda", {}, 1, works, None, 0),
-        ("cpu", {}, 1, works, "it needs a CUDA device, and this run is on cpu", 0),
-        ("cuda", {}, 2, works, "no latent", 1),
-        ("cuda", {"top_k": 5}, 1, works, "truncation", 1),
-        ("cuda", {"top_p": 0.9}, 1, works, "truncation", 1),
-        ("cuda", {"min_p": 0.1}, 1, works, "truncation", 1),
-        ("cuda", {"xtc_probability": 0.1}, 1, works, "truncation", 1),
-        ("cuda", {}, 1, fails, "RuntimeError: CUDA_ERROR_NO_DEVICE", 1),
-        ("cuda", {}, 1, lambda *_: __import__("cuda.bindings.nothing"), "ModuleNotFoundError: ", 1),
-        ("cuda", {}, 1, lambda *_: kernel.nothing, "AttributeError: ", 1),
-        ("cuda", {}, 1, lambda: True, "TypeError: ", 1),
+        ({}, stand_in(), ""),
+        ({"device": "cpu"}, stand_in(), "it needs a CUDA device, and this run is on cpu"),
+        ({"n_latent": 2}, stand_in(), "no latent"),
+        ({"top_k": 5}, stand_in(), "truncation"),
+        ({"top_p": 0.9}, stand_in(), "truncation"),
+        ({"min_p": 0.1}, stand_in(), "truncation"),
+        ({"xtc_probability": 0.1}, stand_in(), "truncation"),
+        ({}, None, "cuda.bindings can't be imported"),
+        ({}, NO_NVRTC, "NVRTC can't be loaded (no libnvrtc)"),
+        ({}, NO_COMPILING, "NVRTC can't compile it: kernel.cu(7): no"),
+        ({}, NO_LOADING, "CUDA says CUDA_ERROR_NO_DEVICE"),
     ],
 )
-def test_the_kernel_runs_or_says_why_not(
-    monkeypatch, capsys, device, changes, n_latent, load, reason, lines
-):
+def test_the_kernel_runs_or_says_why_not(install, capsys, changes, bindings, reason):
+    """A run on a GPU prints the reason in one line, and kernel=cuda raises it."""
+    install(bindings)
     kernel.say_once.cache_clear()
-    monkeypatch.setattr(kernel, "load", load)
-    where = torch.device(device), SimpleNamespace(vocab_size=28, n_latent=n_latent)
+    settings = config(**{"device": "cuda", "n_latent": 1} | changes)
+    given = settings, torch.device(settings.device), settings  # the network needs only n_latent
     for _ in range(2):  # as for the policy and the reference
-        assert kernel.usable(config(**changes), *where) == (not reason)
+        assert kernel.usable(*given) == (not reason)
     told = capsys.readouterr().err.splitlines()
-    assert len(told) == lines and all(reason in line for line in told)
-    assert not kernel.usable(config(kernel="torch", **changes), *where)
+    assert len(told) == (settings.device == "cuda" and bool(reason))
+    assert all(reason in line for line in told)
+    settings.kernel = "torch"
+    assert not kernel.usable(*given)
     if reason:
-        line = f"^kernel=cuda can't run: .*{reason}.*; set kernel=auto or kernel=torch$"
+        settings.kernel = "cuda"
+        line = rf"kernel=cuda can't run: .*{re.escape(reason)}.*; set kernel=auto or kernel=torch\Z"
         with pytest.raises(Mistake, match=line):
-            kernel.usable(config(kernel="cuda", **changes), *where)
+            kernel.usable(*given)
+
+
+@pytest.mark.parametrize("error", [TypeError, AttributeError, OSError, RuntimeError])
+def test_a_bug_is_not_taken_for_something_that_the_machine_lacks(install, error):
+    install(stand_in(cuModuleLoadData=lambda _: fail(error)))
+    with pytest.raises(error):
+        kernel.usable(config(), torch.device("cuda"), SimpleNamespace(n_latent=1))

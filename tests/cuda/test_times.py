@@ -9,5 +9,5 @@ def test_the_times_of_a_step_and_of_its_parts_are_printed(monkeypatch, capsys):
     monkeypatch.setattr(times, "time_command", lambda *given: None)  # other tests run commands
     times.main()
     shown = capsys.readouterr().out
-    for name in ("draw · score", "policy", "rewards", "backward", "optimizer", "rollout_metrics"):
+    for name in ("score", "policy", "rewards", "backward", "optimizer", "rollout_metrics"):
         assert name in shown

@@ -18,11 +18,12 @@ import torch
 from torch.utils.benchmark import Timer
 
 import train_grpo
-from grpo import kernel, policy
 from grpo.batch import draw_batch, make_batch
+from grpo.kernel import FusedProduct
 from grpo.metrics import rollout_metrics
 from grpo.optimizer import Optimizer, make_adamw
-from grpo.run.config import load_config
+from grpo.policy import Product
+from grpo.run.config import Config, load_config
 from grpo.run.load import load_data, load_models, load_rewards
 
 GPU = torch.cuda.is_available()
@@ -55,31 +56,30 @@ def microseconds(call):
     return 1e6 * timer.blocked_autorange(min_run_time=0.5 if GPU else 0.01).median
 
 
-def time_kernel(module, B, G, V):
-    """Print how long the kernel or PyTorch take to draw, to score, and to score and differentiate.
+def time_kernel(kind, B, G, V):
+    """Print how long `kind` takes to compute log q, and to differentiate it as well.
 
-    `module` is grpo.kernel or grpo.policy.
+    `kind` is `Product`, which is PyTorch, or `FusedProduct`, which is the kernel.
     """
     torch.manual_seed(0)
     mask = torch.rand(B, T) < 0.5  # (B,T)
-    batch = make_batch(torch.randint(27, (B, T)), mask, mask.long(), G, (0,))
-    batch = batch.map(lambda x: x.to(DEVICE))
+    batch = make_batch(torch.randint(27, (B, T)), mask, G, (0,)).map(lambda x: x.to(DEVICE))
     logits, ref_logits = torch.randn(2, B, T, V, device=DEVICE)  # each (B,T,V)
     leaf = logits.clone().requires_grad_()
-
-    def draw():
-        return module.sample_completions(logits, batch.masked, batch.mask, batch.uniforms, 1.0)
+    config = Config()
+    q_ref = kind(ref_logits, batch, config)
+    sample = q_ref.sample()
 
     def score(logits=logits):
-        return module.compute_logprobs(logits, ref_logits, y, batch.mask, 1.0)
+        return kind(logits, batch, config).log_probs(sample, q_ref)
 
     def differentiate():
-        logp, _, kl, entropy = score(leaf)
-        torch.autograd.grad(logp.sum() + kl.sum() - entropy.sum(), leaf)
+        scores = score(leaf)
+        value = scores.logp.sum() + scores.kl.sum() - scores.entropy.sum()
+        torch.autograd.grad(value, leaf)
 
-    y = draw()  # (B,G,T)
-    took = " · ".join(f"{microseconds(each):.0f}" for each in (draw, score, differentiate))
-    print(f"B {B} G {G} V {V} {module.__name__}: draw · score · score and gradient {took} µs")
+    took = " · ".join(f"{microseconds(each):.0f}" for each in (score, differentiate))
+    print(f"B {B} G {G} V {V} {kind.__name__}: score · score and gradient {took} µs")
 
 
 def command_line(B, G):
@@ -91,7 +91,7 @@ def time_parts(B, G, *flags):
     config = load_config([*command_line(B, G), *flags])
     models = load_models(config, DEVICE)
     train, rule, _ = load_data(config, DEVICE)
-    rewards = load_rewards(config, models.judge, rule, DEVICE)
+    rewards = load_rewards(config, models.judge, models.base, rule, DEVICE)
     optimizer = Optimizer(make_adamw(models.policy.network, config), config.grad_clip)
     update = SimpleNamespace(step_if_finite=timed("optimizer", optimizer.step_if_finite))
     given = timed("policy", models.policy), timed("reference", models.reference)
@@ -126,11 +126,11 @@ def time_command(B, G, *flags):
 def main():
     name = torch.cuda.get_device_name() if GPU else "no GPU"
     print(f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}")
-    kernels = {"torch": policy} | ({"cuda": kernel} if GPU else {})
+    kernels = {"torch": Product} | ({"cuda": FusedProduct} if GPU else {})
     for B, G in SIZES:
-        for setting, module in kernels.items():
+        for setting, kind in kernels.items():
             for V in 28, 40:
-                time_kernel(module, B, G, V)
+                time_kernel(kind, B, G, V)
             time_parts(B, G, f"--kernel={setting}")
     small = [] if GPU else ["--max_iters=1", "--eval_inputs=4"]
     for B, G in SIZES:

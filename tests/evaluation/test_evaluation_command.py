@@ -11,6 +11,7 @@ import torch
 from grpo.evaluation.__main__ import main
 from grpo.run.checkpoint import model_file, write
 from grpo.run.config import Config
+from grpo.run.origin import made_with
 from grpo.run.runs import IGNORED
 from model.transformer import TransformerConfig, make_generator
 
@@ -26,10 +27,11 @@ def finished(flags, tmp_path):
 
     def make(name="run", **changes):
         out = tmp_path / name
-        settings = asdict(Config(**flags | {"out_dir": str(out)} | changes))
-        training = {"config": settings, "iteration": 4}
+        config = Config(**flags | {"out_dir": str(out)} | changes)
+        settings, origin = asdict(config), {"made_with": made_with(config)}
+        training = {"config": settings, "iteration": 4, "own_reward": "", **origin}
         write(out / "checkpoint.pt", generator_file(1) | {"training": training})
-        write(out / "config.json", json.dumps(settings).encode())
+        write(out / "config.json", json.dumps({**settings, "rule": "valid", **origin}).encode())
         return out
 
     return make
@@ -63,17 +65,35 @@ def test_the_same_table_again_and_another_is_only_printed(finished, flags, capsy
         assert capsys.readouterr().out != first and files_of(out) == own
 
 
+def test_a_generator_is_measured_as_if_a_run_had_ended_with_it(finished, flags, tmp_path, capsys):
+    out = finished()
+    main([str(out), "--reward=judge"])
+    table = capsys.readouterr().out.splitlines()
+    write(tmp_path / "mine.pt", generator_file(1))
+    settings = "".join(f"{name} = {value!r}\n" for name, value in flags.items())
+    (tmp_path / "mine.py").write_text(settings, encoding="utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    main([str(tmp_path / "mine.pt"), str(tmp_path / "mine.py")])
+    fooled = "the judge accepts much more than is valid: it's being fooled"
+    assert fooled in table  # it isn't for a generator that never met the judge
+    table.remove(fooled)
+    assert capsys.readouterr().out.splitlines() == table
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.fixture
-def with_table(finished):
+def with_table(finished, monkeypatch):
     """Give a function that makes a finished run whose table has made-up figures.
 
-    `before` and `after` are its shares of valid words, and `more` are further rows.
+    `before` and `after` are its shares of valid completions, and `more` are further rows.
     """
+
+    monkeypatch.setenv("COLUMNS", "500")
 
     def make(name, before=0.1, after=0.5, more=None, **changes):
         out = finished(name, **changes)
         rows = {"before, sampled": before, "after, sampled": after} | (more or {})
-        table = {title: {"valid_words": x} for title, x in rows.items()}
+        table = {title: {"valid": x} for title, x in rows.items()}
         write(out / "evaluation.json", json.dumps(table).encode())
         return str(out)
 
@@ -89,15 +109,23 @@ def printed(capsys, *arguments):
 MEAN = ["mean ± half the range over the seeds"]
 
 
-def test_each_group_of_runs_has_a_row_with_the_settings_that_differ(with_table, capsys):
+def test_each_group_of_runs_has_a_row_with_the_settings_that_differ(
+    with_table, capsys, monkeypatch
+):
     """The figures of a group are means over its seeds, ± half of the range."""
     a = [with_table(f"a{seed}", after=x, seed=seed) for seed, x in enumerate((0.1, 0.2, 0.6))]
     b = with_table("b", after=0.9, kl_beta=0.5, temperature=0.7)
     assert printed(capsys, a[2], b, a[0], a[1]) == [
         ["filled by", "valid"],
         ["temperature=0.8, kl_beta=0.1 (runs: 3)", "0.300 ± 0.250"],
-        ["temperature=0.7, kl_beta=0.5 (runs: 1)", "0.900"],
+        [f"temperature=0.7, kl_beta=0.5, {b} (runs: 1)", "0.900"],
         MEAN,
+    ]
+    monkeypatch.setenv("COLUMNS", "30")  # the parts of a label stand below each other
+    assert printed(capsys, *a, b)[3:6] == [
+        ["temperature=0.7,"],
+        ["kl_beta=0.5,"],
+        [f"{b} (runs: 1)", "0.900"],
     ]
 
 
@@ -116,7 +144,7 @@ def test_nothing_is_averaged_over_different_settings(with_table, capsys):
             assert rows[1][0] == "before, sampled"
         else:
             assert [row[0] for row in rows[1:-1]] != ["before, sampled", "after, sampled"]
-            assert rows[2][0] == f"{name}=7 (runs: 1)"
+            assert rows[2][0] == f"{name}=7, {outs[1]} (runs: 1)"
 
 
 def test_a_resumed_run_is_grouped_by_what_it_changed_and_when(with_table, capsys):
@@ -128,7 +156,7 @@ def test_a_resumed_run_is_grouped_by_what_it_changed_and_when(with_table, capsys
     same = printed(capsys, *outs[:3])
     assert [row[0] for row in same] == ["filled by", "before, sampled", "after, sampled", *MEAN]
     for step, out in ((1, outs[3]), (2, outs[4])):
-        edit_config(out, kl_beta=0.3, changes=[[step, {"kl_beta": [0.1, 0.3]}]])
+        edit_config(out, kl_beta=0.3, changes=[[step, ["kl_beta 0.1 -> 0.3"]]])
     rows = printed(capsys, *outs)
     assert [row[0].rpartition(" (")[2] for row in rows[1:-1]] == [f"runs: {n})" for n in (3, 1, 1)]
 
@@ -137,20 +165,21 @@ def test_a_run_counts_once_and_needs_a_folder(with_table, capsys):
     a, b = with_table("a", after=0.2), with_table("b", after=0.2, seed=2)
     copy = with_table("c", after=0.2)
     other = with_table("d", kl_beta=0.3)
-    assert printed(capsys, a, b, copy, a, other)[1][0] == "kl_beta=0.1 (runs: 2)"
+    (line,), _, (row, _), *_ = printed(capsys, a, b, copy, a, other)
+    assert line == f"{copy} and {a} are the same run, so it counts once"
+    assert row == "kl_beta=0.1 (runs: 2)"
     assert "there is no folder nowhere" in refused(capsys, a, "nowhere")
 
 
-def test_a_named_run_is_never_dropped(with_table, capsys, monkeypatch):
+def test_a_named_run_is_never_dropped(with_table, capsys):
     """Two runs with one seed but another result have rows of their own, with their folders."""
     a, b = with_table("a", after=0.2), with_table("b", after=0.3)
     assert [row[0] for row in printed(capsys, a, b)[1:-1]] == [f"{x} (runs: 1)" for x in (a, b)]
     for out, changed in ((a, "3f2a"), (b, "9c01")):
-        edit_config(out, made_with={"code": changed, "judge_checkpoint file": changed})
-    judge = json.loads((Path(a) / "config.json").read_text(encoding="utf-8"))["judge_checkpoint"]
-    monkeypatch.setenv("COLUMNS", "500")
+        edit_config(out, made_with={"files": {"grpo/loss.py": changed}, "machine": changed})
     assert [row[0] for row in printed(capsys, a, b)[1:-1]] == [
-        f"code={x}, judge_checkpoint={judge} ({x}) (runs: 1)" for x in ("3f2a", "9c01")
+        f"machine=3f2a, grpo/loss.py (version 1), {a} (runs: 1)",
+        f"machine=9c01, grpo/loss.py (version 2), {b} (runs: 1)",
     ]
 
 
@@ -195,6 +224,8 @@ def test_before_is_the_generator_that_the_run_began_with_and_after_is_the_checkp
     for out in finished(), finished("b", reference_mode="ema", **files):
         main([str(out), "--again"])
         tables.append(json.loads(files_of(out)[0]))
+        for row in tables[-1].values():
+            del row["chain"]  # it's how likely the base model finds a row, and they have two
     for row in "sampled", "argmax":
         assert tables[0][f"after, {row}"] == tables[1][f"before, {row}"]
 

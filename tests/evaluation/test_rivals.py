@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from conftest import BLANK, encode, make_batch
 
 from data.vocabulary import VOCABULARY
-from grpo.evaluation.rivals import best_by_word, fill_in_passes, fill_with_common_words
+from grpo.evaluation.rivals import best_by_judge, fill_in_passes, fill_with_common_words
 from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.config import Config
@@ -95,13 +95,13 @@ LETTERS = torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.4, 0.2]])  # P is the mean of i
 def test_all_but_the_last_pass_draw_from_the_policys_marginals(policy_class, p):
     """The last pass takes the most likely character. Of two blanks, one is drawn."""
     *prior, letters = [x.log() for x in p]
-    tensors = [*prior, F.pad(letters, (1, 24), value=-1e9)]  # (V,), or (K,) and (K,V)
+    letters = F.pad(letters, (1, 24), value=-1e9)  # (V,), or (K,V)
 
     def policy(sampling, batch):
-        shape = (*batch.mask.shape, 1)
-        expanded = (x.expand(*shape[:2], *x.shape) for x in tensors)
+        N, T = batch.mask.shape
+        of_z = [x.expand(N, -1) for x in prior]  # (N,K), if there's a latent
         kind = Truncated if sampling.top_k and policy_class is Product else policy_class
-        return kind(*expanded, batch, sampling)
+        return kind(*of_z, letters.expand(N, T, *letters.shape), batch, sampling)
 
     batch = batch_of(torch.full((6, 2), BLANK))
     shares = {}
@@ -113,26 +113,19 @@ def test_all_but_the_last_pass_draw_from_the_policys_marginals(policy_class, p):
     assert shares["two"] == pytest.approx([0, 2 / 3, 1 / 3, 0], abs=0.06)
 
 
-def test_best_of_n_takes_each_word_from_the_fill_that_is_likeliest_in_the_text():
-    """A word's log p is the base model's log q plus the judge's score.
+def test_the_best_of_n_is_the_likeliest_in_real_text():
+    """Its log p is the base model's log q plus the judge's score.
 
-    At first all words have the same log q. The judge scores xyz highest, so xyz is taken. Then the
-    base model makes xyz unlikely, and cat is taken instead.
+    At first all completions have the same log q, and the judge decides. Then the base model makes
+    its favorite unlikely.
     """
     batch = batch_of(encode("the ___ _ on"))
-    completions = torch.stack(
-        [encode("the cat q on"), encode("the xyz a on"), encode("the dog b on")], 1
-    )
-    scores = torch.zeros(1, 3, 12)
-    scores[0, :, 4:7] = torch.tensor([[2.0], [3.0], [1.0]])
-    scores[0, 1, 8] = 0.5
-    scores[0, 2, 0:3] = 9.0  # the scores of visible characters do not count
+    completions = encode("the cat q on", "the xyz a on", "the dog b on")[None]  # (1,3,T)
     logits = torch.zeros(1, 12, 28)
-    best = best_by_word(Product(logits, batch, Config()), completions, scores)
-    assert best.tolist() == [encode("the xyz a on").tolist()]
+    q, scores = Product(logits, batch, Config()), torch.tensor([[2.0, 3.0, 1.0]])
+    assert torch.equal(best_by_judge(q, completions, scores), completions[:, 1:2])
     logits[0, 4, VOCABULARY.index("x")] = -6
-    best = best_by_word(Product(logits, batch, Config()), completions, scores)
-    assert best.tolist() == [encode("the cat a on").tolist()]
+    assert torch.equal(best_by_judge(q, completions, scores), completions[:, :1])
 
 
 LEXICON = Counter("a dog the a cat the an owl on ox on the ant".split())

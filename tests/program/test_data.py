@@ -19,11 +19,10 @@ from data.dataset import (
     read_splits,
 )
 from data.masking import MASKINGS, make_mask
-from data.per_word import begins_word
-from data.rules import SumRule, WordRule, check_gaps, pick_rule
+from data.rules import SumRule, WordRule, check
 from data.sums.prepare import prepare
 from data.user_mistake import Mistake
-from data.vocabulary import MASK_ID, PAD, decode, encode, normalize
+from data.vocabulary import MASK_ID, PAD, decode, normalize
 
 ROOT = Path(__file__).parents[2]
 LINE = "the old cat sat on the mat and ran"
@@ -71,21 +70,39 @@ def test_random_hides_single_characters_from_a_tenth_to_six_tenths():
     assert abs(pairs - ratios**2).max() < 0.05
 
 
-def test_word_hides_one_to_five_whole_uncut_words_and_short_those_of_two_to_four_letters():
+@pytest.mark.parametrize("name, most", [("word", 1), ("short", 1), ("words", 5), ("shorts", 5)])
+def test_whole_uncut_words_are_hidden_and_short_ones_have_two_to_four_letters(name, most):
     text = "a cat purred on i the round mat by noon yes"
-    inner = set(text.split()[1:-1])  # the window may have cut the others
-    for name, want in (("word", inner), ("short", inner - {"purred", "i", "round"})):
-        hidden = make_mask(np.array([[*text]] * 2000), name, np.random.default_rng(0))
-        found, counts = set(), []
-        for row in hidden:
-            words = "".join(c for c, blank in zip(text, row) if blank or c == " ").split()
-            counts.append(len(words))
-            found |= set(words)
-        assert found == want
-        assert np.bincount(counts)[1:] == pytest.approx(np.full(5, 400), rel=0.2)
-    nothing_to_hide = np.array([[*"a i purred round sat"], ["x"] * 20])
-    mask = make_mask(nothing_to_hide, "short", np.random.default_rng(0))
-    assert (mask.sum(axis=1) == 1).all()
+    want = set(text.split()[1:-1])  # the window may have cut the others
+    if name.startswith("short"):
+        want -= {"purred", "i", "round"}
+    hidden = make_mask(np.array([[*text]] * 2000), name, np.random.default_rng(0))
+    found, counts = set(), []
+    for row in hidden:
+        words = "".join(c for c, blank in zip(text, row) if blank or c == " ").split()
+        counts.append(len(words))
+        found |= set(words)
+    assert found == want
+    assert np.bincount(counts)[1:] == pytest.approx(np.full(most, 2000 / most), rel=0.2)
+
+
+def test_an_input_without_a_word_to_hide_is_drawn_again_or_loses_a_character(tmp_path):
+    """`word` and `short` hide a word and nothing else, because one character is far easier."""
+    none, *some = ["a purred round", "on ant owls xx", "xxx aaa bbbbbb"]
+
+    def hidden(masking, times):
+        """List what 400 inputs look like, if `none` is there so many times."""
+        folder = write_lines(tmp_path / f"{times}", [*times * [none], *some], ["the cat sat on"])
+        tokens, mask = read_splits(folder, 14)[0].batch(400, masking, (0, 1))
+        return {*decode(tokens.masked_fill(mask, MASK_ID))}
+
+    short = {"on ___ owls xx", "on ant ____ xx", "xxx ___ bbbbbb"}
+    assert hidden("short", 9) == short
+    assert hidden("word", 9) == short | {"a ______ round"}
+    others = hidden("shorts", 9) - short - {"on ___ ____ xx"}
+    assert others and all(masked.count("_") == 1 for masked in others)
+    with pytest.raises(Mistake, match="masking=short finds a word to hide in hardly any input"):
+        hidden("short", 4000)
 
 
 def test_maskings_are_mixed_by_weight(monkeypatch):
@@ -112,21 +129,18 @@ def test_sums_draw_a_choice_of_masking_and_then_a_permutation_and_a_number(name,
 # The three kinds of data, and which masking and rule each has.
 
 
-def test_lines_are_sums_only_if_all_of_them_are_right(tmp_path):
+def test_lines_have_the_rule_that_finds_all_of_them_good(tmp_path):
     for wrong in ("41+48=88", "1+10=111", "hello me"):
         folder = write_lines(tmp_path / "mixed", [*CORRECT[:2], wrong], [*CORRECT[2:], "ab cd ef"])
-        train, _ = read_splits(folder, 8)
-        assert train.kind == "lines" and pick_rule(train) is None
-    train, val = read_splits(write_lines(tmp_path / "sums", CORRECT[:2], CORRECT[2:]), 8)
-    assert train.kind == val.kind == "sums" and isinstance(pick_rule(train), SumRule)
+        assert [data.rule for data in read_splits(folder, 8)] == [None, None]
+    for data in read_splits(write_lines(tmp_path / "sums", CORRECT[:2], CORRECT[2:]), 8):
+        assert isinstance(data.rule, SumRule)
 
 
 def test_splits_of_different_kinds_are_refused(tmp_path):
     """Otherwise val would be checked for the masking, and train would crash on it."""
     folder = write_lines(tmp_path / "d", [*CORRECT[:2], "hello me"], CORRECT[2:])
-    with pytest.raises(
-        Mistake, match="train is lines that aren't all correct sums, but val is sums"
-    ):
+    with pytest.raises(Mistake, match="train is lines, but val is lines that are all correct;"):
         read_splits(folder, 8)
 
 
@@ -134,29 +148,23 @@ def test_empty_lines_are_dropped_and_a_line_of_another_length_is_named(tmp_path)
     """Such a file is no text, whose windows would run from one line into the next."""
     lines = ["abcdefgh", "", "hgfedcba", ""]
     train, _ = read_splits(write_lines(tmp_path / "d", lines, ["aaaabbbb", ""]), 8)
-    assert train.kind == "lines" and train.lines == ["abcdefgh", "hgfedcba"]
+    assert train.lines == decode(train.inputs) == ["abcdefgh", "hgfedcba"]
     folder = write_lines(tmp_path / "d", [*lines, "short", "bbbbaaaa"], ["aaaabbbb"])
     with pytest.raises(Mistake, match="train.txt has the line 'short', but most have block_size=8"):
         read_splits(folder, 8)
 
 
-def test_a_text_has_the_rule_of_its_own_words(text):
-    rule = pick_rule(text)
-    assert isinstance(rule, WordRule) and "cat" in rule.lexicon
-    assert rule.cut and not pick_rule(text, cut=False).cut
-
-
 @pytest.mark.parametrize(
     "kind, allowed, refused",
     [
-        ("text", "random word short word:0.5,random:0.5", "columns digits word:0.9,digits:0.1"),
-        ("sums", "columns digits columns,digits", "random word short columns,random"),
-        ("lines", "random word short", "columns digits"),
-        ("letters", "random", "word short columns digits"),
+        ("text", "random word short words shorts,random", "columns digits word:0.9,digits:0.1"),
+        ("sums", "columns digits columns,digits", "random word short words shorts columns,random"),
+        ("lines", "random word short words shorts", "columns digits"),
+        ("letters", "random", "word short words shorts columns digits"),
     ],
 )
 def test_a_masking_that_makes_no_sense_is_refused(kind, allowed, refused, text, sums, tmp_path):
-    lines = ["he has 1", "she is 2"] if kind == "lines" else ["abcdefgh", "hgfedcba"]
+    lines = ["he has 1", "he is 22"] if kind == "lines" else ["abcdefgh", "hgfedcba"]
     train, _ = read_splits(write_lines(tmp_path / "lines", lines, ["ab ef hi"]), 8)
     data = {"text": text, "sums": sums}.get(kind, train)
     for masking in allowed.split():
@@ -221,18 +229,19 @@ def replace_or_die(*paths):
     replace(*paths)
 
 os.replace = replace_or_die
-prepare(sys.argv[1], 2, "report")
+prepare(sys.argv[1], 2)
 """
 
 
-@pytest.mark.parametrize("n", [0, 1])
-def test_a_kill_between_the_files_leaves_none_and_the_next_run_makes_both(n, tmp_path):
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_a_kill_between_the_files_leaves_no_dataset_and_the_next_run_makes_it(n, tmp_path):
     out, whole = tmp_path / "d", tmp_path / "whole"
     command = [sys.executable, "-c", KILL.format(n=n), str(out)]
     assert subprocess.run(command, cwd=ROOT).returncode < 0
-    assert [path.name for path in out.iterdir() if path.suffix != ".tmp"] == ["val.txt"][:n]
+    left = {path.name for path in out.iterdir() if path.suffix != ".tmp"}
+    assert left == {*["choose.txt", "val.txt"][:n]}
     for folder in (out, whole):
-        prepare(folder, 2, "report")
+        prepare(folder, 2)
     for path in whole.iterdir():
         assert (out / path.name).read_bytes() == path.read_bytes()
 
@@ -245,16 +254,19 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path / "data" / "sums2"
 
 
-@pytest.mark.parametrize("missing", ["train.txt", "val.txt"])
-def test_what_ships_is_made_again_if_a_part_is_missing(missing, elsewhere):
-    make_if_missing("sums2")
+@pytest.mark.parametrize(
+    "dataset, missing",
+    [("sums2", "train.txt"), ("sums2", "val.txt"), ("sums2_choose", "choose.txt")],
+)
+def test_what_ships_is_made_again_if_a_part_is_missing(dataset, missing, elsewhere):
+    make_if_missing(dataset)
     whole = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
-    assert {*whole} == {"train.txt", "val.txt"}
+    assert {*whole} == {"train.txt", "choose.txt", "val.txt"}
     os.replace(elsewhere / missing, elsewhere / f"{missing}.1234.tmp")  # a kill leaves this
-    make_if_missing("sums2")
+    make_if_missing(dataset)
     assert all((elsewhere / name).read_bytes() == whole[name] for name in whole)
     before = [path.stat().st_mtime_ns for path in elsewhere.iterdir()]
-    make_if_missing("sums2")  # all is there
+    make_if_missing(dataset)  # all is there
     assert [path.stat().st_mtime_ns for path in elsewhere.iterdir()] == before
     make_if_missing("mine")  # does not ship
     assert not (elsewhere.parent / "mine").exists()
@@ -266,52 +278,51 @@ def test_what_ships_is_made_again_if_a_part_is_missing(missing, elsewhere):
 def test_a_text_keeps_its_words(tmp_path):
     (tmp_path / "train.txt").write_text("\ufeffDidn’t the 3 cats\n\n sit?", encoding="utf-8")
     data = read_dataset(tmp_path / "train.txt", 16)
-    assert data.lines == ["didnt the cats sit"] and data.kind == "text"
+    assert data.lines == ["didnt the cats sit"]
     assert decode(data.inputs) == ["didnt the cats s", "idnt the cats si", "dnt the cats sit"]
 
 
-def slow_gaps(rule, completions, tokens, mask):
-    """List (input, completion, first blank) of each gap that's filled well, and of all gaps."""
-    good, gaps = [], []
-    for i, original in enumerate(decode(tokens)):
-        for word in re.finditer("[a-z]+", original):
-            start, end = word.span()
-            blanks = [t for t in range(start, end) if mask[i, t]]
-            if not blanks or rule.cut and (start == 0 or end == len(original)):
-                continue
-            gaps.append([i, blanks[0]])
-            for j, text in enumerate(decode(completions[i])):
-                whole = not f" {text} "[start].isalpha() and not f" {text} "[end + 1].isalpha()
-                if whole and text[start:end] in rule.lexicon:
-                    good.append([i, j, blanks[0]])
-    return good, gaps
+@pytest.mark.parametrize(
+    "masked, good, bad",
+    [
+        ("th_ __ sat", "the hi sat|tho me sat", "thx hi sat|the a  sat"),
+        ("a h_l_ on__ xy", "a half once xy|a help once xy", "a help onxx xy|a helf once xy"),
+        ("_ at", "a at|i at", "s at|  at"),
+    ],
+)
+def test_a_completion_of_a_text_is_good_if_its_words_are(masked, good, bad):
+    """All words with a blank count, and no others. One letter is a word if it's a or i."""
+    rule = WordRule("the tho hi me help half once a i s")
+    assert all(rule.is_good(text, masked) for text in good.split("|"))
+    assert not any(rule.is_good(text, masked) for text in bad.split("|"))
+    assert rule.answers(masked) is None
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_gaps_are_those_of_a_loop_over_words(cut):
-    """Any character may be hidden, a space too."""
-    g = torch.Generator().manual_seed(0)
-    rule = WordRule("ab ba bab abba", cut)
-    tokens = encode(" ab")[torch.randint(3, (60, 9), generator=g)]  # (B,T)
-    mask = torch.rand(60, 9, generator=g) < 0.3  # (B,T)
-    drawn = encode(" ab")[torch.randint(3, (60, 8, 9), generator=g)]  # (B,G,T)
-    completions = torch.where(mask[:, None], drawn, tokens[:, None])  # (B,G,T)
-    good, gaps = check_gaps(rule, completions, tokens, mask)
-    have = good.nonzero().tolist(), begins_word(gaps).nonzero().tolist()
-    want = slow_gaps(rule, completions, tokens, mask)
-    assert have == tuple(map(sorted, want)) and all(map(len, want))
+def test_a_rule_is_asked_about_each_completion_of_its_own_input():
+    class Seen:
+        def is_good(self, completion, masked):
+            seen.append((masked, completion))
+            return completion == "ab"
+
+    seen = []
+    masked = [[1, MASK_ID, PAD], [MASK_ID, 2, 3]]
+    completions = [[[1, 2, PAD], [1, 3, PAD]], [[1, 2, 3], [2, 2, 3]]]
+    found = check(Seen(), torch.tensor(completions), torch.tensor(masked))
+    assert found.tolist() == [[True, False], [False, False]]
+    assert seen == [("a_", "ab"), ("a_", "ac"), ("_bc", "abc"), ("_bc", "bbc")]
 
 
 def test_the_text_that_ships_is_whole():
-    train, val = read_splits(str(ROOT / "data" / "text"), 64)
-    assert train.kind == val.kind == "text"
-    assert (len(train.lines[0]), len(val.lines[0])) == (1986879, 96981)
+    for dataset, length in (("text", 47096), ("text_choose", 45284)):
+        train, held_out = read_splits(str(ROOT / "data" / dataset), 64)
+        assert isinstance(train.rule, WordRule)
+        assert (len(train.lines[0]), len(held_out.lines[0])) == (1986879, length)
 
 
 @pytest.mark.parametrize(
     "written, read",
     [
-        ("GROẞ groß Ærø, cafés", "gross gross r cafes"),
+        ("GROẞ groß Ærø, cafés, Słowo", "gross gross aero cafes slowo"),
         ("didn’t didn't", "didnt didnt"),
         ("it 'is'  so\n", "it is so"),
         ("a_b 12c", "a b c"),
@@ -324,16 +335,13 @@ def test_what_has_a_plain_form_is_kept_and_apostrophes_join(written, read):
 # Prompts.
 
 
-def test_prompts_may_have_any_length(text, tmp_path):
-    """All blanks between two spaces are one word, as in h_l_."""
+def test_prompts_may_have_any_length_and_keep_their_own_blanks(text, tmp_path):
     data = prompts(tmp_path, text, "_", "cafe h_l_ m_", "sat __ the m_t")
-    tokens, mask, words = data.batch(200, "short", (0, 1))
-    assert tokens.shape == mask.shape == words.shape == (200, 16)
-    found = {}
-    for row, numbers in zip(tokens.masked_fill(mask, MASK_ID), words.tolist()):
-        found[decode(row[row != PAD])[0]] = [number for number in numbers if number]
-    assert found == {"cafe h_l_ m_": [1, 1, 2], "_": [1], "sat __ the m_t": [1, 1, 2]}
-    assert torch.equal(words > 0, mask) and not (mask & (tokens == PAD)).any()
+    tokens, mask = data.batch(200, "short", (0, 1))
+    assert tokens.shape == mask.shape == (200, 16) and not (mask & (tokens == PAD)).any()
+    masked = tokens.masked_fill(mask, MASK_ID)
+    assert {*decode(masked)} == {"_", "cafe h_l_ m_", "sat __ the m_t"}
+    assert data.rule is text.rule
 
 
 @pytest.mark.parametrize(

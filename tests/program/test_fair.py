@@ -1,75 +1,92 @@
-"""Check how a variant is tuned and summed up, and the rewards of grpo/claims.md."""
+"""Check how a variant is tuned and summed up, and the rewards of the claims."""
 
 import json
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import BLANK, encode, figures, make_batch, run
+from conftest import encode, figures, make_batch, run
 
 from data.sums.prepare import prepare
-from data.vocabulary import decode
 from grpo.evaluation import exact
-from grpo.tools import fair, rewards, supervised
+from grpo.experiments import fair, rewards
+
+FIRST, SECOND = fair.CHOOSING
 
 
 @pytest.fixture
 def made(monkeypatch):
-    """List the runs that are made, (dataset, seed, β, learning rate), and don't train them."""
+    """List the runs that are made: (half, β, learning rate, seed). Nothing is trained."""
     made = []
 
-    def train(arguments, quiet):
-        config, *flags = arguments
-        given = dict(flag.removeprefix("--").split("=") for flag in flags)
-        seed, beta, rate = int(given["seed"]), given["kl_beta"], given.get("learning_rate")
-        made.append((given["dataset"], seed, beta, rate))
-        correct = {"0.1": 0.5, "0.2": 0.9, "0.3": 0.91, "0.4": 0.7}[beta]
-        correct -= 0.05 * (beta == "0.3" and seed == fair.UNREPORTED[1]) + 0.2 * (rate == "2.0")
-        row = json.dumps({"after, sampled": {"correct": correct}})
-        Path(given["out_dir"]).mkdir(parents=True)
-        Path(given["out_dir"], "evaluation.json").write_text(row, encoding="utf-8")
+    def run(command, **_):
+        flags = dict(word[2:].split("=") for word in command if word.startswith("--"))
+        half = "choose" if flags["dataset"] == "sums_choose" else "report"
+        beta, rate = float(flags["kl_beta"]), float(flags["learning_rate"])
+        made.append((half, beta, rate, int(flags["seed"])))
+        diverged = rate == 1e8
+        return SimpleNamespace(returncode=diverged, stderr="FloatingPointError" * diverged)
 
-    monkeypatch.setattr(fair, "train", train)
-    monkeypatch.setattr(fair, "describe", lambda out_dir: {"correct": 0.9})
+    def describe(self, out_dir, half):
+        _, beta, _, seed = made[-1]
+        correct = {0.05: 0.5, 0.1: 0.9, 0.2: 0.91, 0.4: 0.7}[beta] - 0.05 * (
+            beta == 0.2 and seed == SECOND
+        )
+        return {"correct": correct}
+
+    monkeypatch.setattr(fair.subprocess, "run", run)
+    monkeypatch.setattr(fair.Variant, "describe", describe)
     return made
 
 
-def test_close_candidates_are_decided_by_a_second_seed_and_then_reported(tmp_path, made, capsys):
-    """Without it the β of 0.3 would win. A second time nothing is run again."""
-    first, second = fair.UNREPORTED
-    command = [str(tmp_path / "out"), "config/rule.py", "--betas=.1,.2,.3,.4", "--rates=1,2"]
-    for _ in range(2):
-        fair.main([*command, "--seeds=1,2"])
-    choose = [("sums_choose", first, beta, None) for beta in ("0.1", "0.2", "0.3", "0.4")]
-    choose += [("sums_choose", second, beta, None) for beta in ("0.2", "0.3")]
-    choose += [("sums_choose", first, "0.2", rate) for rate in ("1.0", "2.0")]
-    assert made == [*choose, ("sums", 1, "0.2", "1.0"), ("sums", 2, "0.2", "1.0")]
-    lines = (tmp_path / "out" / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    want = {"kl_beta": 0.2, "learning_rate": 1.0, "correct": 0.9}
-    assert [json.loads(line) for line in lines] == [{**want, "seed": seed} for seed in (1, 2)]
-    assert "kl_beta=0.2, learning_rate=1.0: correct 0.900" in capsys.readouterr().out
+def test_a_variant_is_chosen_on_one_half_and_reported_on_the_other(tmp_path, made, capsys):
+    """The best one is at the edge of the grid, so it grows there. A second seed decides."""
+    command = [str(tmp_path / "out"), "config/rule.py", "--grid", "kl_beta=0.05,0.1,0.2"]
+    command += ["--grid", "learning_rate=1e-3,1e8", "--seeds=1-2"]
+    for _ in range(2):  # the second time nothing is made again
+        fair.main(command)
+    grid = [("choose", b, r, FIRST) for b in (0.05, 0.1, 0.2) for r in (1e-3, 1e8)]
+    beyond = [("choose", 0.4, 1e-3, FIRST), ("choose", 0.2, 1e-14, FIRST)]
+    assert made[:8] == grid + beyond
+    assert {(beta, seed) for _, beta, _, seed in made[8:11]} == {(0.1, SECOND), (0.2, SECOND)}
+    assert made[11:] == [("report", 0.1, 1e-3, seed) for seed in (1, 2)]
+    assert "kl_beta=0.1, learning_rate=0.001: correct 0.900" in capsys.readouterr().out
+    lines = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line).get("correct") for line in lines[:3]] == [0.5, None, 0.9]
+
+
+def test_what_is_refused(tmp_path, made, capsys, monkeypatch):
+    command = [str(tmp_path / "out"), "config/rule.py", "--grid", "kl_beta=0.1", "--seeds=1"]
+    fair.main(command)
+    monkeypatch.setattr(fair, "made_with", lambda config: {"files": {"grpo/advantage.py": "new"}})
     refused = {
-        "--num_iterations=1": "holds something else",
-        "--kl_beta=1": "fair sets kl_beta itself",
-        "--seeds=1.5": "'1.5' is not a whole number",
-        "--rates=-1": "'-1' is not a number from 0",
-        "config/latent.py": "fair is only for sums",
+        "--num_iterations=1": "other settings",
+        "--batch_size=128": "grpo/advantage.py changed",
+        "--kl_beta=1": "fair sets --kl_beta itself",
+        f"--seeds={FIRST}": "choose, so they can't be reported",
+        "--seeds=1.5": "invalid",
+        "--top_k=1": "without a truncation",
+        "config/latent.py": "fair is for sums",
     }
     for flag, line in refused.items():
         with pytest.raises(SystemExit, match="2"):
             fair.main([*command, flag])
-        assert line in capsys.readouterr().err and len(made) == 10
+        assert line in capsys.readouterr().err
 
 
-def test_a_run_is_summed_up_by_its_exact_figures(world, flags, tmp_path):
-    prepare(tmp_path / "sums", 2, "report")
-    generator = world / "digits.pt"
+def test_a_run_is_summed_up_by_its_exact_figures(world, flags, tmp_path, monkeypatch):
+    prepare(tmp_path / "sums", 2)
+    monkeypatch.setattr(fair, "DATASETS", {"report": str(tmp_path / "sums")})
+    generator = str(world / "digits.pt")
     changes = {"dataset": tmp_path / "sums", "block_size": 8, "masking": "columns"}
     changes |= {"generator_checkpoint": generator, "judge_checkpoint": "", "reward": "correct"}
-    changes |= {"top_p": 1.0}
-    run(flags, **changes, max_iters=12)
-    found = fair.describe(Path(flags["out_dir"]))
+    run(flags, **changes, top_p=1.0, max_iters=12)
+    plain = fair.Config
+    small = {"block_size": 8, "generator_checkpoint": generator, "eval_inputs": 50}
+    monkeypatch.setattr(fair, "Config", lambda **given: plain(**(given | small)))
+    variant = fair.Variant(tmp_path, ["config/rule.py"])
+    found = variant.describe(tmp_path / "out", "report")
     assert found["pass"][0] == pytest.approx(found["correct"], rel=1e-6)
     for k in exact.PASS_AT:
         assert found["pass"][fair.K.index(k)] == pytest.approx(found[f"pass@{k}"], rel=1e-6)
@@ -97,10 +114,3 @@ def test_the_rewards_of_the_claims():
         assert set(reward[0].tolist()) == {0, 1}
         assert reward.mean().item() == pytest.approx(share, abs=0.015)
     assert (rewards.lucky(completions, batch) >= rewards.successes(completions, batch)).all()
-
-
-def test_supervised_answers_follow_their_convention():
-    masked = encode("4_+4_=88")
-    batch = make_batch(masked, masked == BLANK, BLANK, 1, (1, 1))
-    for key, answer in ((supervised.difference, "44+44=88"), (str, "40+48=88")):
-        assert decode(supervised.best_answers(batch, key)) == [answer]

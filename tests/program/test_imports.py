@@ -25,7 +25,8 @@ BELOW = {
     "grpo.evaluation": ["data", "grpo", "grpo.run"],
     "train_grpo": ["data", "grpo", "grpo.evaluation", "grpo.run"],
 }
-COMMANDS = ["grpo.evaluation.__main__", "grpo.tools", "model.pretrain"]  # they may import anything
+# These may import anything.
+COMMANDS = ["grpo.evaluation.__main__", "grpo.experiments", "grpo.tools", "model.pretrain"]
 
 
 def room(module):

@@ -13,12 +13,13 @@ from conftest import command_line, run
 
 import train_grpo
 from data import files
-from data.files import find
+from data.files import shipped_path
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.run import load
 from grpo.run.checkpoint import read, write
 from grpo.run.config import Config, load_config
 from grpo.run.log import how_to_resume
+from grpo.run.origin import made_with
 from grpo.tools import fill, replay, toy
 from model import pretrain
 
@@ -35,7 +36,7 @@ MISTAKES = {
         --temperature=nan
         --loss_type=ppo
         --gradient_checkpointing=maybe
-        --masking=words
+        --masking=vowels
         --masking=columns
         --masking=word:1,word:3
         --resume
@@ -54,6 +55,7 @@ MISTAKES = {
         --reward={x}/r.py:no
         --reward={x}/r.py:flat
         --reward={x}/r.py:of_one
+        --reward={x}/r.py:of_each_character
         --reward={x}/r.py:not_finite
         --out_dir=
         --objective=reinforce --num_iterations=2
@@ -83,7 +85,7 @@ MISTAKES = {
         --prompts_file={x}/full.json
         --out_dir={x}/r.py""",
     "pretrain": """
-        --masking=words
+        --masking=vowels
         --n_embd=100
         --out_dir={w}
         --start={w}/generator.pt --block_size=17
@@ -114,14 +116,14 @@ def helper():
 def flat(completions, batch):
     return completions[:, 0, 0]
 
-def nothing(completions, batch):
-    pass
-
 def of_one(completions, batch):
-    return completions[:, :1] / 1
+    return completions[:, :1, 0]
+
+def of_each_character(completions, batch):
+    return completions
 
 def not_finite(completions, batch):
-    return completions / 0.0
+    return completions[..., 0] / 0.0
 
 def leaves(completions, batch):
     sys.exit()
@@ -149,8 +151,9 @@ def bad(world, tmp_path_factory):
     for name, text in FILES.items():
         (x / name).write_text(text, encoding="utf-8")
     (x / "cut.pt").write_bytes((world / "judge.pt").read_bytes()[:9000])
-    config = asdict(Config(generator_checkpoint=str(world / "digits.pt"), judge_checkpoint=""))
-    write(x / "sums.pt", read(world / "digits.pt") | {"training": {"config": config}})
+    config = Config(generator_checkpoint=str(world / "digits.pt"), judge_checkpoint="")
+    training = {"config": asdict(config), "made_with": made_with(config), "own_reward": ""}
+    write(x / "sums.pt", read(world / "digits.pt") | {"training": training})
     return x
 
 
@@ -231,11 +234,12 @@ def test_what_ships_is_found_from_another_folder_and_a_run_is_not(tmp_path, monk
     assert f" {files.PROJECT}/train_grpo.py --init_from=resume --out_dir=out-rule" in resume
     monkeypatch.setattr(files, "PROJECT", tmp_path)
     monkeypatch.chdir("/")
-    assert find("out-sums") == Path("out-sums")  # and not the run in the project's folder
+    assert shipped_path("out-sums") == Path("out-sums")  # and not the run in the project's folder
 
 
 def test_mini_batches_of_several_processes_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     with pytest.raises(Mistake, match="minibatch_size above 0 works with one process only"):
         load_config(["--minibatch_size=8"])
 
@@ -248,7 +252,13 @@ def test_other_errors_are_not_turned_into_an_exit():
 
 @pytest.mark.parametrize(
     "flag",
-    ["generator_checkpoint={}", "prompts_file={}", "reward=judge,{}:0.5", "reward={}/r.py:even"],
+    [
+        "generator_checkpoint={}",
+        "dataset={}",
+        "prompts_file={}",
+        "reward=judge,{}:0.5",
+        "reward={}/r.py:even",
+    ],
 )
 def test_no_file_is_moved_aside_with_the_old_run(tmp_path, flag):
     with pytest.raises(Mistake, match="=.* is in out_dir, which a new run moves aside"):

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import train_grpo
 from data.user_mistake import Mistake
 from data.vocabulary import decode
 from grpo.batch import make_batch
+from grpo.run.config import Config
+from grpo.run.origin import made_with
 from grpo.run.user_file import load_function, user_reward
 
 MINE = """
@@ -29,12 +32,12 @@ def mine(completions, batch):
 """
 COMPLETIONS = torch.arange(24).view(2, 3, 4)  # (B,G,T)
 MASK = torch.tensor([[True, True, False, True], [False, True, False, True]])  # (B,T)
-BATCH = make_batch(COMPLETIONS[:, 0], MASK, MASK.long(), 3, (5, 17))  # of seed 5, step 17
+BATCH = make_batch(COMPLETIONS[:, 0], MASK, 3, (5, 17))  # of seed 5, step 17
 
 
 def test_an_own_reward_gets_the_completions_and_their_batch():
     def curriculum(completions, batch):
-        assert torch.equal(batch.words, BATCH.words)
+        assert torch.equal(batch.masked, BATCH.masked)
         return completions.sum(dim=-1) * batch.seed[-1]
 
     have = user_reward("curriculum", curriculum, COMPLETIONS, BATCH)
@@ -51,7 +54,7 @@ def test_an_error_is_reported_and_a_nan_with_the_completion_that_got_it():
         completions + 1
 
     def nan(completions, batch):
-        return completions / (completions != COMPLETIONS[1, 2, 0]) * 0
+        return 0 / (completions != COMPLETIONS[1, 2, 0]).all(dim=-1)
 
     for function, what in (
         (fails, "ValueError: no digits"),
@@ -74,27 +77,22 @@ def test_user_code_leaves_the_process_as_it_was(tmp_path, monkeypatch):
 
 RULE = """
 import sys
+from itertools import accumulate, product
+
 import data.rules
 
-def balanced(text):
-    depth = [text[:i].count("a") - text[:i].count("b") for i in range(len(text) + 1)]
-    return min(depth) == 0 == depth[-1]
+class Balanced(data.rules.Rule):
+    name = "balanced"
 
-class Balanced:
-    name = title = "balanced"
-    whole = True
+    def is_good(self, completion, masked):
+        depth = list(accumulate({"a": 1, "b": -1}.get(c, -9) for c in completion))
+        return min(depth) == depth[-1] == 0
 
-    @classmethod
-    def made_for(cls, train, cut):
-        return cls() if train.kind == "lines" and all(map(balanced, train.lines)) else None
+    def answers(self, masked):
+        texts = map("".join, product(*("ab" if c == "_" else c for c in masked)))
+        return [text for text in texts if self.is_good(text, masked)]
 
-    def spans(self, text):
-        return [(0, len(text))]
-
-    def is_good(self, text, start, end):
-        return balanced(text)
-
-data.rules.RULES.append(Balanced)
+data.rules.LINE_RULES.append(Balanced())
 import train_grpo
 table = train_grpo.main(sys.argv[1:])
 assert table["the truth"]["balanced"] == 1 and 0 < table["after, sampled"]["balanced"] < 1
@@ -124,11 +122,51 @@ def test_a_function_is_a_reward(flags, tmp_path):
     train_grpo.main(command_line(flags), quiet=True, reward=even)
     out = Path(flags["out_dir"])
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    assert config["reward"] == "even" and config["made_with"]["reward file"]
+    assert config["reward"] == "even"
+    assert "tests/program/test_own_reward.py" in config["made_with"]["files"]
     assert figures(out)[0]["reward_even"] > 0
     half = command_line(flags, reward="judge,even:0.5", out_dir=tmp_path / "b")
     train_grpo.main(half, quiet=True, reward=even)
     assert {"reward_even", "reward_judge"} <= figures(tmp_path / "b")[0].keys()
-    with pytest.raises(Mistake, match="reward=even: .* pass a function to main"):
+    with pytest.raises(Mistake, match="this run's reward, even, was passed from Python; pass it"):
         train_grpo.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=5"])
     assert train_grpo.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=5"], True, even)
+
+
+def pay(amount, completions, batch):
+    return torch.full(completions.shape[:2], amount)
+
+
+class Pay:
+    def __call__(self, completions, batch):
+        return pay(7.0, completions, batch)
+
+
+@pytest.mark.parametrize("reward", [lambda *given: pay(7.0, *given), partial(pay, 7.0), Pay()])
+def test_a_function_without_a_name_is_called_own(flags, reward):
+    for setting, judge_pays in (("judge", False), ("judge,own:0.5", True)):
+        arguments = command_line(flags, reward=setting, max_iters=1)
+        train_grpo.main(arguments, quiet=True, reward=reward)
+        (step,) = figures(flags["out_dir"])
+        assert step["reward_own"] == 7 and ("reward_judge" in step) == judge_pays
+
+
+@pytest.mark.parametrize("name", ["judge", "valid", "correct"])
+def test_a_function_may_not_have_the_name_of_a_judge_or_a_rule(world, flags, tmp_path, name):
+    def own(completions, batch):
+        return pay(7.0, completions, batch)
+
+    own.__name__ = name
+    for part, text in (("train", "41+47=88"), ("val", "10+20=30")):
+        (tmp_path / f"{part}.txt").write_text(text, encoding="utf-8")
+    changes = {"dataset": tmp_path, "block_size": 8, "masking": "columns"}
+    changes |= {"generator_checkpoint": world / "digits.pt", "judge_checkpoint": ""}
+    with pytest.raises(Mistake, match=f"the name {name} is taken; rename the function"):
+        train_grpo.main(command_line(flags, **changes), quiet=True, reward=own)
+
+
+def test_a_file_that_happens_to_have_the_name_of_a_reward_is_none_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = made_with(Config())
+    (tmp_path / "judge").touch()
+    assert made_with(Config()) == before

@@ -8,7 +8,9 @@ import torch
 from conftest import browse, needs_browser, run
 
 import train_grpo
-from data.vocabulary import BLANK, VOCABULARY, decode
+from data import dataset
+from data.rules import Rule, check
+from data.vocabulary import BLANK, decode
 from grpo.tools import replay
 
 
@@ -17,12 +19,19 @@ def lines_of(folder):
     return [json.loads(line) for line in lines]
 
 
-def words_of(text):
-    return [match.span() for match in re.finditer("[a-z]+", text)]
+class Early(Rule):
+    """A hidden word begins with a letter from a to m."""
+
+    name = "early"
+
+    def is_good(self, completion, masked):
+        return completion[masked.index(BLANK)] in "abcdefghijklm"
 
 
-def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path, monkeypatch):
-    """Each gap knows whether it's filled with a real word."""
+@pytest.mark.parametrize("rule", [Early(), None])
+def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path, monkeypatch, rule):
+    """And whether the rule calls it good, if there's one."""
+    monkeypatch.setattr(dataset, "WordRule", lambda text: rule)
     expected = []
 
     def spy(name):
@@ -32,30 +41,25 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
         def function(policy, held_out, config, step):
             real(policy, held_out, config, step)
             batch = held_out.batch[:8]
-            completions = decode(policy(batch).sample().completions[:, 0])
-            gaps = []
-            for mask, text, completion in zip(batch.mask, decode(batch.tokens), completions):
-                hidden = [(a, b) for a, b in words_of(text) if mask[a:b].any()]
-                inner = [(a, b) for a, b in hidden if 0 < a and b < len(text)]  # others may be cut
-                lexicon = held_out.rule.lexicon
-                good = [(a, b) for a, b in words_of(completion) if completion[a:b] in lexicon]
-                gaps.append([[*span, span in good] for span in inner])
-            expected.append({"completions": completions, "gaps": gaps, "batch": batch})
+            completions = policy(batch).sample().completions[:, :1]  # (8,1,T)
+            line = {"completions": decode(completions)}
+            if rule:
+                line["good"] = check(rule, completions, batch.masked)[:, 0].tolist()
+            expected.append((line, batch))
 
         return function
 
     monkeypatch.setattr(train_grpo, "begin_snapshots", spy("begin_snapshots"))
     monkeypatch.setattr(train_grpo, "record_snapshot", spy("record_snapshot"))
-    run(flags, masking="word:0.5,random:0.5", learning_rate=0.1)
-    header, *_ = lines = lines_of(tmp_path)
-    assert [line["iteration"] for line in lines] == [-1, 0, 1, 2, 3]
-    for line, one in zip(lines, expected, strict=True):
-        assert line["completions"] == one["completions"] and line["gaps"] == one["gaps"]
+    run(flags, masking="short", learning_rate=0.1)
+    lines = lines_of(tmp_path)
+    assert [line.pop("iteration") for line in lines] == [-1, 0, 1, 2, 3]
+    _, batch = expected[0]
+    assert lines[0].pop("texts") == decode(batch.tokens)
+    assert lines[0].pop("masked") == decode(batch.masked)
+    assert lines == [line for line, _ in expected]
     assert lines[0]["completions"] != lines[-1]["completions"]
-    batch = expected[0]["batch"]
-    for i, (text, masked) in enumerate(zip(header["texts"], header["masked"], strict=True)):
-        assert text == "".join(VOCABULARY[token] for token in batch.tokens[i])
-        assert masked == "".join(BLANK if m else c for c, m in zip(text, batch.mask[i]))
+    assert not rule or {True, False} == {*lines[0]["good"]}
 
 
 def test_other_inputs_begin_the_file_anew(flags, tmp_path):
@@ -65,7 +69,6 @@ def test_other_inputs_begin_the_file_anew(flags, tmp_path):
 
 
 HEADER = {
-    "iteration": -1,
     "texts": ["41+47=88", "12+13=25"],
     "masked": ["__+__=88", "1_+1_=25"],
 }
@@ -76,24 +79,23 @@ def recorded(tmp_path, monkeypatch):
     """Give a function that makes a run's folder in the working directory, with made-up lines."""
     monkeypatch.chdir(tmp_path)
 
-    def make(name, completions, settings=None, **metrics):
+    def make(name, completions, settings=None, rule="correct", **metrics):
         """`completions` has a list of texts for each line, and `metrics` numbers by name."""
         folder = tmp_path / name
         folder.mkdir()
-        config = {"out_dir": name, "seed": 1} | (settings or {})
+        config = {"out_dir": name, "seed": 1, "rule": rule} | (settings or {})
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         steps = [dict(zip(metrics, values)) for values in zip(*metrics.values())]
         lines = {
             "metrics.jsonl": [{"iteration": i, **step} for i, step in enumerate(steps)],
             "snapshots.jsonl": [
-                {
-                    **(HEADER if i == 0 else {"iteration": i - 1}),
-                    "completions": texts,
-                    "gaps": [[[0, 8, text in ("41+47=88", "44+44=88")]] for text in texts],
-                }
-                for i, texts in enumerate(completions)
+                {"iteration": i, "completions": texts} for i, texts in enumerate(completions, -1)
             ],
         }
+        for line in lines["snapshots.jsonl"][:1]:
+            line |= HEADER
+        for line in lines["snapshots.jsonl"] if rule else []:
+            line["good"] = [text in ("41+47=88", "44+44=88") for text in line["completions"]]
         for file, content in lines.items():
             text = "".join(json.dumps(line) + "\n" for line in content)
             (folder / file).write_text(text, encoding="utf-8")
@@ -109,7 +111,7 @@ def test_one_run_s_page_goes_into_its_folder_and_several_into_the_working_direct
     recorded, capsys, tmp_path
 ):
     one = recorded("one", FILLS, correct=[0.1, 0.2])
-    other = recorded("other", FILLS, {"kl_beta": 0}, valid_words=[0.3, 0.4])
+    other = recorded("other", FILLS, {"kl_beta": 0}, "valid", valid=[0.3, 0.4])
     replay.main([one])
     replay.main([one, other])
     shown = capsys.readouterr().out.splitlines()
@@ -130,7 +132,7 @@ def test_no_text_of_a_run_can_close_the_script_of_its_page(recorded):
     content = re.search('type="application/json">(.*?)</script>', replay.make_page(outs))[1]
     assert "<" not in content
     shown = json.loads(content)
-    assert shown["labels"][0] == f"dataset={evil}"
+    assert shown["labels"][0] == f"dataset={evil}, <b>"
     assert (
         shown["runs"][0]["name"] == "<b>"
         and shown["runs"][0]["snapshots"][0]["completions"][0] == evil
@@ -180,6 +182,7 @@ def test_the_slider_moves_fills_and_numbers(recorded, tmp_path):
     assert numbers(html)[0] == "correct 0.500 judge accepts 1.000"
     html = open_page([out], tmp_path, SLIDE)
     assert "step 1 of 2: 1 of 2 good (before: 0 of 2)" in html
+    assert '<span id="noun">correct</span>' in html
     assert cards(html) == [
         ["[4][1]+[4][7]=88", "[4]-[1]-+[4]-[4]-=88", "[4]+[4]++[4]+[4]+=88"],
         ["1[2]+1[3]=25", "1[3]-+1[3]-=25", "1[4]-+1[2]-=25"],
@@ -195,12 +198,19 @@ def test_the_slider_moves_fills_and_numbers(recorded, tmp_path):
 
 
 @needs_browser
+def test_without_a_rule_no_completion_is_green_or_orange(recorded, tmp_path):
+    html = open_page([recorded("out", FILLS, rule="", mean_kl=[0, 1])], tmp_path)
+    assert ">step 2 of 2<" in html and '<span id="rule" hidden' in html
+    assert cards(html)[1] == ["1[2]+1[3]=25", "1[3]+1[3]=25", "1[1]+1[1]=25"]
+
+
+@needs_browser
 def test_curves_share_the_axes_of_their_panel(recorded, tmp_path):
     """Two seeds are a group, whose number is their mean. A run may lack a metric."""
     outs = [
         recorded("a", [], {"kl_beta": 0.2}, correct=[0, 1], accepts=[1, 1]),
         recorded("b", FILLS, {"kl_beta": 0.2, "seed": 2}, correct=[0.5, 0.5], accepts=[1, 1]),
-        recorded("<i>c", [], {"kl_beta": 0}, valid_words=[0.25]),
+        recorded("<i>c", [], {"kl_beta": 0}, "valid", valid=[0.25]),
     ]
     html = open_page(outs, tmp_path)
     assert numbers(html) == ["correct 0.750 – valid – – judge accepts 1.000 –"]  # after step 2

@@ -20,25 +20,24 @@ from grpo.run import log
 from grpo.run.checkpoint import model_file, read, write
 from grpo.run.config import Config, read_arguments
 from grpo.run.load import load_data
-from grpo.run.log import Log, claim
+from grpo.run.log import Log, lock_folder
 from model.transformer import Judge, TransformerConfig
 
 OWN_REWARDS = """
-from beside import calls
+from beside import last
 from data.vocabulary import decode
 
 def few_spaces(completions, batch):
     return [[1 - text.count(" ") / len(text) for text in decode(group)] for group in completions]
 
 def early(completions, batch):
-    return completions < 5
+    return (completions < 5).float().mean(dim=-1)
 
 def flat(completions, batch):
-    return 0 * completions
+    return 0 * completions[..., 0]
 
 def tired(completions, batch):
-    calls.append(1)
-    if len(calls) > 11:  # nine calls try it out
+    if batch.seed == (1, last):  # of the run's seed, and a step
         raise RuntimeError("too tired")
     return completions.float().mean(dim=-1)
 """
@@ -47,7 +46,7 @@ def tired(completions, batch):
 @pytest.fixture
 def own(tmp_path):
     """Write rewards of the user's own, which import what lies beside them: -> the file."""
-    (tmp_path / "beside.py").write_text("calls = []", encoding="utf-8")
+    (tmp_path / "beside.py").write_text("last = 2", encoding="utf-8")
     (tmp_path / "own.py").write_text(OWN_REWARDS, encoding="utf-8")
     return tmp_path / "own.py"
 
@@ -90,7 +89,7 @@ def test_rewards_that_are_all_equal_are_one_warning(flags, own, capsys):
 def test_ten_steps_in_a_row_without_anything_to_learn_are_a_warning(flags, capsys):
     """At step 0 some group still learns. Then nine steps don't suffice, and ten do, once."""
     dead = [0.5, *[1.0] * 9, 0.9, *[1.0] * 15]
-    with Log(Config(**flags), 0) as log:
+    with Log(Config(**flags), 0, "") as log:
         for step, share in enumerate(dead):
             log.write(step, {"frac_reward_zero_std": share})
     (line,) = (x for x in capsys.readouterr().out.splitlines() if "warning" in x)
@@ -122,7 +121,7 @@ def test_two_runs_do_not_share_a_folder(flags, tmp_path):
     """A folder that holds no step of a run is used as it is."""
     out = tmp_path / "out"
     out.mkdir()
-    first = claim(out, 0)
+    first = lock_folder(out, 0)
     (out / "mine.txt").write_text("a file of the user's", encoding="utf-8")
     for name in (out, tmp_path / "." / "out"):
         with pytest.raises(Mistake, match="out is in use by another run"):
@@ -145,7 +144,7 @@ def test_a_folder_that_somebody_is_in_is_not_moved_aside(flags, monkeypatch):
 
 def test_old_runs_are_moved_aside_under_names_of_their_own(tmp_path):
     for number in range(3):
-        with claim(tmp_path / "out", 0) as file:
+        with lock_folder(tmp_path / "out", 0) as file:
             file.write(json.dumps({"iteration": 0, "number": number}) + "\n")
     aside = sorted(tmp_path.glob("old-out-*/metrics.jsonl"))
     assert [json.loads(path.read_text(encoding="utf-8"))["number"] for path in aside] == [0, 1]
@@ -171,7 +170,7 @@ def test_a_signal_during_the_last_save_or_look_is_not_lost(flags, monkeypatch, p
 def test_what_the_parent_ignores_stays_ignored(flags):
     """A shell has a job in the background ignore SIGINT."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Log(Config(**flags), 0) as log:
+    with Log(Config(**flags), 0, "") as log:
         signal.raise_signal(signal.SIGINT)
         signal.signal(signal.SIGINT, before)
         assert not log.stop_requested()
@@ -288,10 +287,10 @@ class FullDisk:
 
 def test_a_full_disk_is_said_once_and_then_how_to_resume(flags, capsys, monkeypatch):
     """It fills up while step 2 writes its line of metrics, and in another run its checkpoint."""
-    real = log.claim
+    real = log.lock_folder
     resume = f"--init_from=resume --out_dir={flags['out_dir']}"
     with monkeypatch.context() as patch, pytest.raises(Mistake) as stopped:
-        patch.setattr(log, "claim", lambda *given: FullDisk(real(*given), 2))
+        patch.setattr(log, "lock_folder", lambda *given: FullDisk(real(*given), 2))
         run(flags, eval_interval=1)
     want = f"No space left on device.*; the run ends early: 2 of 4 steps are saved; .*{resume}"
     assert re.search(want, str(stopped.value)) and str(stopped.value).count("No space") == 1
@@ -341,10 +340,10 @@ def test_prompts_of_the_users_own_may_have_any_length(flags, tmp_path):
     (tmp_path / "p.json").write_text(
         json.dumps({"prompts": ["th_ cat", "the ___ cat sat", "_"]}), encoding="utf-8"
     )
-    reward = "judge,valid_words:0.5"
+    reward = "judge,valid:0.5"
     _, steps = run(flags, prompts_file=tmp_path / "p.json", reward=reward, group_size=16)
     assert len(steps) == 4
     for step in steps:
         assert step["grad_norm"] > 0
-        assert step["valid_words"] == pytest.approx(step["reward_valid_words"])
-    assert any(step["valid_words"] for step in steps)
+        assert step["valid"] == pytest.approx(step["reward_valid"])
+    assert any(step["valid"] for step in steps)

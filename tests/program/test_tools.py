@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from conftest import run
+from conftest import WORDS, run
 
 from data.dataset import encode_prompt
 from data.vocabulary import BLANK, VOCABULARY, encode
@@ -39,19 +39,16 @@ def printed(capsys, *arguments):
 def test_the_fills_are_the_top_k_of_all_fills_with_their_exact_probabilities(
     world, kind, temperature
 ):
-    """The two blanks of h_l_ are one word, which a latent draws together."""
+    """A latent draws the two blanks of h_l_ together."""
     generator = load_model(world / f"{kind}.pt", Generator)
     torch.manual_seed(0)
     torch.nn.init.normal_(generator.head.weight)  # so that the values of the latent differ
     masked = encode_prompt("h_l_ me", 16, "text")  # (T,)
     with torch.no_grad():
-        words = torch.tensor([[0, 1, 0, 1, 0, 0, 0]])
-        if kind == "latent":
-            prior, letters = generator(masked[None], words)
-        else:
-            prior, letters = torch.zeros(1, 7, 1), generator(masked[None])
+        out = generator(masked[None])
+    prior, letters = out if kind == "latent" else (torch.zeros(1, 1), out)
     q = (letters.double() / temperature).softmax(dim=-1)[0].view(7, -1, 28)  # (T,K,V)
-    p_z = (prior[0, 1].double() / temperature).softmax(dim=-1)  # (K,)
+    p_z = (prior[0].double() / temperature).softmax(dim=-1)  # (K,)
     characters = [c for c in VOCABULARY[:28] if c != BLANK]
     every = {
         f"h{a}l{b} me": (p_z * q[1, :, VOCABULARY.index(a)] * q[3, :, VOCABULARY.index(b)]).sum()
@@ -77,23 +74,30 @@ def test_a_reward_is_shown_next_to_each_completion(trained, tmp_path, capsys):
         assert all(" 7.500 " in row for _, *rows in parts.values() for row in rows)
 
 
-def test_a_run_is_shown_before_and_after_with_what_its_judge_accepts(trained, world, capsys):
+def test_a_run_is_shown_before_and_after_with_what_its_rule_and_its_judge_say(
+    trained, world, capsys
+):
     parts = printed(capsys, "the c_t _at", "--run=a", "--k=20")
     assert list(parts) == [f"before  {world}/generator.pt", "after   a"]
     judge = load_model(world / "judge.pt", Judge)
     for path, (heads, *rows) in zip((world / "generator.pt", "a/checkpoint.pt"), parts.values()):
         assert heads.split() == ["probability"]
-        pattern = r" +[\d.e-]+  (accepted|rejected)  the c\[([a-z ])\]t \[([a-z ])\]at"
+        pattern = (
+            r" +[\d.e-]+  (valid|wrong)  (accepted|rejected)  the c\[([a-z ])\]t \[([a-z ])\]at"
+        )
         shown = [re.fullmatch(pattern, row).groups() for row in rows]
         masked = encode_prompt("the c_t _at", 16, "text")
         expected = []
         for text, _ in fill.fill(load_model(path, Generator), masked, k=20):
             with torch.no_grad():
                 logits = judge(encode(text)[None])[0]
-            accepted = logits[5] > 0 and logits[8] > 0  # each blank is a word of its own
-            expected.append(("accepted" if accepted else "rejected", text[5], text[8]))
+            verdicts = (
+                "valid" if {*text.split()} <= {*WORDS} else "wrong",
+                "accepted" if logits[5] + logits[8] > 0 else "rejected",
+            )
+            expected.append((*verdicts, text[5], text[8]))
         assert shown == expected
-        assert {verdict for verdict, *_ in shown} == {"accepted", "rejected"}
+        assert {judged for _, judged, *_ in shown} == {"accepted", "rejected"}
 
 
 def test_a_sum_is_right_or_wrong_and_other_lines_are_neither(capsys):

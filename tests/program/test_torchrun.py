@@ -21,7 +21,7 @@ SHARED = {
     "scale_rewards": "batch",
     "top_entropy_quantile": 0.5,
     "num_iterations": 2,
-    "reward": "judge,valid_words",
+    "reward": "judge,valid",
     "reference_mode": "ema",
 }
 

@@ -1,6 +1,6 @@
-"""Rewards for grpo/claims.md, each a function of completions (B,G,T) that returns (B,G).
+"""Rewards for claims.md, each a function of completions (B,G,T) that returns (B,G).
 
-    python train_grpo.py config/rule.py --reward=grpo/tools/rewards.py:coin
+    python train_grpo.py config/rule.py --reward=grpo/experiments/rewards.py:coin
 
 All but the coin ask the rule, and most of them twist its answer.
 """

@@ -1,13 +1,13 @@
 """Draw the pictures of the pages from finished runs.
 
-    python .github/figures.py moving out                                   # sums, over the steps
-    python .github/figures.py judge out-1,out-2 out-fooled-1,out-fooled-2  # accepted, and correct
-    python .github/figures.py dose       # by training steps of the judge, from judges.csv
-    python .github/figures.py coverage   # pass@k, from claims.jsonl
-    python .github/figures.py curves     # what's correct in training, from claims.jsonl
+    python -m grpo.experiments.figures moving out                          # sums, over the steps
+    python -m grpo.experiments.figures judge out-1,out-2 out-f-1,out-f-2   # accepted and correct
+    python -m grpo.experiments.figures dose       # by training steps of the judge, from judges.csv
+    python -m grpo.experiments.figures coverage   # pass@k, from claims.jsonl
+    python -m grpo.experiments.figures curves     # what's correct in training, from claims.jsonl
 
-Each command writes .github/NAME.svg. config/README.md has the commands that make the runs, and
-grpo/claims.md those behind claims.jsonl: all of their results.jsonl, with the name of the variant.
+Each command writes results/NAME.svg. config/README.md has the commands that make the runs, and
+claims.md those behind claims.jsonl: all of their results.jsonl, with the name of the variant.
 """
 
 import csv
@@ -16,7 +16,7 @@ import math
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "results"
 STYLE = """
 text { font: 15px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
 .mono { font: 22px ui-monospace, Menlo, Consolas, monospace; }
@@ -119,7 +119,7 @@ def moving(run: str) -> None:
     def sums(x: float, line: dict) -> list[str]:
         cells = []
         for k, i in enumerate(rows):
-            good = all(gap[2] for gap in line["gaps"][i])
+            good = line["good"][i]
             letters = "".join(
                 f'<tspan class="{"a" if good else "b"} bold">{c}</tspan>' if m == "_" else c
                 for c, m in zip(line["completions"][i], first["masked"][i])
@@ -134,7 +134,8 @@ def moving(run: str) -> None:
         near = [line["correct"] for line in metrics[max(0, step - 2) : step + 3]]
         share = sum(near) / len(near)
         kind = "frame last" if step == last else "frame"
-        body.append(f'<g class="{kind}" style="animation-delay:{frame}s">')
+        # a negative delay: without animation, only the last frame is to be seen
+        body.append(f'<g class="{kind}" style="animation-delay:{frame - seconds}s">')
         body += sums(460, steps[step])
         body.append(text(670, 150, f"{share:.0%}", "big"))
         body.append(text(670, 180, "correct", ""))
@@ -145,11 +146,11 @@ def moving(run: str) -> None:
     body.append(text(60, 352, legend, "faint"))
     style = f"""
 .frame {{ visibility: hidden; animation: frame {seconds}s infinite step-end; }}
-.last {{ animation-name: last; }}
+.last {{ visibility: visible; animation-name: last; }}
 @keyframes frame {{ 0% {{ visibility: visible; }} {100 / seconds:.3f}% {{ visibility: hidden; }} }}
 @keyframes last {{ 0% {{ visibility: visible; }} {400 / seconds:.3f}% {{ visibility: hidden; }} }}
 @media (prefers-reduced-motion: reduce) {{
-  .frame {{ animation: none; }} .last {{ visibility: visible; }}
+  .frame {{ animation: none; }}
 }}
 """
     write("moving", 370, body, style)

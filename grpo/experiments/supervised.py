@@ -1,0 +1,191 @@
+"""Teach the generator answers without a group, to compare that with GRPO.
+
+    python -m grpo.experiments.supervised any out-q --power=1                # one answer, -q(y)
+    python -m grpo.experiments.supervised even out-even                      # cross-entropy
+    python -m grpo.experiments.supervised accepted out-40 --inputs=25600 --updates=400 --rounds=40
+    python -m grpo.evaluation out-q/generator.pt config/rule.py              # measure what came out
+
+Which answers are there for an input?
+
+    any       the sum that was there, which is what pretraining learned from
+    even      the correct answer whose summands differ least
+    smallest  the one with the smallest first summand
+    all       every correct answer
+    chain     what the base model writes one blank a pass, left to right (1606.07947)
+    argmax    the teacher's most likely answer
+    best      the judge's choice from 16 that the student draws
+    accepted  all that the judge accepts of these 16 (RAFT, 2304.06767; ReST-EM, 2312.06585)
+
+With p the probability that one of them comes out, the loss is (1 − p^λ) / λ. λ is --power. At 0
+that's −log p, cross-entropy. At 1 it's 1 − p, the expected reward of a rule that pays for these
+answers (generalized cross-entropy, 1805.07836; minimum risk training, 1512.02433).
+
+In each of --rounds the student meets new inputs and answers them anew: one round is offline, four
+are expert iteration, and as many as there are updates is online. Everything goes into the folder:
+generator.pt, and the last round's inputs as prompts.json, so that GRPO can train on the same ones.
+
+Shapes: N inputs of a round, B of an update, n answers to each, T characters.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.sums.rule import correct_answers
+from data.user_mistake import Mistake, exit_on_mistake
+from data.vocabulary import MASK_ID, decode, encode
+from grpo.batch import Batch, make_batch
+from grpo.evaluation.rivals import best_by_judge, fill_in_passes
+from grpo.reward import judge_scores
+from grpo.run.checkpoint import load_model, model_file, write
+from grpo.run.config import Config, Parser
+from grpo.run.load import SAMPLES, Models, check_length, load_models, load_splits
+from grpo.run.network import make_policy
+from model.losses import PRETRAINING
+from model.pretrain import fit
+from model.transformer import Generator
+
+PART = 1000  # inputs that are answered at once
+CPU = torch.device("cpu")
+NOTHING = -1e9  # log q of an answer that isn't there
+
+
+def difference(answer: str) -> int:
+    """Return by how much the two summands differ."""
+    first, second = answer.split("=")[0].split("+")
+    return abs(int(first) - int(second))
+
+
+def correct(batch: Batch, key=None) -> tuple[Tensor, Tensor]:
+    """List the correct answers of each input, or only the one with the smallest `key`."""
+    T = batch.masked.shape[1]
+    lists = [correct_answers(masked) for masked in decode(batch.masked)]
+    lists = [[min(answers, key=key)] if key else answers for answers in lists]
+    tokens = [encode("".join(answers)).view(-1, T) for answers in lists]  # each (n,T)
+    n = max(map(len, tokens))
+    answers = torch.stack([F.pad(x, (0, 0, 0, n - len(x))) for x in tokens])  # (N,n,T)
+    there = torch.arange(n) < torch.tensor([[len(x)] for x in tokens])  # (N,n)
+    return answers, there
+
+
+def answer(kind: str, batch: Batch, models: Models) -> tuple[Tensor, Tensor]:
+    """Answer the inputs of a batch: -> answers (N,n,T), and which of them are there (N,n) bool.
+
+    models.policy is the student, and models.reference the teacher.
+    """
+    if kind == "all":
+        return correct(batch)
+    if kind in ("even", "smallest"):
+        return correct(batch, difference if kind == "even" else str)
+    if kind in ("best", "accepted"):
+        answers = models.policy(batch).sample().completions  # (N,16,T)
+        scores = judge_scores(models.judge, answers, batch)  # (N,16)
+        if kind == "accepted":
+            return answers, scores > 0
+        answers = best_by_judge(models.base(batch), answers, scores)
+    elif kind == "chain":
+        answers, _ = fill_in_passes(models.base, batch, "left to right")
+    elif kind == "argmax":
+        answers = models.reference(batch).best_guess()[:, None]
+    else:
+        answers = batch.tokens[:, None]
+    return answers, torch.ones(answers.shape[:2], dtype=torch.bool)
+
+
+class Answers:
+    """The answered inputs of a round."""
+
+    @torch.no_grad()
+    def __init__(self, kind: str, models: Models, tokens: Tensor, mask: Tensor, seed: tuple):
+        self.tokens, self.mask = tokens, mask  # (N,T)
+        parts = []
+        for start in range(0, len(tokens), PART):
+            rows = slice(start, start + PART)
+            batch = make_batch(tokens[rows], mask[rows], SAMPLES, (*seed, start))
+            parts.append(answer(kind, batch, models))
+        most = max(there.shape[1] for _, there in parts)
+        pad = [
+            (F.pad(y, (0, 0, 0, most - y.shape[1])), F.pad(w, (0, most - w.shape[1])))
+            for y, w in parts
+        ]
+        self.answers, self.there = (torch.cat(x) for x in zip(*pad))  # (N,n,T), (N,n)
+
+    def loss(self, policy, rows: Tensor, power: float) -> Tensor:  # rows (B,) -> ()
+        """Compute (1 − p^λ) / λ, or −log p, averaged over inputs that have an answer."""
+        batch = make_batch(self.tokens[rows], self.mask[rows], 1, (0,))
+        log_q = policy(batch).log_likelihood(self.answers[rows]).double().sum(dim=-1)  # (B,n)
+        there = self.there[rows]  # (B,n)
+        log_p = log_q.where(there, NOTHING).logsumexp(dim=1)  # (B,)
+        loss = (1 - (power * log_p).exp()) / power if power else -log_p  # (B,)
+        known = there.any(dim=1)  # (B,)
+        return loss.where(known, 0).sum() / known.sum().clamp(min=1)
+
+
+def teach(args) -> None:
+    """Let the student learn the answers, and write it."""
+    if not args.out_dir or Path(args.out_dir).exists():
+        raise Mistake(f"out_dir={args.out_dir} exists; name another folder")
+    if args.updates % args.rounds or args.inputs % args.rounds:
+        raise Mistake(f"rounds={args.rounds} has to divide both inputs and updates; change one")
+    config = Config(reference_checkpoint=args.teacher, batch_size=PART)
+    models = load_models(config, CPU)
+    student = load_model(args.start, Generator)
+    check_length(config.block_size, student)
+    train, _ = load_splits(replace(config, generator_checkpoint=args.start))
+    load_splits(replace(config, generator_checkpoint=args.teacher))
+    policy = make_policy(student, config, CPU)
+    models = models._replace(policy=policy)
+    size, length = args.inputs // args.rounds, args.updates // args.rounds
+    answers = None
+
+    def loss(step):
+        nonlocal answers
+        if step % length == 0:
+            seed = (args.seed, step // length)
+            answers = Answers(args.answers, models, *train.batch(size, config.masking, seed), seed)
+        rng = np.random.default_rng((PRETRAINING, args.seed, 0, step))
+        rows = rng.choice(size, args.batch_size, replace=args.batch_size > size)  # (B,)
+        return answers.loss(policy, torch.from_numpy(rows), args.power)
+
+    fit("student", student, loss, args.updates, args.rate)
+    write(Path(args.out_dir) / "generator.pt", model_file(student, torch.float16))
+    prompts = decode(answers.tokens.masked_fill(answers.mask, MASK_ID))
+    write(Path(args.out_dir) / "prompts.json", json.dumps({"prompts": prompts}).encode())
+
+
+KINDS = "any even smallest all chain argmax best accepted".split()
+
+
+def at_least_one(text: str) -> int:
+    """Read a whole number above 0."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = Parser(prog="python -m grpo.experiments.supervised")
+    add = parser.add_argument
+    add("answers", choices=KINDS)
+    add("out_dir")
+    base = Config.generator_checkpoint
+    add("--teacher", default=base, help="a generator's file or a run's folder, for argmax")
+    add("--start", default=base, help="the generator that learns")
+    add("--inputs", type=at_least_one, default=100_000, help="how many sums it learns from")
+    add("--updates", type=at_least_one, default=1200)
+    add("--rounds", type=at_least_one, default=1, help="how often inputs and answers are renewed")
+    add("--batch_size", type=at_least_one, default=128, help="inputs of an update")
+    add("--rate", type=float, default=2e-3, help="peak learning rate of Muon")
+    add("--power", type=float, default=0.0, help="λ of the loss: 0 is cross-entropy, 1 is 1 - p")
+    add("--seed", type=at_least_one, default=1)
+    with exit_on_mistake("supervised"):
+        teach(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Check what a result is said to be made with, and who asks before using it again."""
+
+import functools
+import json
+
+import pytest
+from conftest import command_line, run
+
+import train_grpo
+from data.user_mistake import Mistake
+from grpo.evaluation.__main__ import main as evaluation
+from grpo.run import origin
+from grpo.run.config import Config
+
+CODE = '"""What it does."""\n\n\ndef f(x):\n    """Add one."""\n    return x + 1  # one\n'
+
+
+def test_only_what_a_program_does_counts():
+    same = CODE.replace("Add one", "Add 1").replace("  # one", "").replace("\n\n\n", "\n\n\n\n\n")
+    other = CODE.replace("x + 1", "x + 2")
+    reduced = [origin.code_without_comments(text.encode()) for text in (CODE, same, other)]
+    assert reduced[0] == reduced[1] != reduced[2]
+
+
+def test_a_files_own_neighbors_count_and_other_modules_do_not(tmp_path):
+    package = tmp_path / "mine"
+    package.mkdir()
+    for file, content in {
+        "my.py": "import json\nfrom weights import W\nimport mine.deep\nfrom mine import other\n",
+        "weights.py": "import my\nW = 1\n",
+        "mine/__init__.py": "",
+        "mine/deep.py": "",
+        "mine/other.py": "",
+        "unused.py": "",
+        "json_.py": "",
+    }.items():
+        (tmp_path / file).write_text(content, encoding="utf-8")
+    found = origin.with_imports(tmp_path / "my.py")
+    names = {str(path.relative_to(tmp_path)) for path in found}
+    assert names == {"my.py", "weights.py", "mine/__init__.py", "mine/deep.py", "mine/other.py"}
+
+
+def weighted(completions, batch, weight):
+    return completions[..., 0] * weight
+
+
+def test_a_function_is_known_by_its_file_and_a_partial_by_its_arguments_too():
+    def made(reward):
+        config = Config(reward="own")
+        config.own_reward = reward
+        return origin.made_with(config)
+
+    one, two = (functools.partial(weighted, weight=weight) for weight in (1, 2))
+    assert any(name.endswith("test_origin.py") for name in made(one)["files"])
+    assert origin.differences(made(one), made(one)) == []
+    assert origin.differences(made(one), made(two)) == ["the reward's state changed"]
+
+
+def test_differences_are_words():
+    before = {"files": {"a.py": "1", "b.py": "2", "c.pt": "3"}, "torch": "2.13"}
+    now = {"files": {"a.py": "1", "b.py": "4", "d.py": "5"}, "torch": "2.11"}
+    want = ["b.py changed", "d.py is new", "c.pt is gone", "torch 2.13 -> 2.11"]
+    assert origin.differences(before, now) == want
+
+
+REWARD = (
+    "from weights import W\n\n\ndef mine(completions, batch):\n    return completions[..., 0] * W\n"
+)
+
+
+@pytest.fixture
+def mine(flags, tmp_path, monkeypatch):
+    """Make a run whose reward imports its neighbor."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(REWARD, encoding="utf-8")
+    (tmp_path / "weights.py").write_text("W = 1.0\n", encoding="utf-8")
+    flags |= {"reward": "mine.py:mine", "judge_checkpoint": "", "max_iters": 1}
+    run(flags)
+    return flags
+
+
+def change_weights(tmp_path):
+    (tmp_path / "weights.py").write_text("W = 2.0\n", encoding="utf-8")
+
+
+def test_resuming_says_what_changed(mine, tmp_path, capsys):
+    change_weights(tmp_path)
+    run(mine, init_from="resume", max_iters=2)
+    assert "weights.py changed" in capsys.readouterr().out
+    config = json.loads((tmp_path / "out" / "config.json").read_bytes())
+    assert config["changes"] == [[1, ["max_iters 1 -> 2", "weights.py changed"]]]
+
+
+def test_a_table_is_not_measured_again_with_something_else(mine, tmp_path, capsys):
+    table = tmp_path / "out" / "evaluation.json"
+    for change, saved in ((None, True), (change_weights, False)):
+        table.write_text("{}", encoding="utf-8")
+        if change:
+            change(tmp_path)
+        evaluation(["out", "--again", "--reward=mine.py:mine"])
+        printed = capsys.readouterr().out
+        assert ("not saved" in printed) != saved and ("weights.py changed" in printed) != saved
+        assert (table.read_text(encoding="utf-8") != "{}") == saved
+
+
+def test_runs_of_different_rewards_are_not_averaged(mine, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    change_weights(tmp_path)
+    run(mine, out_dir=tmp_path / "other", seed=2)
+    capsys.readouterr()
+    evaluation(["out", "other"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:3]] == [
+        "weights.py (version 1), out (runs: 1)",
+        "weights.py (version 2), other (runs: 1)",
+    ]
+
+
+def test_a_reward_from_python_is_not_resumed_without_it(flags):
+    def mine(completions, batch):
+        return completions[..., 0]
+
+    train_grpo.main(command_line(flags, max_iters=1), reward=mine)
+    resume = ["--init_from=resume", f"--out_dir={flags['out_dir']}", "--max_iters=2"]
+    with pytest.raises(Mistake, match=r"this run's reward, mine, was passed from Python"):
+        train_grpo.main(resume)
+    assert train_grpo.main(resume, reward=mine)

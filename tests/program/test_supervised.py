@@ -1,0 +1,129 @@
+"""Check what the student of grpo.experiments.supervised learns from, and its loss."""
+
+import json
+
+import pytest
+import torch
+from conftest import BLANK, encode, make_batch
+
+from data.dataset import read_splits
+from data.sums.prepare import draw_sums
+from data.sums.rule import correct_answers
+from data.vocabulary import VOCABULARY, decode
+from grpo.evaluation.rivals import best_by_judge, fill_in_passes
+from grpo.experiments import supervised
+from grpo.policy import Product
+from grpo.reward import judge_scores
+from grpo.run.checkpoint import load_model
+from grpo.run.config import Config
+from grpo.run.load import Models
+from model.transformer import Generator
+
+TEXTS = ["41+47=88", "12+13=25", "33+22=55"]
+MASKED = ["4_+4_=88", "1_+1_=25", "3_+_2=55"]
+TOKENS, MASK = encode(*TEXTS), encode(*MASKED) == BLANK
+BATCH = make_batch(TOKENS, MASK, BLANK, 16, (1, 1))
+
+
+def policy(seed):
+    """Make a policy that draws any digits."""
+    logits = torch.randn(8, len(VOCABULARY), generator=torch.Generator().manual_seed(seed))
+    logits[:, [not c.isdigit() for c in VOCABULARY]] = -1e9
+    return lambda batch: Product(logits.expand(*batch.mask.shape, -1), batch, Config())
+
+
+def judge(rows):
+    return torch.sin(3.0 * rows)
+
+
+MODELS = Models(policy=policy(0), reference=policy(1), base=policy(2), judge=judge)
+
+
+def test_conventions_by_hand():
+    conventions = {
+        "any": TEXTS,
+        "even": ["44+44=88", "12+13=25", "33+22=55"],
+        "smallest": ["40+48=88", "10+15=25", "33+22=55"],
+    }
+    for kind, want in conventions.items():
+        answers, there = supervised.answer(kind, BATCH, MODELS)
+        assert decode(answers) == want and there.shape == (3, 1) and there.all()
+    answers, there = supervised.answer("all", BATCH, MODELS)
+    lists = [decode(texts[exists]) for texts, exists in zip(answers, there)]
+    assert lists == [correct_answers(masked) for masked in MASKED]
+
+
+def test_the_student_draws_the_judge_chooses_and_the_base_model_says_what_is_rare():
+    drawn = MODELS.policy(BATCH).sample().completions  # (3,16,8)
+    scores = judge_scores(judge, drawn, BATCH)  # (3,16)
+    by_base, by_student = (
+        best_by_judge(model(BATCH), drawn, scores) for model in (MODELS.base, MODELS.policy)
+    )
+    assert not torch.equal(by_base, by_student)
+    want = {
+        "best": by_base,
+        "accepted": drawn,
+        "chain": fill_in_passes(MODELS.base, BATCH, "left to right")[0],
+        "argmax": MODELS.reference(BATCH).best_guess()[:, None],
+    }
+    for kind, answers in want.items():
+        found, there = supervised.answer(kind, BATCH, MODELS)
+        assert torch.equal(found, answers)
+        assert torch.equal(there, scores > 0) if kind == "accepted" else there.all()
+    assert 0 < (scores > 0).sum() < scores.numel()
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_the_loss_is_a_loop_over_inputs_that_have_an_answer(monkeypatch, power):
+    """The inputs are answered two at a time, and they have 9, 6 and no answers."""
+
+    def answer(kind, batch, models):
+        answers, there = supervised.correct(batch)
+        return answers, there & (batch.masked != encode(MASKED[2])).any(dim=1, keepdim=True)
+
+    monkeypatch.setattr(supervised, "PART", 2)
+    monkeypatch.setattr(supervised, "answer", answer)
+    answers = supervised.Answers("all", MODELS, TOKENS, MASK, (1,))
+    q = MODELS.policy(BATCH).logits.double().softmax(dim=-1)  # (3,8,V)
+    losses = []
+    for i in (0, 1):
+        p = sum(q[i, MASK[i], y[MASK[i]]].prod() for y in encode(*correct_answers(MASKED[i])))
+        losses.append((1 - p**power) / power if power else -p.log())
+    loss = answers.loss(MODELS.policy, torch.tensor([2, 1, 0]), power)
+    torch.testing.assert_close(loss, sum(losses) / 2, rtol=1e-5, atol=0)
+
+
+@pytest.fixture
+def sums(monkeypatch, tmp_path):
+    """Let the command read a few sums in the place of 200,000."""
+    for split, results in (("train", [500, 701]), ("val", [600])):
+        lines = draw_sums(results, 3, 200, seed=1)
+        (tmp_path / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
+    splits = read_splits(str(tmp_path), 11)
+    monkeypatch.setattr(supervised, "load_splits", lambda config: splits)
+
+
+def test_each_round_has_new_inputs_and_the_student_of_the_round_before(sums, tmp_path, monkeypatch):
+    rounds = []
+    real = supervised.answer
+
+    def answer(kind, batch, models):
+        rounds.append((batch.masked, models.policy(batch).logits, models.base(batch).logits))
+        return real(kind, batch, models)
+
+    monkeypatch.setattr(supervised, "answer", answer)
+    flags = ["--inputs=8", "--updates=4", "--rounds=2", "--batch_size=4"]
+    supervised.main(["best", str(tmp_path / "out"), *flags])
+    (first, student, base), (second, student_later, base_later) = rounds
+    assert len(first) == len(second) == 4 and not torch.equal(first, second)
+    assert torch.equal(student, base) and not torch.equal(student_later, base_later)
+    prompts = json.loads((tmp_path / "out" / "prompts.json").read_text(encoding="utf-8"))
+    assert prompts == {"prompts": decode(second)}
+    load_model(tmp_path / "out" / "generator.pt", Generator)
+
+
+def test_a_mistake_is_one_line(sums, tmp_path, capsys):
+    for out, flag in (("out", "--rounds=7"), ("out", "--updates=0"), ("", "--rounds=1")):
+        with pytest.raises(SystemExit, match="2"):
+            supervised.main(["any", str(tmp_path / out), flag])
+        assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "out").exists()
