@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data.files import shipped_path
 from data.masking import MASKINGS, OF_SUMS, OF_WORDS, make_mask, parse_masking
-from data.rules import LINE_RULES, Rule, WordRule
+from data.rules import LINE_RULES, OURS, Rule, WordRule
 from data.sums.prepare import prepare as prepare_sums
 from data.user_mistake import Mistake
 from data.vocabulary import (
@@ -155,6 +155,9 @@ def lines_dataset(file: Path, lines: list[str], block_size: int) -> Dataset:
     unknown = "".join(sorted(set("".join(lines)) - set(allowed)))
     if unknown:
         raise Mistake(f"{file} has the characters {unknown!r:.100}; use only {allowed!r}")
+    for rule in LINE_RULES:
+        if not rule.name.isidentifier() or rule.name in OURS:
+            raise Mistake(f"a rule can't be called {rule.name!r}; take a word that isn't ours")
     fitting = (rule for rule in LINE_RULES if all(rule.is_good(line, line) for line in lines))
     rule = next(fitting, None)
     senseless = set(rule.senseless if rule else OF_SUMS)

@@ -64,8 +64,14 @@ class WordRule(Rule):
 
 
 LINE_RULES = [SumRule()]
-# no reward of the user's may be called like one of ours
-TAKEN = {"judge", "chain", "exact", WordRule.name, *(rule.name for rule in LINE_RULES)}
+# Names of rewards, columns and metrics that are ours. No rule of the user's may be called like one.
+OURS = set(
+    """judge chain exact valid accepts fooled distance different passes reward entropy
+mean_reward std_reward frac_reward_zero_std different_completions mean_advantage loss pg_loss
+kl_penalty clip_ratio mean_log_prob mean_kl approx_kl grad_norm lr step_ms iteration""".split()
+)
+# nor any reward, or like a rule
+TAKEN = OURS | {rule.name for rule in LINE_RULES}
 
 
 def check(rule: Rule, completions: Tensor, masked: Tensor) -> Tensor:

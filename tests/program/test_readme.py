@@ -95,7 +95,7 @@ def module_of(name):
 def test_every_function_named_exists():
     files = "py|json|jsonl|pt|txt|bin|cu|sh|md|html|png|svg|csv"
     for text in READMES.values():
-        text = re.sub(r"^ *```python.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+        text = re.sub(r"^ *```py.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
         for first, name in re.findall(r"\b([a-z_]+)\.([A-Za-z_]\w*)\b", text):
             if re.fullmatch(files, name):
                 continue
