@@ -129,7 +129,8 @@ def main(arguments=(), quiet=False, reward=None):
     # a run is resumed, `load_checkpoint` below puts policy and reference where they were.
     models = load_models(config, device)
     policy, reference = models.policy, models.reference
-    train, rule, held_out = load_data(config, device)  # the rule is the referee
+    train, held_out = load_data(config, device)
+    rule = held_out.rule  # the referee
     rewards = load_rewards(config, models.judge, models.base, rule, device)
     # What would fail in the table, or on the first inputs, fails now.
     try_out(models, rewards, held_out, draw_batch(train, config, 0, device)[:2])

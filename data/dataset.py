@@ -30,7 +30,7 @@ from data.vocabulary import (
     normalize,
 )
 
-MADE = {"sums": 3, "sums2": 2}  # the datasets that a run makes, and the digits of a number
+DIGITS = {"sums": 3, "sums2": 2}  # the datasets that a run makes, and the digits of a number
 TRIES = 1000  # how often an input without a word to hide is drawn again
 
 
@@ -99,7 +99,7 @@ def files_of(dataset: str) -> tuple[Path, Path]:
 def make_if_missing(dataset: str) -> None:
     """Make the sums that ship, unless they're there already."""
     files = files_of(dataset)
-    digits = MADE.get(files[0].parent.name)
+    digits = DIGITS.get(files[0].parent.name)
     if digits and not all(file.exists() for file in files):
         print(f"making {files[0].parent}", flush=True)
         prepare_sums(files[0].parent, digits)

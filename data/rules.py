@@ -64,13 +64,13 @@ class WordRule(Rule):
 
 
 LINE_RULES = [SumRule()]
-# Names of rewards, columns and metrics that are ours. No rule of the user's may be called like one.
+# Our own rewards, columns and metrics. A user's rule can't have one of these names,
 OURS = set(
     """judge chain exact valid accepts fooled distance different passes reward entropy
 mean_reward std_reward frac_reward_zero_std different_completions mean_advantage loss pg_loss
 kl_penalty clip_ratio mean_log_prob mean_kl approx_kl grad_norm lr step_ms iteration""".split()
 )
-# nor any reward, or like a rule
+# and a user's reward can't have a rule's name, either.
 TAKEN = OURS | {rule.name for rule in LINE_RULES}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def n_processes() -> int:
-    """Return how many processes torchrun started, or 1 without it, which sets both variables."""
+    """Return how many processes torchrun started, or 1 without it. (It sets both variables.)"""
     return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else 1
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from data.user_mistake import Mistake
-from grpo.policy import LogProbs, Product
+from grpo.policy import Product
 from grpo.truncation import truncates
 
 SOURCE = Path(__file__).with_name("kernel.cu")
@@ -29,7 +29,7 @@ class Unusable(Exception):
 
 
 def usable(config, device, network) -> bool:
-    """Tell whether the kernel computes log q in this run.
+    """Try to compile the kernel, and tell whether it computes log q in this run.
 
     Raises a Mistake if config.kernel insists on "cuda" and the kernel can't do it.
     """
@@ -136,6 +136,4 @@ class FusedLogProbs(torch.autograd.Function):
 class FusedProduct(Product):
     """A `Product` whose log q comes from the kernel."""
 
-    def log_probs(self, sample, reference):
-        y, mask, temperature = sample.completions, self.batch.mask, self.config.temperature
-        return LogProbs(*FusedLogProbs.apply(self.logits, reference.logits, y, mask, temperature))
+    compute_log_probs = FusedLogProbs.apply

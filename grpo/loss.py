@@ -5,8 +5,8 @@
 The default is the first function of each kind: `clip`, `exact_kl` and `mean_of_completions`. Read
 those and `grpo_loss`, and you've read GRPO's loss. Variants from other papers follow, with the same
 arguments. To add one of your own, write such a function and a line in the table below it: the
-line's name is then a value of the setting. Everything is plain PyTorch, and autograd differentiates
-it.
+line's name is then a value of the setting. Everything here is plain PyTorch that autograd
+differentiates, down to logp, kl and entropy. Their gradient is by hand (grpo/policy.py).
 
 Shapes: B masked inputs, b inputs of an update, T characters, G completions of each input.
 """
@@ -34,7 +34,11 @@ def clip(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
 
     The upper bound has a setting of its own, as in DAPO (2503.14476, eq. 8).
     """
-    ratio = (logp - old_logp).exp()  # (B,G,T)
+    return clipped_objective((logp - old_logp).exp(), A, config)
+
+
+def clipped_objective(ratio, A, config) -> tuple[Tensor, Tensor]:
+    """Stop pushing where the ratio (B,G,T) has gone far enough in the direction of A (B,G,1)."""
     clipped = ratio.clamp(1 - config.clip_eps, 1 + config.clip_eps_high)  # (B,G,T)
     return torch.minimum(ratio * A, clipped * A), clipped * A < ratio * A
 
@@ -48,7 +52,7 @@ def gspo(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
     blanks = mask.sum(dim=-1)[:, None, None].clamp(min=1)  # (B,1,1)
     mean = (logp - old_logp).sum(dim=-1, keepdim=True) / blanks  # (B,G,1)
     log_ratio = mean.detach() + (logp - logp.detach())  # (B,G,T)
-    return clip(log_ratio, 0, A, mask, config)  # which takes exp(log_ratio − 0)
+    return clipped_objective(log_ratio.exp(), A, config)
 
 
 def cispo(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ class Rollout(Rows):
 def mean_number_of_different(which: Tensor) -> Tensor:
     """Count the different texts in each group, and average: which (B,G) from `distinct` -> ().
 
-    What's negative doesn't count.
+    Negative numbers are ignored.
     """
     ordered = F.pad(which, (1, 0), value=-1).sort(dim=1).values  # (B,1+G)
     is_new = ordered.diff(dim=1) > 0  # (B,G) each text's first copy

@@ -28,7 +28,7 @@ UPDATES = 2  # each group of completions is used twice
 LEARNING_RATE = 1e-3
 CLIP = 0.2  # the ratio is clipped to 1 ± CLIP
 BETA = 0.25  # the weight of the KL
-SUREST = 8  # a score is cut off at ±8 nats
+SCORE_LIMIT = 8  # a score is cut off at ±8 nats
 
 
 def load(kind, path):
@@ -90,7 +90,7 @@ def reward(judge, completions, mask):
     logits = torch.cat([judge(part) for part in texts.split(32)])  # (texts,T)
     logits = logits[which].view(completions.shape)  # (B,G,T)
     scores = (logits * mask[:, None]).sum(dim=-1) / mask.sum(dim=-1)[:, None]  # (B,G)
-    return scores.clamp(-SUREST, SUREST)
+    return scores.clamp(-SCORE_LIMIT, SCORE_LIMIT)
 
 
 def advantages(rewards):

@@ -7,7 +7,10 @@ network turns a masked input into the logits s of every blank, and `Product` doe
 
     q.sample()                  draws G completions of each input, all blanks at once
     q.log_probs(sample, q_ref)  computes their log-probabilities, and the exact KL and entropy
-    logprobs_backward           is the gradient of these, by hand
+    q.log_likelihood(y)         computes log q of any completions
+    q.best_guess()              fills each blank with its most likely character
+
+`logprobs_backward` is the gradient of log_probs, by hand.
 
 For one blank with logits s, temperature τ and drawn character y, in nats:
 
@@ -142,6 +145,8 @@ class Product(Rows):
     batch: Batch
     config: object
 
+    compute_log_probs = ComputeLogProbs.apply  # the kernel has its own (grpo/kernel.py)
+
     def sample(self) -> Sample:
         """Fill every blank G times in parallel, with the batch's own uniforms."""
         batch, temperature = self.batch, self.config.temperature
@@ -152,7 +157,8 @@ class Product(Rows):
     def log_probs(self, sample: Sample, reference: "Product") -> LogProbs:
         """Compute log q and log q_ref of a sample. Gradients reach this policy's logits."""
         y, mask, temperature = sample.completions, self.batch.mask, self.config.temperature
-        return LogProbs(*ComputeLogProbs.apply(self.logits, reference.logits, y, mask, temperature))
+        compute = type(self).compute_log_probs
+        return LogProbs(*compute(self.logits, reference.logits, y, mask, temperature))
 
     def log_likelihood(self, completions: Tensor) -> Tensor:
         """Compute log q of each character, without truncation: (B,n,T) -> (B,n,T).

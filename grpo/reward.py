@@ -29,9 +29,12 @@ from data.vocabulary import MASK_ID
 from grpo.batch import Batch, make_batch
 from grpo.policy import Policy
 
-AT_ONCE = {"cpu": 32, "cuda": 4096}  # texts per batch; more overflow a CPU's cache, a GPU's memory
-SUREST = 8  # nats; a score is cut off at ±8
-FEW = 20  # with fewer wrong completions, `fooled` would be noise
+JUDGE_BATCH = {
+    "cpu": 32,
+    "cuda": 4096,
+}  # texts per batch; more overflow a CPU's cache, a GPU's memory
+SCORE_LIMIT = 8  # nats; a score is cut off at ±8
+MIN_WRONG = 20  # with fewer wrong completions, `fooled` would be noise
 
 
 def distinct(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,7 +63,7 @@ def judge_logits(judge: Callable, completions: Tensor) -> Tensor:
     else:
         texts = completions.flatten(0, 1)  # (B·G,T)
         which = torch.arange(B * G, device=texts.device).view(B, G)
-    size = min(AT_ONCE[texts.device.type], B * G)
+    size = min(JUDGE_BATCH[texts.device.type], B * G)
     texts = F.pad(texts, (0, 0, 0, -len(texts) % size))  # (multiple of size,T)
     logits = torch.cat([judge(part) for part in texts.split(size)])  # the shape of `texts`
     return logits.float()[which]  # (B,G,T)
@@ -79,7 +82,7 @@ def judge_scores(judge: Callable, completions: Tensor, batch: Batch) -> Tensor:
     It doesn't see what was hidden, so q_ref is an average over maskings.
     """
     logits = judge_logits(judge, completions)  # (B,G,T)
-    return mean_over_blanks(logits, batch.mask).clamp(-SUREST, SUREST)
+    return mean_over_blanks(logits, batch.mask).clamp(-SCORE_LIMIT, SCORE_LIMIT)
 
 
 def judge_metrics(scores: Tensor, good: Tensor | None) -> dict[str, Tensor]:
@@ -91,7 +94,7 @@ def judge_metrics(scores: Tensor, good: Tensor | None) -> dict[str, Tensor]:
     """
     accepted = (scores > 0).float()  # (B,G)
     metrics = {"accepts": accepted.mean()}
-    if good is not None and (~good).sum() >= FEW:
+    if good is not None and (~good).sum() >= MIN_WRONG:
         metrics["fooled"] = accepted[~good].mean()
     return metrics
 

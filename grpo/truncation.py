@@ -96,7 +96,7 @@ def top_choices(q: Tensor) -> Tensor:
 
 
 def penalized(kind: Callable, blank: int) -> Callable:
-    """Make a kind of distribution penalize repetition in its logits, the last of its tensors."""
+    """Wrap a kind of distribution, so that its logits, the last tensor, get penalized first."""
 
     def penalize_and_make(*tensors):
         *prior, logits, batch, config = tensors

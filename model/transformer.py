@@ -180,5 +180,5 @@ class Judge(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, tokens):
-        """Map filled texts (B,T) to logits (B,T), whose mean over a word says how real it looks."""
+        """Map filled texts (B,T) to logits (B,T), whose mean over the blanks is the score."""
         return self.head(self.trunk(tokens, attention_mask(tokens))).squeeze(-1)

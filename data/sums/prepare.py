@@ -45,7 +45,7 @@ def draw_sums(results: list[int], digits: int, size: int, seed: int) -> list[str
 def prepare(out_dir: str | Path, digits: int) -> None:
     """Write choose.txt, val.txt and train.txt into `out_dir`.
 
-    A kill leaves all files or no dataset: train.txt goes last, and nobody reads the others alone.
+    train.txt goes last. Without it there's no dataset, so a kill can't leave half of one.
     """
     split = split_results(digits)
     files = ("choose", "choose", VAL, 2), ("val", "report", VAL, 2), ("train", "train", TRAIN, 1)

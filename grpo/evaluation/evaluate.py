@@ -38,8 +38,8 @@ def measure(completions: Tensor, held_out: HeldOut) -> dict[str, float]:
 
     correct, valid, ...  the share of completions that the rule calls good, by the rule's name
     exact                unless good ones can be listed: the share that's just what was there
-    distance             and how different what was written is from what was there: the total
-                         variation between the frequencies of words, in 0 to 1
+    distance             and how far the words written are from those that were there: the total
+                         variation between their frequencies, from 0 to 1
     different_correct    if they can, and n > 1: how many different good ones an input has
     N blanks             if they can: the share that's good of the inputs with so many blanks
     pass@n               n > 1: the share of inputs with a completion that's good, or exact
@@ -119,38 +119,39 @@ def score_metrics(
 
 def table_rows(
     models: Models, held_out: HeldOut, everything: bool
-) -> Iterator[tuple[str, Tensor, float]]:
-    """Yield the rows of the table: a title, completions (N,n,T), and how many passes they took.
+) -> Iterator[tuple[str, Tensor, float, Product | None]]:
+    """Yield the rows of the table: a title, completions (N,n,T), how many passes they took, and the
+    distribution they were drawn from, if it was one pass of a policy.
 
     `everything` adds those that take more than some seconds.
     """
     batch, rule = held_out.batch, held_out.rule
     base, policy = models.base(batch), models.policy(batch)
-    yield "the truth", batch.tokens[:, None], 0
-    yield "before, sampled", base.sample().completions, 1
-    yield "before, argmax", base.best_guess()[:, None], 1
+    yield "the truth", batch.tokens[:, None], 0, None
+    yield "before, sampled", base.sample().completions, 1, base
+    yield "before, argmax", base.best_guess()[:, None], 1, None
     if held_out.answers is None:
         cold = replace(base, config=replace(base.config, temperature=0.3))
-        yield "before, τ = 0.3", cold.sample().completions, 1
+        yield "before, τ = 0.3", cold.sample().completions, 1, cold
     if isinstance(rule, WordRule):
-        yield "cheat: common words", fill_with_common_words(batch, rule.lexicon), 0
-    yield "after, sampled", policy.sample().completions, 1
-    yield "after, argmax", policy.best_guess()[:, None], 1
+        yield "cheat: common words", fill_with_common_words(batch, rule.lexicon), 0, None
+    yield "after, sampled", policy.sample().completions, 1, policy
+    yield "after, argmax", policy.best_guess()[:, None], 1, None
     if not everything:
         return
     if models.judge:
         completions = base.sample().completions  # (N,n,T)
         scores = judge_scores(models.judge, completions, batch)  # (N,n)
-        yield "best of 16, judge", best_by_judge(base, completions, scores), 1
+        yield "best of 16, judge", best_by_judge(base, completions, scores), 1, None
     fill = partial(fill_in_passes, models.base, batch)
     if held_out.answers is None:
-        yield "one by one, argmax", *fill("confidence")
+        yield "one by one, argmax", *fill("confidence"), None
         return
     for passes in (2, 3, 4, 6):
-        yield f"by confidence, {passes} passes", *fill("confidence", passes, SAMPLES)
-    yield "left to right, 2 passes", *fill("left to right", 2, SAMPLES)
-    yield "left to right, argmax", *fill("left to right")
-    yield "after, 2 passes", *fill_in_passes(models.policy, batch, "confidence", 2, SAMPLES)
+        yield f"by confidence, {passes} passes", *fill("confidence", passes, SAMPLES), None
+    yield "left to right, 2 passes", *fill("left to right", 2, SAMPLES), None
+    yield "left to right, argmax", *fill("left to right"), None
+    yield "after, 2 passes", *fill_in_passes(models.policy, batch, "confidence", 2, SAMPLES), None
 
 
 @torch.no_grad()
@@ -168,12 +169,11 @@ def evaluate(
     """
     result, drawn = {}, []
     batch, answers = held_out.batch, held_out.answers
-    sampled = {"before, sampled": models.base, "after, sampled": models.policy}
     rows = table_rows(models, held_out, everything)
-    for title, completions, passes in tqdm(
+    for title, completions, passes, q in tqdm(
         rows, desc="table", leave=False, disable=True if quiet else None
     ):
-        if title in sampled and is_exact(q := sampled[title](batch), held_out):
+        if q and answers is not None and not truncates(q.config):
             figures = exact.figures(exact.probabilities(q, answers), batch.mask)
         else:
             figures = measure(completions, held_out)
@@ -187,11 +187,6 @@ def evaluate(
         marginals = exact.marginals(answers, batch.mask)
         result["exact marginals"] = exact.figures(marginals, batch.mask)
     return result, drawn
-
-
-def is_exact(q: Product, held_out: HeldOut) -> bool:
-    """Tell whether figures can be computed from log q, and needn't be counted on draws."""
-    return held_out.answers is not None and not truncates(q.config)
 
 
 def list_completions(batch: Batch, completions: Tensor, scores: dict[str, Tensor]) -> list[dict]:

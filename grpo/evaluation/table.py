@@ -2,7 +2,7 @@
 
 FIRST = """correct valid exact chain distance accepts fooled different_correct pass@16 pass@1024
 passes""".split()
-MUCH = 0.05  # if a judge accepts more than is good, by so much, we say that it's fooled
+FOOLED_MARGIN = 0.05  # if a judge accepts more than is good, by so much, we say that it's fooled
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
@@ -49,6 +49,6 @@ def format_table(result: dict[str, dict[str, float]], rule: str, judge_pays: boo
     """
     lines = format_rows({title: [row] for title, row in result.items()})
     after = result["after, sampled"]
-    if judge_pays and rule and after.get("accepts", 0) > after[rule] + MUCH:
+    if judge_pays and rule and after.get("accepts", 0) > after[rule] + FOOLED_MARGIN:
         lines.append(f"the judge accepts much more than is {rule}: it's being fooled")
     return "\n".join([*lines, "what the columns are: config/README.md#the-table"])

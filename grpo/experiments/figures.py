@@ -7,7 +7,7 @@
     python -m grpo.experiments.figures curves     # what's correct in training, from claims.jsonl
 
 Each command writes results/NAME.svg. config/README.md has the commands that make the runs, and
-claims.md those behind claims.jsonl: all of their results.jsonl, with the name of the variant.
+claims.md those behind claims.jsonl: a line for each reported run, with the name of the variant.
 """
 
 import csv

@@ -40,7 +40,7 @@ def write(path: str | Path, content: bytes | dict) -> None:
 def read(path: str | Path) -> dict[str, Any]:
     """Read a dict that `write` wrote, with its tensors on the CPU. Runs no code of the file.
 
-    Of a run's folder this reads its checkpoint.
+    If the path is a run's folder, this reads the checkpoint in it.
 
     Raises a Mistake if the file is missing, is damaged, or holds something else.
     """

@@ -35,7 +35,7 @@ TINY = 1e-9  # stands for "more than 0", and 1 - TINY for "less than 1"
 
 
 def within(default: float, least: float, largest: float = LARGEST) -> Field:
-    """Declare a number with its range. A plain whole number is at least 1, another at least 0."""
+    """Declare a number with its range. By default it is 1 or more for an int, 0 for a float."""
     return field(default=default, metadata={"range": (least, largest)})
 
 
@@ -258,7 +258,7 @@ def saved_settings(state: dict, given: dict, path: Path, reward: Callable | None
 
 
 # These say where a run goes. They don't change what it computes.
-NAMES = ("out_dir", "init_from", "wandb_project", "wandb_run_name")
+PLACES = ("out_dir", "init_from", "wandb_project", "wandb_run_name")
 
 
 def resume(out_dir: str, given: dict, reward: Callable | None) -> Config:
@@ -283,7 +283,7 @@ def resume(out_dir: str, given: dict, reward: Callable | None) -> Config:
         line += "; so what the table calls *before* is another model now"
     if is_first():
         print(f"{out_dir} resumes at step {step} with {line}")
-    noted = [text for name, text in changed.items() if name not in NAMES] + others
+    noted = [text for name, text in changed.items() if name not in PLACES] + others
     new.changes = state["changes"] + ([[step, noted]] if noted else [])
     return new
 

@@ -69,8 +69,8 @@ def load_generator(path: str | Path, config) -> tuple[Models, Rewards, HeldOut]:
     device = pick_device(config.device)
     models = load_models(config, device)
     load_weights(models.policy.network, read(path)["weights"], path)
-    _, rule, held_out = load_data(config, device)
-    rewards = load_rewards(config, models.judge, models.base, rule, device)
+    _, held_out = load_data(config, device)
+    rewards = load_rewards(config, models.judge, models.base, held_out.rule, device)
     return models, rewards, held_out
 
 
@@ -148,14 +148,14 @@ def load_splits(config) -> tuple[Dataset, Dataset]:
 
 
 def load_data(config, device: torch.device):
-    """Load the inputs to train on, the rule that checks their completions, and a `HeldOut`."""
+    """Load the inputs to train on, and a `HeldOut`, whose rule checks the completions of both."""
     train, val = load_splits(config)
     val.check_masking(config.masking)
     # The inputs are the same for every seed, so that runs can be compared. The draws aren't, so
     # that the spread of their figures includes the luck of the draw.
     tokens, mask = val.batch(config.eval_inputs, config.masking, (EVALUATION_SEED, 0))  # each (N,T)
     batch = make_batch(tokens, mask, SAMPLES, (EVALUATION_SEED + config.seed, END))
-    return train, train.rule, HeldOut(batch.map(lambda x: x.to(device)), train.rule)
+    return train, HeldOut(batch.map(lambda x: x.to(device)), train.rule)
 
 
 def load_rewards(

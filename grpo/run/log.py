@@ -41,7 +41,7 @@ def say(text: str) -> None:
 class Log:
     """Write a run's files, move its bar, and tell whether the user wants it to stop.
 
-    Only the first process writes and prints. Use it as `with Log(config, start) as log`.
+    Only the first process writes and prints. Use it as `with Log(config, start, rule) as log`.
     """
 
     def __init__(self, config: Config, start: int, rule: str, quiet: bool = False):

@@ -19,13 +19,15 @@ from grpo.policy import Policy, Product
 from grpo.truncation import Truncated, penalized, truncates
 from model.transformer import Generator, Judge
 
-SMALL = 500_000  # parameters; with fewer, threads wait for each other more than they compute
+SINGLE_THREAD_BELOW = (
+    500_000  # parameters; with fewer, threads wait for each other more than they compute
+)
 THREADS = torch.get_num_threads()  # what PyTorch uses by default
 
 
 def set_threads(network: torch.nn.Module) -> None:
     """Compute on one CPU thread if the network is small. That also fixes the order of sums."""
-    small = sum(weights.numel() for weights in network.parameters()) < SMALL
+    small = sum(weights.numel() for weights in network.parameters()) < SINGLE_THREAD_BELOW
     torch.set_num_threads(1 if small else THREADS)
 
 
@@ -58,7 +60,7 @@ def place(network: torch.nn.Module, config, device: torch.device) -> None:
 
 
 def autocast(config, device: torch.device) -> torch.autocast:
-    """Make what runs a network in the dtype of the settings."""
+    """Make a context in which networks compute in the dtype of the settings."""
     half = pick_dtype(config.dtype, device) == "bfloat16"
     return torch.autocast(device.type, torch.bfloat16, enabled=half)
 

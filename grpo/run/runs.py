@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from data.user_mistake import Mistake
-from grpo.run.config import NAMES
+from grpo.run.config import PLACES
 
-IGNORED = ("seed", *NAMES)  # runs of one group may differ in these
+IGNORED = ("seed", *PLACES)  # runs of one group may differ in these
 
 
 def group_runs(results: dict[str, object]) -> dict[tuple[str, ...], list[str]]:

@@ -8,9 +8,9 @@ import threading
 class StopSignals:
     """From `with` on, a signal only gets noted in `received`. A second one ends the program.
 
-    Under torchrun, which may send the same signal twice, the second one is noted, too. A shell has
-    a job in the background ignore Ctrl-C, and then it stays ignored. Outside of the main thread,
-    where Python takes no signals, nothing happens.
+    Under torchrun, which may send the same signal twice, the second one is noted, too. If Ctrl-C is
+    ignored, as in a shell's background job, it stays ignored. Python handles signals only in its
+    main thread, so in any other one nothing happens.
     """
 
     def __init__(self, second_one_ends: bool = True):

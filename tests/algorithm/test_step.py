@@ -175,7 +175,7 @@ def test_a_step_never_waits_for_a_gpu(settings, n_latent, monkeypatch):
 
     The step waits once in each update, in the optimizer, and for the metrics at its end.
     """
-    monkeypatch.setitem(reward.AT_ONCE, "meta", 3)
+    monkeypatch.setitem(reward.JUDGE_BATCH, "meta", 3)
     config, *policies = make(settings, 8, n_latent)
     for policy in policies:
         policy.network.to("meta")

@@ -90,8 +90,8 @@ def time_parts(B, G, *flags):
     """Print the parts of a step of the main command, each with the GPU's own time in it."""
     config = load_config([*command_line(B, G), *flags])
     models = load_models(config, DEVICE)
-    train, rule, _ = load_data(config, DEVICE)
-    rewards = load_rewards(config, models.judge, models.base, rule, DEVICE)
+    train, held_out = load_data(config, DEVICE)
+    rewards = load_rewards(config, models.judge, models.base, held_out.rule, DEVICE)
     optimizer = Optimizer(make_adamw(models.policy.network, config), config.grad_clip)
     update = SimpleNamespace(step_if_finite=timed("optimizer", optimizer.step_if_finite))
     given = timed("policy", models.policy), timed("reference", models.reference)
@@ -103,7 +103,7 @@ def time_parts(B, G, *flags):
     for step in range(STEPS):
         batch = timed("draw_batch", draw_batch)(train, config, step, DEVICE)
         rollout, _ = timed("grpo_step", train_grpo.grpo_step)(*given, batch, config)
-        timed("rollout_metrics", rollout_metrics)(rollout, rule)
+        timed("rollout_metrics", rollout_metrics)(rollout, held_out.rule)
     train_grpo.grpo_loss, torch.Tensor.backward = originals
     print(f"B {B} G {G} {' '.join(flags)}: ms of a call, and calls in a step")
     for name, seconds in parts.items():

@@ -169,7 +169,7 @@ def latent(seed):
 
 
 def held_out_for(config):
-    return load_data(config, torch.device("cpu"))[2]
+    return load_data(config, torch.device("cpu"))[1]
 
 
 def evaluated(config, policy, before, parts=(), everything=False):
@@ -211,7 +211,7 @@ def test_the_best_of_16_are_those_of_the_base_model(sums):
     q = base(held_out.batch)
     drawn = q.sample().completions
     rows = table_rows(Models(product(1), None, base, judge), held_out, everything=True)
-    (best,) = (completions for title, completions, _ in rows if title == "best of 16, judge")
+    (best,) = (completions for title, completions, *_ in rows if title == "best of 16, judge")
     assert torch.equal(best, best_by_judge(q, drawn, judge_scores(judge, drawn, held_out.batch)))
 
 
