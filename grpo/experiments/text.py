@@ -44,7 +44,7 @@ SEED = 2**31 + 5  # begins the seeds here, so that no training draws the same ra
 BLOCKS = 24
 AROUND = 8  # characters on both sides that make a near-copy
 CPU = torch.device("cpu")
-DRAWN = 4  # completions of a word, where they're drawn
+DRAWN = 1  # completions of a word, where they are drawn
 
 
 def every_word(train: Dataset, val: Dataset, T: int) -> tuple[HeldOut, Tensor]:
