@@ -1,0 +1,116 @@
+"""Check grpo.experiments.gradient on two sums and a table of logits, where all can be enumerated.
+
+Shapes: T = 8 characters, V vocabulary, R estimates.
+"""
+
+import contextlib
+import itertools
+import json
+
+import pytest
+import torch
+from conftest import BLANK, encode, make_batch
+
+from data.sums.rule import is_correct
+from data.vocabulary import VOCABULARY
+from grpo.experiments import gradient
+from grpo.optimizer import Optimizer, make_adamw
+from grpo.policy import Policy, Product
+from grpo.run.config import Config
+
+MASKED = ["4_+4_=88", "_4+_4=88"]
+DIGITS = "345"  # a table fills blanks with nothing else
+POOL = make_batch(encode("44+44=88", "44+44=88"), encode(*MASKED) == BLANK, BLANK, 1, (1, 1))
+
+
+class Table(torch.nn.Module):
+    """A network that fills each position in the same way, whatever the input."""
+
+    def __init__(self, seed):
+        super().__init__()
+        numbers = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
+        self.logits = torch.nn.Parameter(numbers.double())  # (T,3)
+
+    def forward(self, masked):
+        logits = torch.full((8, len(VOCABULARY)), -1e9, dtype=torch.double)  # (T,V)
+        logits[:, [VOCABULARY.index(digit) for digit in DIGITS]] = self.logits
+        return logits.expand(len(masked), -1, -1)
+
+
+def learner(seed):
+    policy = Policy(Table(seed), Product, Config(), contextlib.nullcontext())
+    return policy, Optimizer(make_adamw(policy.network, Config(learning_rate=0.1)), 1.0)
+
+
+COPIES = [learner(0), learner(1)]  # before step 0, and before step 1
+NOW, _ = COPIES[1]
+RUN = COPIES, COPIES[0][0], POOL
+
+
+def estimates(flags, times=500):
+    return gradient.repeat(f"--group_size=4 {flags}", 1, times, *RUN)
+
+
+def is_biased(g, truth, of_log):
+    """Tell whether the 95% interval of the squared bias lies above 0."""
+    row = gradient.describe(g, truth, of_log)
+    assert row["at most"] < row["bias"] + 0.2  # else we'd see nothing
+    return row["bias"] ** 2 > row["at most"] ** 2 - row["bias"] ** 2
+
+
+def test_the_exact_gradients_are_those_of_an_enumeration():
+    q = NOW.network.logits.softmax(dim=-1)  # (T,3)
+    p = []
+    for masked in MASKED:
+        first, second = masked.index("_"), masked.rindex("_")
+        p.append(0)
+        for i, j in itertools.product(range(3), repeat=2):
+            text = masked.replace("_", DIGITS[i], 1).replace("_", DIGITS[j])
+            if is_correct(text):
+                p[-1] = p[-1] + q[first, i] * q[second, j]
+    for value, have in zip((sum(p), p[0].log() + p[1].log()), gradient.exact(NOW, POOL)):
+        (want,) = torch.autograd.grad(value / 2, NOW.network.logits, retain_graph=True)
+        assert want.abs().max() > 0.01
+        torch.testing.assert_close(have.view(8, 3), want)
+
+
+def test_leave_one_out_is_unbiased_and_the_mean_too_short_by_one_in_G():
+    assert not is_biased(*estimates("--baseline=leave_one_out"))
+    g, *truths = estimates("--baseline=mean")
+    assert is_biased(g, *truths) and not is_biased(g * 4 / 3, *truths)
+
+
+def test_only_the_ratio_of_the_whole_completion_makes_up_for_old_draws():
+    assert not is_biased(*estimates("--age=1 --objective=reinforce --product"))
+    assert is_biased(*estimates("--age=1 --objective=reinforce"))
+    assert is_biased(*estimates("--age=1 --clip_eps=1 --clip_eps_high=1e9"))
+
+
+def test_the_columns_are_those_of_a_loop():
+    g = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)) + 1  # (R,P)
+    truth, of_log = torch.randn(2, 6, generator=torch.Generator().manual_seed(1))  # each (P,)
+    row = gradient.describe(g, truth.expand(50, 6), of_log.expand(50, 6))
+    square = truth @ truth
+    pairs = [(i, j) for i in range(50) for j in range(50) if i != j]
+    bias = sum((g[i] - truth) @ (g[j] - truth) for i, j in pairs) / len(pairs) / square
+    assert row["bias"] == pytest.approx(bias.sqrt().item(), rel=1e-4)
+    assert row["var"] == pytest.approx((g.var(dim=0).sum() / square).item(), rel=1e-4)
+    assert row["size"] == pytest.approx((g.mean(dim=0) @ truth / square).item(), rel=1e-4)
+
+
+def test_the_second_update_starts_where_the_first_one_led():
+    before, _ = gradient.exact(NOW, POOL)
+    _, truths, _ = estimates("--update", times=3)
+    assert not any(torch.allclose(truth, before) for truth in truths)
+    assert torch.equal(gradient.exact(NOW, POOL)[0], before)  # only copies have moved
+
+
+def test_the_command_prints_and_writes_a_line_for_each_row(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gradient, "train", lambda steps, size: RUN)
+    file = tmp_path / "rows.jsonl"
+    gradient.main(["shape", "--steps=1", "--repeat=3", f"--json={file}"])
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [row["flags"] for row in rows] == gradient.QUESTIONS["shape"]
+    out = capsys.readouterr().out
+    assert all(flags in out for flags in gradient.QUESTIONS["shape"])
+    assert all(name in out for name in {*rows[0]} - {"step", "flags"})
