@@ -1,5 +1,6 @@
 """Run `python -m grpo.evaluation out` on a run's folder that the tests make without training."""
 
+import csv
 import json
 import re
 from dataclasses import asdict
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from grpo.evaluation.__main__ import main
-from grpo.run.checkpoint import model_file, write
+from grpo.run.checkpoint import model_file, read, write
 from grpo.run.config import Config
 from grpo.run.origin import made_with
 from grpo.run.runs import IGNORED
@@ -237,3 +238,32 @@ def test_mistakes_exit_2_with_one_line_and_write_nothing(finished, capsys):
         assert flag.partition("=")[0].strip("-") in line
     assert "--again" in refused(capsys, out)  # a run without a table says how to make one
     assert not files_of(out)
+
+
+@pytest.mark.parametrize("name", ["device", "reference_device"])
+def test_a_run_on_a_device_that_is_not_here_can_be_measured(finished, capsys, name):
+    """The table needs no reference, so it doesn't matter where that was."""
+    out = finished()
+    content = read(out / "checkpoint.pt")
+    content["training"]["config"][name] = "cuda:99"
+    write(out / "checkpoint.pt", content)
+    if name == "device":
+        assert "device=cuda:99 isn't on this machine" in refused(capsys, out, "--again")
+    main([str(out), "--again", "--device=cpu"])
+    assert files_of(out) and "after, sampled" in capsys.readouterr().out
+
+
+def test_the_steps_of_several_runs_are_one_csv(with_table, tmp_path, capsys):
+    outs = [with_table(name) for name in "ab"]
+    for out, steps in zip(outs, ([{"loss": 1.5}, {"loss": 2.5}], [{"new": 0.5}])):
+        lines = (json.dumps({"iteration": i} | step) + "\n" for i, step in enumerate(steps))
+        write(Path(out) / "metrics.jsonl", "".join(lines).encode())
+    main([*outs, f"--csv={tmp_path}/steps.csv"])
+    with open(tmp_path / "steps.csv", encoding="utf-8", newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["run", "iteration", "loss", "new"],
+            [outs[0], "0", "1.5", ""],
+            [outs[0], "1", "2.5", ""],
+            [outs[1], "0", "", "0.5"],
+        ]
+    assert "there is no folder nowhere" in refused(capsys, outs[0], "nowhere", "--csv=x.csv")

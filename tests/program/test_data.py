@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from conftest import figures, run
 
 from data import files
 from data.dataset import (
@@ -19,7 +21,7 @@ from data.dataset import (
     read_splits,
 )
 from data.masking import MASKINGS, make_mask
-from data.rules import SumRule, WordRule, check
+from data.rules import OURS, SumRule, WordRule, check
 from data.sums.prepare import prepare
 from data.user_mistake import Mistake
 from data.vocabulary import MASK_ID, PAD, decode, normalize
@@ -135,6 +137,21 @@ def test_lines_have_the_rule_that_finds_all_of_them_good(tmp_path):
         assert [data.rule for data in read_splits(folder, 8)] == [None, None]
     for data in read_splits(write_lines(tmp_path / "sums", CORRECT[:2], CORRECT[2:]), 8):
         assert isinstance(data.rule, SumRule)
+
+
+@pytest.mark.parametrize("name", ["judge", "valid", "mean_kl", "iteration", "two words", ""])
+def test_a_rule_cannot_have_a_name_of_ours(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("data.dataset.LINE_RULES", [SumRule(), SimpleNamespace(name=name)])
+    with pytest.raises(Mistake, match=f"a rule can't be called '{name}'; take a word that isn't"):
+        read_splits(write_lines(tmp_path / "d", CORRECT[:2], CORRECT[2:]), 8)
+
+
+def test_every_metric_and_column_is_a_name_of_ours(flags, tmp_path):
+    """A rule with such a name would replace one of them."""
+    run(flags, max_iters=1)
+    table = json.loads((tmp_path / "out" / "evaluation.json").read_bytes())
+    names = {name for line in (*figures(tmp_path / "out"), *table.values()) for name in line}
+    assert {name for name in names if name.isidentifier()} - {"reward_judge"} <= OURS
 
 
 def test_splits_of_different_kinds_are_refused(tmp_path):
@@ -326,6 +343,7 @@ def test_the_text_that_ships_is_whole():
         ("didn’t didn't", "didnt didnt"),
         ("it 'is'  so\n", "it is so"),
         ("a_b 12c", "a b c"),
+        ("Đorđe, Þór; Œuvre Ħ ı ŧ ə", "dorde thor oeuvre h i t e"),
     ],
 )
 def test_what_has_a_plain_form_is_kept_and_apostrophes_join(written, read):

@@ -56,6 +56,25 @@ def test_a_variant_is_chosen_on_one_half_and_reported_on_the_other(tmp_path, mad
     assert [json.loads(line).get("correct") for line in lines[:3]] == [0.5, None, 0.9]
 
 
+def test_after_ctrl_c_the_same_command_goes_on(tmp_path, made, capsys, monkeypatch):
+    """And a seed may be a large number."""
+    command = [str(tmp_path / "out"), "config/rule.py", "--seeds=1234567", "--jobs=2"]
+    command += ["--grid", "kl_beta=0.1", "--grid", "learning_rate=1e-3"]
+    run = fair.subprocess.run
+
+    def interrupted(*given, **options):
+        if made:
+            raise KeyboardInterrupt
+        return run(*given, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+        patch.setattr(fair.subprocess, "run", interrupted)
+        fair.main(command)
+    assert "stopped; the same command goes on from here" in capsys.readouterr().err
+    fair.main(command)
+    assert [(half, seed) for half, *_, seed in made] == [("choose", FIRST), ("report", 1234567)]
+
+
 def test_what_is_refused(tmp_path, made, capsys, monkeypatch):
     command = [str(tmp_path / "out"), "config/rule.py", "--grid", "kl_beta=0.1", "--seeds=1"]
     fair.main(command)

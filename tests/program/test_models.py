@@ -2,6 +2,8 @@
 
 import math
 import re
+import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from conftest import make_batch, same
 from data.dataset import read_dataset
 from data.rules import Rule
 from data.vocabulary import BLANK, MASK_ID, decode
+from grpo.distributed import is_first
 from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.checkpoint import load_model, read
@@ -285,3 +288,35 @@ def test_pretraining_that_diverges_ends_and_writes_no_model(world, tmp_path, mon
     with pytest.raises(FloatingPointError, match="generator: the loss of step 0 is nan"):
         pretrained(world, tmp_path / "a")
     assert [path.name for path in (tmp_path / "a").iterdir()] == [pretrain.UNFINISHED]
+
+
+def test_interrupted_pretraining_goes_on_to_the_same_bytes(world, tmp_path, monkeypatch, capsys):
+    """Ctrl-C comes during the generator's training, and SIGTERM during the judge's."""
+    monkeypatch.setattr(pretrain, "report", lambda *_: None)
+    steps = ["--generator_steps=3", "--judge_steps=3"]
+    pretrained(world, tmp_path / "whole", *steps)
+
+    def stopped(number, loss, *given):
+        signal.raise_signal(number)
+        return loss(*given)
+
+    for name, number in (("generator", signal.SIGINT), ("judge", signal.SIGTERM)):
+        loss = partial(stopped, number, getattr(pretrain, f"{name}_loss"))
+        with monkeypatch.context() as patch, pytest.raises(SystemExit, match=f"^{128 + number}$"):
+            patch.setattr(pretrain, f"{name}_loss", loss)
+            pretrained(world, tmp_path / "part", *steps)
+        assert f"{name}: step 1 is saved; the same command goes on" in capsys.readouterr().err
+    pretrained(world, tmp_path / "part", *steps)
+    whole, part = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("whole", "part")
+    )
+    assert whole == part and whole.keys() == {"generator.pt", "judge.pt"}
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_one_variable_of_torchrun_alone_does_no_harm(tmp_path, monkeypatch, name):
+    for each in "RANK", "WORLD_SIZE":
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "2")
+    assert pretrain.parse([f"--out_dir={tmp_path}/out"]) and is_first()

@@ -1,6 +1,7 @@
 """Check what a reward of the user's own gets, and what the setting `reward` refuses."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -63,6 +64,48 @@ def test_an_error_is_reported_and_a_nan_with_the_completion_that_got_it():
     ):
         with pytest.raises(Mistake, match=what):
             user_reward("mine", function, COMPLETIONS, BATCH)
+
+
+def test_the_completion_that_a_reward_fails_for_is_named():
+    bad = decode(COMPLETIONS[1, 2])[0]
+
+    def fails(completions, batch):
+        assert len(completions) == len(batch.masked)
+        return [[1 / (text != bad) for text in decode(row)] for row in completions]
+
+    with pytest.raises(Mistake, match=f"mine failed for the completion {bad!r}: ZeroDivisionErr"):
+        user_reward("mine", fails, COMPLETIONS, BATCH)
+
+
+PROGRAM = """
+from __future__ import annotations
+from dataclasses import dataclass
+from multiprocessing import Pool
+from random import choice
+
+from data.vocabulary import decode
+
+@dataclass
+class Letter:
+    letter: str = choice("a")
+
+def count(text):
+    return text.count(Letter().letter)
+
+def mine(completions, batch):
+    with Pool(1) as pool:
+        return [pool.map(count, decode(row)) for row in completions]
+"""
+
+
+@pytest.mark.parametrize("name", ["program", "random", "my program"])
+def test_a_file_may_be_any_program_and_have_the_name_of_a_module(tmp_path, name):
+    """Dataclasses and pickle look for the file's names in sys.modules."""
+    (tmp_path / f"{name}.py").write_text(PROGRAM, encoding="utf-8")
+    mine = load_function(tmp_path / f"{name}.py", "mine")
+    want = [[text.count("a") for text in decode(row)] for row in COMPLETIONS]
+    assert user_reward("mine", mine, COMPLETIONS, BATCH).tolist() == want
+    assert sys.modules["random"] is random
 
 
 def test_user_code_leaves_the_process_as_it_was(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -174,6 +175,13 @@ def test_what_the_parent_ignores_stays_ignored(flags):
         signal.raise_signal(signal.SIGINT)
         signal.signal(signal.SIGINT, before)
         assert not log.stop_requested()
+
+
+def test_a_run_may_be_in_a_thread(flags):
+    """A sweep of wandb starts it in one. Python takes signals in its main thread only."""
+    with ThreadPoolExecutor(1) as pool:
+        run_in_thread = pool.submit(train_grpo.main, command_line(flags, max_iters=1), quiet=True)
+    assert run_in_thread.result()["after, sampled"]
 
 
 def test_a_reader_who_leaves_does_not_end_the_run(flags, monkeypatch):

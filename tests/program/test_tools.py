@@ -8,7 +8,9 @@ import pytest
 import torch
 from conftest import WORDS, run
 
+from data import dataset
 from data.dataset import encode_prompt
+from data.rules import Rule
 from data.vocabulary import BLANK, VOCABULARY, encode
 from grpo.run.checkpoint import load_model
 from grpo.tools import fill
@@ -98,6 +100,34 @@ def test_a_run_is_shown_before_and_after_with_what_its_rule_and_its_judge_say(
             expected.append((*verdicts, text[5], text[8]))
         assert shown == expected
         assert {judged for _, judged, *_ in shown} == {"accepted", "rejected"}
+
+
+class Early(Rule):
+    """All characters come before the n."""
+
+    name = "early"
+
+    def is_good(self, completion, masked):
+        return max(completion) < "n"
+
+
+@pytest.mark.parametrize("name", ["early", "valid"])
+def test_what_a_rule_says_is_a_verdict_and_a_reward(
+    trained, world, flags, tmp_path, monkeypatch, capsys, name
+):
+    """Lines with a rule of one's own, and a text, whose lexicon comes from the run's dataset."""
+    text, out = "the c_t", "a"
+    if name == "early":
+        monkeypatch.setattr(dataset, "LINE_RULES", [Early()])
+        for part, lines in (("train", "abcabc\naabbcc"), ("val", "ccbbaa")):
+            (tmp_path / f"{part}.txt").write_text(lines, encoding="utf-8")
+        flags |= {"dataset": tmp_path, "block_size": 6, "masking": "random", "max_iters": 1}
+        flags |= {"generator_checkpoint": world / "digits.pt", "judge_checkpoint": ""}
+        text, out = "abca_c", "b"
+        run(flags, out_dir=out, reward="early")
+    for _, *rows in printed(capsys, text, f"--run={out}", f"--reward={name}:2", "--k=20").values():
+        found = {re.search(r"  (\w+)  .*([02])\.000  ", row).groups() for row in rows}
+        assert found == {(name, "2"), ("wrong", "0")}
 
 
 def test_a_sum_is_right_or_wrong_and_other_lines_are_neither(capsys):
