@@ -187,6 +187,28 @@ def test_the_lessons_exercise_comes_out_as_its_answers_say(capsys):
         assert re.search(rf"`{letter}` of `{word}` (is clipped )?\((ratio )?{ratio}\)", text)
 
 
+def test_the_loss_for_tokens_equals_loops():
+    """Two completions of different lengths after a prompt of two tokens, one of them padded."""
+    (code,) = [block for _, block in FENCE.findall(READMES["config/README.md"]) if "k3 =" in block]
+    namespace = {"torch": torch}
+    exec(code, namespace)
+    torch.manual_seed(0)
+    tokens = torch.randint(5, (2, 6))
+    completion = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0]]).bool()
+    logits, old, ref = torch.randn(2, 6, 5), torch.randn(2, 5) - 2, torch.randn(2, 5) - 2
+    A, beta, eps = torch.tensor([1.5, -0.5]), 0.3, 0.2
+    expected = 0.0
+    for i, length in enumerate((4, 2)):
+        for t in range(2, 2 + length):
+            # the token at t is predicted from the position before it
+            now = logits[i, t - 1].log_softmax(dim=-1)[tokens[i, t]]
+            ratio, log_r = (now - old[i, t - 1]).exp(), ref[i, t - 1] - now
+            objective = min(ratio * A[i], min(max(ratio, 1 - eps), 1 + eps) * A[i])
+            expected += (beta * (log_r.exp() - 1 - log_r) - objective) / length / 2
+    loss = namespace["token_loss"](lambda _: logits, tokens, completion, old, ref, A, beta, eps)
+    assert torch.allclose(loss, expected)
+
+
 @pytest.mark.parametrize("name", READMES)
 def test_every_reward_in_python_runs(name):
     """Each reward returns fractions (B,G)."""
