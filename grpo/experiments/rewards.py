@@ -2,7 +2,8 @@
 
     python train_grpo.py config/rule.py --reward=grpo/experiments/rewards.py:coin
 
-All but the coin ask the rule, and most of them twist its answer.
+All but the coin ask the rule, and most of them twist its answer. `wish` is for a table of
+README.md: no data has it.
 """
 
 import torch
@@ -65,3 +66,13 @@ def nearly(text: str) -> bool:
 def loose(completions: Tensor, batch: Batch) -> Tensor:
     """Let a wrong sum pass if it's off by ten."""
     return ask(nearly, completions)
+
+
+def palindrome(text: str) -> bool:
+    """Tell whether a sum is correct and its first number a palindrome, such as 252."""
+    return is_correct(text) and text[0] == text[2]
+
+
+def wish(completions: Tensor, batch: Batch) -> Tensor:
+    """Pay 1 for a correct sum whose first number is a palindrome, else 0."""
+    return ask(palindrome, completions)

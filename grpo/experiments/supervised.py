@@ -12,9 +12,11 @@ Which answers are there for an input?
     smallest  the one with the smallest first summand
     all       every correct answer
     chain     what the base model writes one blank a pass, left to right (1606.07947)
-    argmax    the teacher's most likely answer
     best      the judge's choice from 16 that the student draws
-    accepted  all that the judge accepts of these 16 (RAFT, 2304.06767; ReST-EM, 2312.06585)
+    accepted  those of these 16 with a reward above 0, by default the judge's (RAFT, 2304.06767;
+              ReST-EM, 2312.06585)
+
+With --reward, other answers have to earn more than 0, too.
 
 With p the probability that one of them comes out, the loss is (1 − p^λ) / λ. λ is --power. At 0
 that's −log p, cross-entropy. At 1 it's 1 − p, the expected reward of a rule that pays for these
@@ -41,10 +43,17 @@ from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import MASK_ID, decode, encode
 from grpo.batch import Batch, make_batch
 from grpo.evaluation.rivals import best_by_judge, fill_in_passes
-from grpo.reward import judge_scores
+from grpo.reward import Rewards, judge_scores
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, Parser
-from grpo.run.load import SAMPLES, Models, check_length, load_models, load_splits
+from grpo.run.load import (
+    SAMPLES,
+    Models,
+    check_length,
+    load_models,
+    load_rewards,
+    load_splits,
+)
 from grpo.run.network import make_policy
 from model.losses import PRETRAINING
 from model.pretrain import fit
@@ -73,41 +82,47 @@ def correct(batch: Batch, key=None) -> tuple[Tensor, Tensor]:
     return answers, there
 
 
-def answer(kind: str, batch: Batch, models: Models) -> tuple[Tensor, Tensor]:
+def answer(
+    kind: str, batch: Batch, models: Models, rewards: Rewards | None = None
+) -> tuple[Tensor, Tensor]:
     """Answer the inputs of a batch: -> answers (N,n,T), and which of them are there (N,n) bool.
 
-    models.policy is the student, and models.reference the teacher.
+    models.policy is the student. If there are `rewards`, an answer has to earn more than 0.
     """
+    there = None
     if kind == "all":
-        return correct(batch)
-    if kind in ("even", "smallest"):
-        return correct(batch, difference if kind == "even" else str)
-    if kind in ("best", "accepted"):
+        answers, there = correct(batch)
+    elif kind in ("even", "smallest"):
+        answers, there = correct(batch, difference if kind == "even" else str)
+    elif kind in ("accepted", "best"):
         answers = models.policy(batch).sample().completions  # (N,16,T)
-        scores = judge_scores(models.judge, answers, batch)  # (N,16)
-        if kind == "accepted":
-            return answers, scores > 0
-        answers = best_by_judge(models.base(batch), answers, scores)
+        if kind == "best":
+            scores = judge_scores(models.judge, answers, batch)  # (N,16)
+            answers = best_by_judge(models.base(batch), answers, scores)
     elif kind == "chain":
         answers, _ = fill_in_passes(models.base, batch, "left to right")
-    elif kind == "argmax":
-        answers = models.reference(batch).best_guess()[:, None]
     else:
         answers = batch.tokens[:, None]
-    return answers, torch.ones(answers.shape[:2], dtype=torch.bool)
+    if there is None:
+        there = torch.ones(answers.shape[:2], dtype=torch.bool)
+    if rewards:
+        there = there & (rewards(answers, batch)[0] > 0)
+    return answers, there
 
 
 class Answers:
     """The answered inputs of a round."""
 
     @torch.no_grad()
-    def __init__(self, kind: str, models: Models, tokens: Tensor, mask: Tensor, seed: tuple):
+    def __init__(
+        self, kind: str, models: Models, rewards, tokens: Tensor, mask: Tensor, seed: tuple
+    ):
         self.tokens, self.mask = tokens, mask  # (N,T)
         parts = []
         for start in range(0, len(tokens), PART):
             rows = slice(start, start + PART)
             batch = make_batch(tokens[rows], mask[rows], SAMPLES, (*seed, start))
-            parts.append(answer(kind, batch, models))
+            parts.append(answer(kind, batch, models, rewards))
         most = max(there.shape[1] for _, there in parts)
         pad = [
             (F.pad(y, (0, 0, 0, most - y.shape[1])), F.pad(w, (0, most - w.shape[1])))
@@ -132,12 +147,14 @@ def teach(args) -> None:
         raise Mistake(f"out_dir={args.out_dir} exists; name another folder")
     if args.updates % args.rounds or args.inputs % args.rounds:
         raise Mistake(f"rounds={args.rounds} has to divide both inputs and updates; change one")
-    config = Config(reference_checkpoint=args.teacher, batch_size=PART)
+    config = Config(reward=args.reward or "judge", batch_size=PART)
     models = load_models(config, CPU)
     student = load_model(args.start, Generator)
     check_length(config.block_size, student)
     train, _ = load_splits(replace(config, generator_checkpoint=args.start))
-    load_splits(replace(config, generator_checkpoint=args.teacher))
+    rewards = None
+    if args.reward or args.answers == "accepted":
+        rewards = load_rewards(config, models.judge, models.base, train.rule, CPU)
     policy = make_policy(student, config, CPU)
     models = models._replace(policy=policy)
     size, length = args.inputs // args.rounds, args.updates // args.rounds
@@ -147,7 +164,8 @@ def teach(args) -> None:
         nonlocal answers
         if step % length == 0:
             seed = (args.seed, step // length)
-            answers = Answers(args.answers, models, *train.batch(size, config.masking, seed), seed)
+            inputs = train.batch(size, config.masking, seed)
+            answers = Answers(args.answers, models, rewards, *inputs, seed)
         rng = np.random.default_rng((PRETRAINING, args.seed, 0, step))
         rows = rng.choice(size, args.batch_size, replace=args.batch_size > size)  # (B,)
         return answers.loss(policy, torch.from_numpy(rows), args.power)
@@ -158,7 +176,7 @@ def teach(args) -> None:
     write(Path(args.out_dir) / "prompts.json", json.dumps({"prompts": prompts}).encode())
 
 
-KINDS = "any even smallest all chain argmax best accepted".split()
+KINDS = "any even smallest all chain best accepted".split()
 
 
 def at_least_one(text: str) -> int:
@@ -173,9 +191,8 @@ def main(arguments: list[str] | None = None) -> None:
     add = parser.add_argument
     add("answers", choices=KINDS)
     add("out_dir")
-    base = Config.generator_checkpoint
-    add("--teacher", default=base, help="a generator's file or a run's folder, for argmax")
-    add("--start", default=base, help="the generator that learns")
+    add("--start", default=Config.generator_checkpoint, help="the generator that learns")
+    add("--reward", default="", help="an answer has to earn more than 0 [accepted: judge]")
     add("--inputs", type=at_least_one, default=100_000, help="how many sums it learns from")
     add("--updates", type=at_least_one, default=1200)
     add("--rounds", type=at_least_one, default=1, help="how often inputs and answers are renewed")

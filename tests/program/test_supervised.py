@@ -64,26 +64,35 @@ def test_the_student_draws_the_judge_chooses_and_the_base_model_says_what_is_rar
         "best": by_base,
         "accepted": drawn,
         "chain": fill_in_passes(MODELS.base, BATCH, "left to right")[0],
-        "argmax": MODELS.reference(BATCH).best_guess()[:, None],
     }
     for kind, answers in want.items():
         found, there = supervised.answer(kind, BATCH, MODELS)
-        assert torch.equal(found, answers)
-        assert torch.equal(there, scores > 0) if kind == "accepted" else there.all()
-    assert 0 < (scores > 0).sum() < scores.numel()
+        assert torch.equal(found, answers) and there.all()
+
+
+def test_with_a_reward_only_answers_that_earn_more_than_0_are_there():
+    def rewards(completions, batch):
+        return judge_scores(judge, completions, batch), {}
+
+    for kind in ("accepted", "all"):
+        answers, all_there = supervised.answer(kind, BATCH, MODELS)
+        same, there = supervised.answer(kind, BATCH, MODELS, rewards)
+        earns = judge_scores(judge, answers, BATCH) > 0  # (3,n)
+        assert torch.equal(same, answers) and torch.equal(there, all_there & earns)
+        assert 0 < there.sum() < all_there.sum()
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 def test_the_loss_is_a_loop_over_inputs_that_have_an_answer(monkeypatch, power):
     """The inputs are answered two at a time, and they have 9, 6 and no answers."""
 
-    def answer(kind, batch, models):
+    def answer(kind, batch, models, rewards):
         answers, there = supervised.correct(batch)
         return answers, there & (batch.masked != encode(MASKED[2])).any(dim=1, keepdim=True)
 
     monkeypatch.setattr(supervised, "PART", 2)
     monkeypatch.setattr(supervised, "answer", answer)
-    answers = supervised.Answers("all", MODELS, TOKENS, MASK, (1,))
+    answers = supervised.Answers("all", MODELS, None, TOKENS, MASK, (1,))
     q = MODELS.policy(BATCH).logits.double().softmax(dim=-1)  # (3,8,V)
     losses = []
     for i in (0, 1):
@@ -107,9 +116,9 @@ def test_each_round_has_new_inputs_and_the_student_of_the_round_before(sums, tmp
     rounds = []
     real = supervised.answer
 
-    def answer(kind, batch, models):
+    def answer(kind, batch, models, rewards):
         rounds.append((batch.masked, models.policy(batch).logits, models.base(batch).logits))
-        return real(kind, batch, models)
+        return real(kind, batch, models, rewards)
 
     monkeypatch.setattr(supervised, "answer", answer)
     flags = ["--inputs=8", "--updates=4", "--rounds=2", "--batch_size=4"]
