@@ -2,9 +2,9 @@
 
     python -m grpo.experiments.text out-text-1,out-text-2 out-chain-1,out-chain-2 --judge=FILE.pt
 
-Runs joined by commas are averaged. The ± is a 95% interval over blocks of the text, because words
-of one paragraph aren't independent. `--judge` is one that no run was trained with, and
-`--half=choose` measures on the other half, where settings are chosen. The columns:
+Runs joined by commas are one row. ± is a 95% interval over blocks of the text, because words of one
+paragraph aren't independent, and over the runs of the row. `--judge` is one that no run was trained
+with, and `--half=choose` measures on the other half, where settings are chosen. The columns:
 
     exact     the share of words that came back
     new       the same, without near-copies: words that stand in the training text with the same
@@ -14,14 +14,15 @@ of one paragraph aren't independent. `--judge` is one that no run was trained wi
     chain     log p when the base model reads blank by blank
     distance  between the frequencies of words written and of those that were there
 
+Best guesses of a run have a second line: how much more they have than the base model's.
+
 Shapes: N words, n completions of each, T characters.
 """
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import numpy as np
 import torch
@@ -33,8 +34,8 @@ from data.rules import check
 from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import decode, encode, highlight
 from grpo.batch import make_batch
-from grpo.evaluation.evaluate import distance
-from grpo.evaluation.rivals import best_by_judge, fill_in_passes, fill_with_common_words
+from grpo.evaluation.evaluate import distance, table_rows
+from grpo.experiments.compare import interval
 from grpo.reward import chain, exact, judge_scores
 from grpo.run.checkpoint import LATEST, load_weights, read, training_state
 from grpo.run.config import Config, Parser
@@ -70,21 +71,20 @@ def every_word(train: Dataset, val: Dataset, T: int) -> tuple[HeldOut, Tensor]:
     return HeldOut(batch, train.rule), torch.tensor(copies)
 
 
-def interval(x: Tensor) -> tuple[float, float]:
-    """Return the mean over the blocks of x (N,), and half the width of its 95% interval."""
-    blocks = [block.double().mean().item() for block in x.tensor_split(BLOCKS)]
-    return mean(blocks), 2.07 * stdev(blocks) / BLOCKS**0.5  # Student's t for 23 degrees of freedom
+def blocks(x: Tensor) -> list[float]:
+    """Return the mean over each block of the text: (N,) -> a number a block."""
+    return [block.double().mean().item() for block in x.tensor_split(BLOCKS)]
 
 
 @torch.no_grad()
 def measure(completions: Tensor, held_out: HeldOut, copies: Tensor, base, judges: dict) -> dict:
-    """Compute the figures of completions (N,n,T): -> {column: (mean, half of its interval)}."""
+    """Compute the figures of completions (N,n,T): -> {column: a number a block}."""
     batch = held_out.batch
-    right = exact(completions, batch)  # (N,n)
+    right = exact(completions, batch).mean(dim=1)  # (N,)
     good = check(held_out.rule, completions, batch.masked)  # (N,n)
     shares = {
-        "exact": right.mean(dim=1),
-        "new": right.mean(dim=1)[~copies],
+        "exact": right,
+        "new": right[~copies],
         "valid": good.float().mean(dim=1),
         "chain": chain(base, completions, batch).mean(dim=1),
     }
@@ -92,37 +92,34 @@ def measure(completions: Tensor, held_out: HeldOut, copies: Tensor, base, judges
         accepted = (judge_scores(judge, completions, batch) > 0).float()  # (N,n)
         if name == "own":
             shares["accepts"] = accepted.mean(dim=1)
-        if (~good).sum() >= 20:
+        if (~good).sum() >= 100:
             shares["fooled" if name == "own" else "other"] = accepted[~good]
-    figures = {name: interval(x) for name, x in shares.items()}
-    return figures | {"distance": (distance(completions, batch), 0.0)}
-
-
-def rows_of_base(base, held_out: HeldOut, judge) -> dict[str, Tensor]:
-    """Fill the words in every way that needs no GRPO: -> {title: completions}."""
-    batch = held_out.batch
-    q = base(batch)
-    draws = q.sample().completions  # (N,16,T)
-    cold = replace(q, config=replace(q.config, temperature=0.3))
-    rows = {
-        "the truth": batch.tokens[:, None],
-        "base, sampled": draws[:, :DRAWN],
-        "base, sampled at τ = 0.3": cold.sample().completions[:, :DRAWN],
-        "base, argmax": q.best_guess()[:, None],
-        "cheat: common words": fill_with_common_words(batch, held_out.rule.lexicon),
+    return {name: blocks(x) for name, x in shares.items()} | {
+        "distance": [distance(completions, batch)]
     }
-    if judge:
-        scores = judge_scores(judge, draws, batch)  # (N,16)
-        rows["best of 16, judge"] = best_by_judge(q, draws, scores)
-    rows["one by one, argmax"], _ = fill_in_passes(base, batch, "confidence")
-    return rows
+
+
+def summary(runs: list[dict]) -> dict[str, tuple[float, float]]:
+    """Average runs, each {column: a number a block}: -> {column: (mean, half of its interval)}."""
+    found = {}
+    for name in runs[0]:
+        values = [run[name] for run in runs if name in run]
+        halves = [interval(x) for x in ([*map(mean, zip(*values))], [*map(mean, values)]) if x[1:]]
+        found[name] = mean(map(mean, values)), sum(half**2 for half in halves) ** 0.5
+    return found
+
+
+def minus(run: dict, other: dict) -> dict:
+    """Subtract the figures of `other`, block by block."""
+    both = [name for name in run if name in other and name not in ("fooled", "other")]
+    return {name: [a - b for a, b in zip(run[name], other[name])] for name in both}
 
 
 @torch.no_grad()
 def main(arguments: list[str]) -> None:
     parser = Parser(prog="python -m grpo.experiments.text")
     add = parser.add_argument
-    add("runs", nargs="+", help="folders of runs; those joined by commas are averaged")
+    add("runs", nargs="+", help="folders of runs; those joined by commas are one row")
     add("--judge", required=True, help="a judge that no run was trained with")
     add("--half", choices=["report", "choose"], default="report")
     add("--show", type=int, default=0, help="print so many windows of each row")
@@ -130,49 +127,56 @@ def main(arguments: list[str]) -> None:
     with exit_on_mistake("text"):
         args = parser.parse_args(arguments)
         groups = [group.split(",") for group in args.runs]
-        first = Config(**training_state(Path(groups[0][0]) / LATEST)["config"])
-        if first.masking != "short":
-            raise Mistake(f"{groups[0][0]} doesn't hide one short word (--masking=short)")
+        settings = {}
+        for folder in sum(groups, []):
+            settings[folder] = Config(**training_state(Path(folder) / LATEST)["config"])
+            if settings[folder].masking != "short":
+                raise Mistake(f"{folder} doesn't hide one short word (--masking=short)")
+        first = settings[groups[0][0]]
         T = first.block_size
         config = Config(
-            generator_checkpoint=first.generator_checkpoint, judge_checkpoint="", block_size=T
+            generator_checkpoint=first.generator_checkpoint,
+            judge_checkpoint=first.judge_checkpoint,
+            block_size=T,
         )
         train, val = read_splits("text" if args.half == "report" else "text_choose", T)
         held_out, copies = every_word(train, val, T)
         models = load_models(config, CPU)
-        other = load_judge(args.judge, config, CPU)
-        own = load_judge(first.judge_checkpoint, config, CPU)
-        judges = {"other": other} | ({"own": own} if own else {})
-        table = {}
-        for title, completions in rows_of_base(models.base, held_out, own).items():
-            table[title] = measure(completions, held_out, copies, models.base, judges)
-            show(title, completions, held_out, args.show)
+        other = {"other": load_judge(args.judge, config, CPU)}
+        own = other | ({"own": models.judge} if models.judge else {})
+        table, figures = {}, {}
+        for title, completions, _, _ in table_rows(models, held_out, everything=True):
+            if "after" not in title:
+                drawn = completions[:, :DRAWN]
+                figures[title] = measure(drawn, held_out, copies, models.base, own)
+                table[title] = summary([figures[title]])
+                show(title, drawn, held_out, args.show)
         for group in groups:
             found = {"sampled": [], "argmax": []}
             for folder in group:
                 path = Path(folder) / LATEST
                 load_weights(models.policy.network, read(path)["weights"], path)
+                judge = load_judge(settings[folder].judge_checkpoint, config, CPU)
+                judges = other | ({"own": judge} if judge else {})
                 q = models.policy(held_out.batch)
-                found["sampled"].append(q.sample().completions[:, :DRAWN])
-                found["argmax"].append(q.best_guess()[:, None])
-            file = training_state(Path(group[0]) / LATEST)["config"]["judge_checkpoint"]
-            own = load_judge(file, config, CPU)
-            judges = {"other": other} | ({"own": own} if own else {})
-            for kind, parts in found.items():
-                completions = torch.cat(parts, dim=1)  # (N,n,T) of all runs of the group
-                title = f"{group[0]} (runs: {len(group)}), {kind}"
-                table[title] = measure(completions, held_out, copies, models.base, judges)
-                table[title]["distance"] = (
-                    mean(distance(part, held_out.batch) for part in parts),
-                    0.0,
-                )
-                show(title, parts[0], held_out, args.show)
+                rows = {
+                    "sampled": q.sample().completions[:, :DRAWN],
+                    "argmax": q.best_guess()[:, None],
+                }
+                for kind, completions in rows.items():
+                    run = measure(completions, held_out, copies, models.base, judges)
+                    found[kind].append(run)
+                    show(f"{folder}, {kind}", completions, held_out, args.show)
+            for kind, runs in found.items():
+                table[f"{group[0]} (runs: {len(runs)}), {kind}"] = summary(runs)
+            gained = [minus(run, figures["before, argmax"]) for run in found["argmax"]]
+            table[f"{group[0]}, argmax, minus before, argmax"] = summary(gained)
         columns = "exact new valid accepts fooled other chain distance".split()
         print(f"{len(copies)} words, {copies.float().mean():.2f} of them near-copies")
-        print("filled by".ljust(44), *(f"{name:>12}" for name in columns))
+        print("filled by".ljust(44), *(f"{name:>14}" for name in columns))
         for title, row in table.items():
             cells = [f"{row[c][0]:.3f} ±{row[c][1]:.3f}" if c in row else "" for c in columns]
-            print(title.ljust(44), *(f"{text:>12}" for text in cells))
+            print(title.ljust(44), *(f"{text:>14}" for text in cells))
         if args.json:
             Path(args.json).write_text(json.dumps(table, indent=1), encoding="utf-8")
 
