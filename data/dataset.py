@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from data.files import shipped_path
-from data.masking import MASKINGS, OF_SUMS, OF_WORDS, make_mask, parse_masking
+from data.masking import MASKINGS, make_mask
 from data.rules import LINE_RULES, OURS, Rule, WordRule
 from data.sums.prepare import prepare as prepare_sums
 from data.user_mistake import Mistake
@@ -31,7 +31,7 @@ from data.vocabulary import (
 )
 
 DIGITS = {"sums": 3, "sums2": 2}  # the datasets that a run makes, and the digits of a number
-TRIES = 1000  # how often an input without a word to hide is drawn again
+TRIES = 1000  # how often an input with nothing to hide is drawn again
 
 
 @dataclass
@@ -47,7 +47,6 @@ class Dataset:
     kind: str  # what to call this in a message
     rule: Rule | None  # says which completions are good (data/rules.py)
     vocab_size: int  # the inputs need this many characters of VOCABULARY
-    senseless: set[str]  # maskings that don't suit these inputs
 
     def batch(self, size: int, masking: str, seed: tuple) -> tuple[Tensor, Tensor]:
         """Draw inputs and what to hide of them: -> tokens, mask, each (B,T).
@@ -57,13 +56,16 @@ class Dataset:
         rng = np.random.default_rng(seed)
         tokens, mask = self.draw(size, masking, rng)
         for tried in range(TRIES):
-            empty = ~mask.any(dim=1)  # (B,) these have no word to hide, so draw others
+            empty = ~mask.any(dim=1)  # (B,) these have nothing to hide, so draw others
             if not empty.any():
                 return tokens, mask
             if tried == 10 and empty.all():
                 break  # it's hopeless
             tokens[empty], mask[empty] = self.draw(int(empty.sum()), masking, rng)
-        raise Mistake(f"masking={masking} finds a word to hide in hardly any input; use another")
+        raise Mistake(
+            f"masking={masking} finds nothing to hide in {self.kind}; use another of"
+            f" {', '.join(MASKINGS)}"
+        )
 
     def draw(self, size: int, masking: str, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw inputs: -> tokens, mask, each (B,T). A row of the mask may be empty."""
@@ -74,15 +76,6 @@ class Dataset:
             return tokens.masked_fill(mask, VOCABULARY.index("a")), mask
         characters = np.array(list(VOCABULARY))[tokens]  # (B,T)
         return tokens, torch.from_numpy(make_mask(characters, masking, rng))
-
-    def check_masking(self, masking: str) -> None:
-        """Raise a Mistake if a part of `masking` makes no sense for these inputs."""
-        if self.senseless & parse_masking(masking).keys():
-            allowed = [name for name in MASKINGS if name not in self.senseless]
-            raise Mistake(
-                f"masking={masking} does not suit {self.kind}; use"
-                f" {' or '.join(allowed)}, for example --masking={allowed[0]}"
-            )
 
 
 def files_of(dataset: str) -> tuple[Path, Path]:
@@ -160,16 +153,12 @@ def lines_dataset(file: Path, lines: list[str], block_size: int) -> Dataset:
             raise Mistake(f"a rule can't be called {rule.name!r}; take a word that isn't ours")
     fitting = (rule for rule in LINE_RULES if all(rule.is_good(line, line) for line in lines))
     rule = next(fitting, None)
-    senseless = set(rule.senseless if rule else OF_SUMS)
-    if not any(" " in line for line in lines):
-        senseless |= OF_WORDS
     return Dataset(
         inputs=encode("".join(lines)).view(-1, block_size),
         lines=lines,
         kind=f"lines that are all {rule.name}" if rule else "lines",
         rule=rule,
         vocab_size=len(VOCABULARY),
-        senseless=senseless,
     )
 
 
@@ -189,7 +178,6 @@ def text_dataset(file: Path, content: str, block_size: int) -> Dataset:
         kind="a text",
         rule=WordRule(text),
         vocab_size=TEXT_CHARACTERS,
-        senseless=OF_SUMS if " " in text else OF_SUMS | OF_WORDS,
     )
 
 

@@ -16,7 +16,8 @@ that is gets drawn anew for each input, so one model sees easy inputs and hard o
 
 A masking is a function f(characters, rng) -> mask. It gets one input as an array of one-letter
 strings (T,), and a numpy Generator to take all its randomness from. The mask (T,) is True where a
-character gets hidden. To add your own, write such a function and add a line to MASKINGS.
+character gets hidden. If that's nowhere, another input is drawn. To add your own, write such a
+function and add a line to MASKINGS.
 
 Shapes: B inputs, T characters of each.
 """
@@ -53,11 +54,14 @@ def sum_mask(characters: ndarray, rng: Generator, columns: bool) -> ndarray:
 
     How many is uniform, from one to all of them. Which ones is random, too.
     """
-    digits = characters.tolist().index("+")
+    mask = np.zeros(len(characters), dtype=bool)  # (T,)
+    summands = "".join(characters).partition("=")[0].split("+")
+    digits = len(summands[0])
+    if len(summands) != 2 or len(summands[1]) != digits:
+        return mask  # it isn't a sum
     places = np.arange(digits) + [[0], [digits + 1]]  # (2,digits) of the two summands
     places = places.T if columns else places.ravel()
     hidden = rng.permutation(places)[: rng.integers(1, len(places) + 1)]
-    mask = np.zeros(len(characters), dtype=bool)  # (T,)
     mask[hidden] = True
     return mask
 
@@ -73,8 +77,6 @@ MASKINGS = {
     "columns": partial(sum_mask, columns=True),
     "digits": partial(sum_mask, columns=False),
 }
-OF_SUMS = {"columns", "digits"}
-OF_WORDS = {"word", "short", "words", "shorts"}
 
 
 @cache
@@ -100,14 +102,9 @@ def parse_masking(text: str) -> dict[str, float]:
 def make_mask(characters: ndarray, masking: str, rng: Generator) -> ndarray:
     """Choose what to hide in each input: characters (B,T) -> mask (B,T) bool.
 
-    Each input draws its masking by weight. If that finds nothing to hide, one random character gets
-    hidden. Not with `word` and `short` though, where this would be far easier than the rest: their
-    row of the mask stays empty, and `Dataset.batch` draws another input instead.
+    Each input draws its masking by weight. Where that finds nothing to hide, the row stays empty,
+    and `Dataset.batch` draws another input instead.
     """
-    B, T = characters.shape
     weights = parse_masking(masking)
-    names = rng.choice(list(weights), p=list(weights.values()), size=B)
-    mask = np.stack([MASKINGS[name](row, rng) for name, row in zip(names, characters)])  # (B,T)
-    empty = np.flatnonzero(~mask.any(axis=1) & ~np.isin(names, ["word", "short"]))
-    mask[empty, rng.integers(T, size=len(empty))] = True
-    return mask
+    names = rng.choice(list(weights), p=list(weights.values()), size=len(characters))
+    return np.stack([MASKINGS[name](row, rng) for name, row in zip(names, characters)])

@@ -18,14 +18,12 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from data.masking import OF_SUMS, OF_WORDS
 from data.sums.rule import correct_answers, is_correct
 from data.vocabulary import BLANK, decode
 
 
 class Rule:
     name = ""
-    senseless = OF_SUMS  # the maskings that don't suit its lines
 
     def answers(self, masked: str) -> list[str] | None:
         return None
@@ -35,7 +33,6 @@ class SumRule(Rule):
     """The sum holds. There may be many such completions, or none."""
 
     name = "correct"
-    senseless = {"random", *OF_WORDS}
 
     def is_good(self, completion, masked):
         return is_correct(completion)

@@ -185,10 +185,12 @@ def pretrain(args):
         dtype=args.dtype,
     )
     train, val = load_splits(config)
-    if args.generator_steps:
-        val.check_masking(args.masking)
-    if args.judge_steps:
-        val.check_masking(args.judge_masking)
+    for masking, steps in (
+        (args.masking, args.generator_steps),
+        (args.judge_masking, args.judge_steps),
+    ):
+        if steps:
+            val.batch(1, masking, (0,))  # which raises a Mistake if it finds nothing to hide
     generator, judge = make_models(args, train.vocab_size)
     set_threads(generator)
     check_length(args.block_size, generator, judge)

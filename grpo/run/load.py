@@ -150,7 +150,6 @@ def load_splits(config) -> tuple[Dataset, Dataset]:
 def load_data(config, device: torch.device):
     """Load the inputs to train on, and a `HeldOut`, whose rule checks the completions of both."""
     train, val = load_splits(config)
-    val.check_masking(config.masking)
     # The inputs are the same for every seed, so that runs can be compared. The draws aren't, so
     # that the spread of their figures includes the luck of the draw.
     tokens, mask = val.batch(config.eval_inputs, config.masking, (EVALUATION_SEED, 0))  # each (N,T)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,8 +87,7 @@ def test_whole_uncut_words_are_hidden_and_short_ones_have_two_to_four_letters(na
     assert np.bincount(counts)[1:] == pytest.approx(np.full(most, 2000 / most), rel=0.2)
 
 
-def test_an_input_without_a_word_to_hide_is_drawn_again_or_loses_a_character(tmp_path):
-    """`word` and `short` hide a word and nothing else, because one character is far easier."""
+def test_an_input_with_nothing_to_hide_is_drawn_again(tmp_path):
     none, *some = ["a purred round", "on ant owls xx", "xxx aaa bbbbbb"]
 
     def hidden(masking, times):
@@ -101,10 +99,7 @@ def test_an_input_without_a_word_to_hide_is_drawn_again_or_loses_a_character(tmp
     short = {"on ___ owls xx", "on ant ____ xx", "xxx ___ bbbbbb"}
     assert hidden("short", 9) == short
     assert hidden("word", 9) == short | {"a ______ round"}
-    others = hidden("shorts", 9) - short - {"on ___ ____ xx"}
-    assert others and all(masked.count("_") == 1 for masked in others)
-    with pytest.raises(Mistake, match="masking=short finds a word to hide in hardly any input"):
-        hidden("short", 4000)
+    assert hidden("shorts", 9) == short | {"on ___ ____ xx"}
 
 
 def test_maskings_are_mixed_by_weight(monkeypatch):
@@ -174,25 +169,23 @@ def test_empty_lines_are_dropped_and_a_line_of_another_length_is_named(tmp_path)
 @pytest.mark.parametrize(
     "kind, allowed, refused",
     [
-        ("text", "random word short words shorts,random", "columns digits word:0.9,digits:0.1"),
-        ("sums", "columns digits columns,digits", "random word short words shorts columns,random"),
+        ("text", "random word short words shorts,random", "columns digits"),
+        ("sums", "columns digits columns,digits random", "word short words shorts"),
         ("lines", "random word short words shorts", "columns digits"),
         ("letters", "random", "word short words shorts columns digits"),
     ],
 )
-def test_a_masking_that_makes_no_sense_is_refused(kind, allowed, refused, text, sums, tmp_path):
-    lines = ["he has 1", "he is 22"] if kind == "lines" else ["abcdefgh", "hgfedcba"]
+def test_a_masking_that_finds_nothing_to_hide_is_refused(
+    kind, allowed, refused, text, sums, tmp_path
+):
+    lines = ["he has 1", "he+ us=2"] if kind == "lines" else ["abcdefgh", "hgfedcba"]
     train, _ = read_splits(write_lines(tmp_path / "lines", lines, ["ab ef hi"]), 8)
     data = {"text": text, "sums": sums}.get(kind, train)
     for masking in allowed.split():
-        data.check_masking(masking)
         assert data.batch(20, masking, (0, 1))[1].any(dim=1).all()
     for masking in refused.split():
-        with pytest.raises(Mistake) as error:
-            data.check_masking(masking)
-        line = str(error.value)
-        assert line.startswith(f"masking={masking} ") and "\n" not in line
-        data.check_masking(re.search(r"for example --masking=(\w+)$", line)[1])
+        with pytest.raises(Mistake, match=f"^masking={masking} finds nothing to hide in .*; use"):
+            data.batch(20, masking, (0, 1))
 
 
 def test_lines_that_are_all_trained_on_are_not_held_out(tmp_path):
