@@ -4,10 +4,11 @@
     python -m grpo.experiments.figures judge out-1,out-2 out-f-1,out-f-2   # accepted and correct
     python -m grpo.experiments.figures dose       # by training steps of the judge, from judges.csv
     python -m grpo.experiments.figures coverage   # pass@k, from claims.jsonl
-    python -m grpo.experiments.figures curves     # what's correct in training, from claims.jsonl
+    python -m grpo.experiments.figures dots rule  # a dot a run, from rule.jsonl
+    python -m grpo.experiments.figures dial       # expert iteration, from rungs.jsonl
 
 Each command writes results/NAME.svg. config/README.md has the commands that make the runs, and
-claims.md those behind claims.jsonl: a line for each reported run, with the name of the variant.
+claims.md and README.md those behind the .jsonl files, which have a line a run.
 """
 
 import csv
@@ -63,16 +64,16 @@ def path(points: list[tuple], kind: str) -> str:
 class Panel:
     """A plot whose y axis goes from 0 to 1."""
 
-    def __init__(
-        self, left: float, width: float, x_range: tuple, title: str, height=240, top=45, ticks=4
-    ):
-        self.left, self.width, self.height, self.top = left, width, height, top
+    height, top = 240, 45
+
+    def __init__(self, left: float, width: float, x_range: tuple, title: str):
+        self.left, self.width = left, width
         self.low, self.high = x_range
-        self.body = [text(left, top - 21, title, "bold")]
-        for i in range(ticks + 1):
-            y = self.y(i / ticks)
+        self.body = [text(left, self.top - 21, title, "bold")]
+        for i in range(5):
+            y = self.y(i / 4)
             self.body.append(path([(left, y), (left + width, y)], "grid"))
-            self.body.append(text(left - 8, y + 5, f"{i / ticks:g}", "faint", "end"))
+            self.body.append(text(left - 8, y + 5, f"{i / 4:g}", "faint", "end"))
 
     def x(self, value: float) -> float:
         return self.left + self.width * (value - self.low) / (self.high - self.low)
@@ -236,32 +237,55 @@ def coverage() -> None:
     write("coverage", 345, panel.body)
 
 
-def curves() -> None:
-    """Plot what's correct on the draws of training, over its steps: six claims, side by side."""
-    runs = variants()
-    panels = {
-        "deviation of the group": {"unchanged": ("with", "a"), "no-deviation": ("without", "b")},
-        "what teaches": {"no-baseline": ("successes", "a"), "failures": ("failures", "b")},
-        "5 added to all rewards": {"no-deviation": ("group mean", "a"), "shifted": ("none", "b")},
-        "5.7% of the wrong pass": {"lucky": ("by chance", "a"), "loose": ("off by ten", "b")},
-        "the KL": {"unchanged": ("its own β", "a"), "no-kl": ("β = 0", "b")},
-        "512 draws a step": {"16x32": ("32 × 16", "a"), "2x256": ("256 × 2", "b")},
-    }
+def reported(name: str) -> dict[str, list[dict]]:
+    """Read results/NAME.jsonl: -> {variant: its runs that are reported}."""
+    found = {}
+    for run in read_lines(FOLDER, f"{name}.jsonl"):
+        if run["half"] == "report":
+            found.setdefault(run["arm"], []).append(run)
+    return found
+
+
+def dots(name: str) -> None:
+    """Plot what's correct after each run of results/NAME.jsonl: a row a variant, a dot a seed."""
+    arms = reported(name)
+    bottom = 40 + 26 * len(arms)
     body = []
-    for i, (title, lines) in enumerate(panels.items()):
-        left, top = 45 + 270 * (i % 3), 63 + 210 * (i // 3)
-        panel = Panel(left, 200, (0, 140), "", 110, top, 2)
-        panel.ticks({0: "0", 140: "140"}, "step" if i > 2 else "")
-        body.append(text(left, top - 36, title, "bold"))
-        for anchor, (name, (label, kind)) in zip(("start", "end"), lines.items()):
-            found = [run["course"]["correct"] for run in runs["rule", name]]
-            panel.band([10 * i + 5 for i in range(len(found[0]))], found, kind)
-            body.append(text(left + 200 * (anchor == "end"), top - 14, label, kind, anchor))
-        body += panel.body
-    write("curves", 440, body)
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        x = 270 + 520 * share
+        body.append(path([(x, 30), (x, bottom)], "grid"))
+        body.append(text(x, bottom + 20, f"{share:g}", "faint", "middle"))
+    for i, (arm, runs) in enumerate(arms.items()):
+        y = 50 + 26 * i
+        body.append(text(255, y + 5, arm, "", "end"))
+        for run in runs:
+            x = 270 + 520 * run["correct"]
+            body.append(f'<circle cx="{x:.1f}" cy="{y}" r="4" class="dot {"c" if i else "a"}"/>')
+    write(name, bottom + 35, body)
+
+
+def dial() -> None:
+    """Plot expert iteration over its number of rounds, with GRPO as a line."""
+    arms = reported("rungs")
+    rounds = {int(arm.split()[1]): runs for arm, runs in arms.items() if arm.endswith("rounds")}
+    panel = Panel(50, 600, (0, math.log(max(rounds))), "correct, and inputs lost")
+    panel.ticks({math.log(n): str(n) for n in sorted(rounds)}, "rounds")
+    grpo = sum(run["correct"] for run in arms["GRPO"]) / len(arms["GRPO"])
+    panel.line([(0, grpo), (math.log(max(rounds)), grpo)], "d")
+    panel.label(0, grpo, "GRPO", "d", 5, -8)
+    for metric, kind, label in (("correct", "a", "correct"), ("lost", "b", "lost")):
+        points = []
+        for n in sorted(rounds):
+            values = [run[metric] for run in rounds[n]]
+            points.append((math.log(n), sum(values) / len(values)))
+            for value in values:
+                panel.dot(math.log(n), value, kind)
+        panel.line(points, kind)
+        panel.label(*points[-1], label, kind, 10)
+    write("dial", 345, panel.body)
 
 
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    drawings = [moving, judge, dose, coverage, curves]
+    drawings = [moving, judge, dose, coverage, dots, dial]
     {drawing.__name__: drawing for drawing in drawings}[name](*given)
