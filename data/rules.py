@@ -65,7 +65,8 @@ LINE_RULES = [SumRule()]
 OURS = set(
     """judge chain exact valid accepts fooled distance different passes reward entropy
 mean_reward std_reward frac_reward_zero_std different_completions mean_advantage loss pg_loss
-kl_penalty clip_ratio mean_log_prob mean_kl approx_kl grad_norm lr step_ms iteration""".split()
+kl_penalty clip_ratio mean_log_prob mean_kl approx_kl grad_norm lr step_ms iteration input
+completion""".split()
 )
 # and a user's reward can't have a rule's name, either.
 TAKEN = OURS | {rule.name for rule in LINE_RULES}

@@ -46,6 +46,7 @@ GRID = {
     "grpo": {"kl_beta": [0.01, 0.02, 0.05, 0.1], "learning_rate": [5e-4, 1e-3, 2e-3]},
     "supervised": {"rate": [5e-4, 1e-3, 2e-3, 4e-3, 8e-3]},
 }
+TEACHING = "grpo/experiments/supervised.py", "model/pretrain.py", "model/losses.py"
 K = [2**i for i in range(13)]  # of pass@k
 LOST = 1e-6  # with less than this for all correct answers together, an input is lost
 COURSE = "correct", "entropy", "grad_norm"  # metrics of each step
@@ -58,9 +59,13 @@ class Variant:
         self.folder = folder
         self.kind = "supervised" if words[0] == "supervised" else "grpo"
         self.words = words  # of the command line
-        settings = [] if self.kind == "supervised" else words
-        self.config = load_config(settings)
-        self.made_with = made_with(self.config)
+        if self.kind == "supervised":
+            start = [word.removeprefix("--start=") for word in words if word.startswith("--start=")]
+            self.config = load_config([f"--generator_checkpoint={file}" for file in start])
+            self.made_with = made_with(self.config, TEACHING)
+        else:
+            self.config = load_config(words)
+            self.made_with = made_with(self.config)
 
     def command(self, half: str, candidate: dict, seed: int) -> list[str]:
         """Write the command of a run. One that was interrupted is resumed."""

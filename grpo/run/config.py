@@ -218,20 +218,26 @@ def read_config_file(path: str, settings: type) -> dict[str, object]:
 def load_config(arguments: Sequence[str] = (), reward: Callable | None = None) -> Config:
     """Read config files and flags. Raises a Mistake if anything is wrong with the settings.
 
-    A resumed run takes its settings from its checkpoint, and `arguments` change them. A `reward`
-    that's a function becomes the whole reward, unless the setting names it as a part.
+    A resumed run takes its settings from its checkpoint, and `arguments` change them. `reward` may
+    be a function.
     """
     usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
     given = read_arguments(Config, arguments, usage)
     config = Config(**given)
     if config.init_from == "resume":
         config = resume(config.out_dir, given, reward)
+    else:
+        pass_reward(config, reward)
+    check(config)
+    return config
+
+
+def pass_reward(config: Config, reward: Callable | None) -> None:
+    """Make a function the whole reward, unless the setting names it as a part."""
     if reward:
         config.own_reward = reward
         if name_of(reward) not in parse_reward(config.reward):
             config.reward = name_of(reward)
-    check(config)
-    return config
 
 
 def saved_settings(state: dict, given: dict, path: Path, reward: Callable | None = None) -> Config:
@@ -269,7 +275,7 @@ def resume(out_dir: str, given: dict, reward: Callable | None) -> Config:
     # The checkpoint may be a copy, so what counts is the folder we read from.
     old = replace(saved_settings(state, given, path, reward), init_from="resume", out_dir=out_dir)
     new = replace(old, **given)
-    new.own_reward = reward
+    pass_reward(new, reward)
     if step > new.max_iters:
         raise Mistake(
             f"resume: {out_dir} is at step {step} already, and max_iters={new.max_iters}; set a"

@@ -44,8 +44,18 @@ class HeldOut:
         """List all good completions of each input, if the rule can do that for all of them."""
         if self.rule is None:
             return None
-        answers = [self.rule.answers(masked) for masked in decode(self.batch.masked)]
-        return None if None in answers else answers
+        inputs = decode(self.batch.masked)
+        answers = [self.rule.answers(masked) for masked in inputs]
+        if None in answers:
+            return None
+        first = list(answers[0])
+        good = all(self.rule.is_good(text, inputs[0]) for text in first)
+        if not good or len(set(first)) < len(first):
+            raise Mistake(
+                f"rule {self.rule.name}: answers({inputs[0]!r}) isn't a list of different"
+                " completions that are good; change it"
+            )
+        return answers
 
 
 class Models(NamedTuple):

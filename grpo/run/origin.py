@@ -5,6 +5,7 @@ reuses, averages, resumes or overwrites a result compares it first, with `differ
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -58,31 +59,41 @@ def with_imports(path: Path) -> list[Path]:
         except SyntaxError:  # whoever runs it says so
             continue
         for node in ast.walk(tree):
-            names = []
+            names, folder = [], path.parent
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 module = node.module or ""
                 names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
+                if node.level:  # from .name import ...
+                    folder = file.parents[node.level - 1]
             for name in names:
-                inside = path.parent.joinpath(*name.split("."))
+                inside = folder.joinpath(*name.split("."))
                 left += [inside.with_suffix(".py"), inside / "__init__.py"]
     return found
 
 
 def files_of_function(function: Callable) -> tuple[list[Path], dict[str, str]]:
     """Find what a reward that Python code passed is made of: its files, and its own state."""
+    function = inspect.unwrap(function)  # without its decorators
+    if isinstance(function, functools.partial):
+        held, function = (function.args, function.keywords), function.func
+    elif inspect.ismethod(function):
+        held, function = function.__self__, function.__func__
+    elif inspect.isfunction(function):
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        held = cells, function.__defaults__, function.__kwdefaults__
+    else:  # an object that can be called
+        held, function = function, type(function)
     state = {}
-    if not inspect.isfunction(function):  # a partial, or an object
-        try:
-            state["the reward's state"] = hashed(pickle.dumps(function))
-        except Exception:  # it may hold anything
-            pass
-        function = getattr(function, "func", type(function))
+    with contextlib.suppress(Exception):  # it may hold anything
+        state["the reward's state"] = hashed(pickle.dumps(held))
     try:
         return with_imports(Path(inspect.getsourcefile(function))), state
     except (OSError, TypeError):  # typed into a console, or not written in Python
-        return [], state
+        code = getattr(function, "__code__", None)
+        content = code.co_code + repr((code.co_consts, code.co_names)).encode() if code else b""
+        return [], state | {"the reward's code": hashed(content)}
 
 
 def name_of_file(path: str | Path) -> str:
@@ -91,14 +102,19 @@ def name_of_file(path: str | Path) -> str:
     return str(Path(path).relative_to(PROJECT) if inside else path)
 
 
-def made_with(config) -> dict:
-    """List what shapes a run besides its settings: {name: value}, with {path: hash} as `files`."""
+def made_with(config, more_code: tuple[str, ...] = ()) -> dict:
+    """List what shapes a run besides its settings: {name: value}, with {path: hash} as `files`.
+
+    `more_code` are other files of the project that a result depends on.
+    """
     paths = [config.generator_checkpoint, config.reference_checkpoint, config.judge_checkpoint]
     paths += [config.prompts_file]
     paths += files_of(config.dataset)
     parts = parse_reward(config.reward)
     paths += [part for part in parts if part.endswith(".pt")]
-    code = sorted(path for pattern in CODE.split() for path in PROJECT.glob(pattern))
+    code = [*CODE.split(), *more_code]
+    code = sorted(path for pattern in code for path in PROJECT.glob(pattern))
+    code.remove(PROJECT / "grpo/one_file.py")  # which is to be read, and no run imports it
     for part in parts:
         if ".py:" in part:
             code += with_imports(shipped_path(part.rpartition(":")[0]))

@@ -6,7 +6,8 @@ from pathlib import Path
 from data.user_mistake import Mistake
 from grpo.run.config import PLACES
 
-IGNORED = ("seed", *PLACES)  # runs of one group may differ in these
+# runs of one group may differ in these; the device is in `made_with`, as the machine
+IGNORED = ("seed", "eval_interval", "device", *PLACES)
 
 
 def group_runs(results: dict[str, object]) -> dict[tuple[str, ...], list[str]]:

@@ -134,7 +134,9 @@ def test_lines_have_the_rule_that_finds_all_of_them_good(tmp_path):
         assert isinstance(data.rule, SumRule)
 
 
-@pytest.mark.parametrize("name", ["judge", "valid", "mean_kl", "iteration", "two words", ""])
+@pytest.mark.parametrize(
+    "name", ["judge", "valid", "mean_kl", "input", "reward_f", "two words", ""]
+)
 def test_a_rule_cannot_have_a_name_of_ours(tmp_path, monkeypatch, name):
     monkeypatch.setattr("data.dataset.LINE_RULES", [SumRule(), SimpleNamespace(name=name)])
     with pytest.raises(Mistake, match=f"a rule can't be called '{name}'; take a word that isn't"):

@@ -4,6 +4,7 @@ import functools
 import json
 
 import pytest
+import torch
 from conftest import command_line, run
 
 import train_grpo
@@ -29,7 +30,9 @@ def test_a_files_own_neighbors_count_and_other_modules_do_not(tmp_path):
         "my.py": "import json\nfrom weights import W\nimport mine.deep\nfrom mine import other\n",
         "weights.py": "import my\nW = 1\n",
         "mine/__init__.py": "",
-        "mine/deep.py": "",
+        "mine/deep.py": "from .table import X\nfrom . import side\n",
+        "mine/table.py": "",
+        "mine/side.py": "",
         "mine/other.py": "",
         "unused.py": "",
         "json_.py": "",
@@ -37,23 +40,61 @@ def test_a_files_own_neighbors_count_and_other_modules_do_not(tmp_path):
         (tmp_path / file).write_text(content, encoding="utf-8")
     found = origin.with_imports(tmp_path / "my.py")
     names = {str(path.relative_to(tmp_path)) for path in found}
-    assert names == {"my.py", "weights.py", "mine/__init__.py", "mine/deep.py", "mine/other.py"}
+    inside = {f"mine/{name}.py" for name in ("__init__", "deep", "table", "side", "other")}
+    assert names == {"my.py", "weights.py", *inside}
 
 
 def weighted(completions, batch, weight):
     return completions[..., 0] * weight
 
 
-def test_a_function_is_known_by_its_file_and_a_partial_by_its_arguments_too():
-    def made(reward):
-        config = Config(reward="own")
-        config.own_reward = reward
-        return origin.made_with(config)
+class Weighted:
+    def __init__(self, weight):
+        self.weight = weight
 
-    one, two = (functools.partial(weighted, weight=weight) for weight in (1, 2))
-    assert any(name.endswith("test_origin.py") for name in made(one)["files"])
-    assert origin.differences(made(one), made(one)) == []
-    assert origin.differences(made(one), made(two)) == ["the reward's state changed"]
+    def __call__(self, completions, batch):
+        return weighted(completions, batch, self.weight)
+
+    def score(self, completions, batch):
+        return self(completions, batch)
+
+
+def closure(weight):
+    return lambda completions, batch: weighted(completions, batch, weight)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda weight: functools.partial(weighted, weight=weight),
+        closure,
+        Weighted,
+        lambda weight: Weighted(weight).score,
+        lambda weight: torch.no_grad()(closure(weight)),
+    ],
+)
+def test_a_function_is_known_by_its_file_and_its_state(make):
+    one, two = made(make(1)), made(make(2))
+    assert any(name.endswith("test_origin.py") for name in one["files"])
+    assert origin.differences(one, made(make(1))) == []
+    assert origin.differences(one, two) == ["the reward's state changed"]
+
+
+def made(reward):
+    config = Config(reward="own")
+    config.own_reward = reward
+    return origin.made_with(config)
+
+
+def test_a_function_without_a_file_is_known_by_its_code():
+    def typed(weight):
+        names = {}
+        code = f"def r(completions, batch):\n    return completions[..., 0] * {weight}"
+        exec(compile(code, "/tmp/cell.py", "exec"), names)
+        return made(names["r"])
+
+    assert origin.differences(typed(1), typed(1)) == []
+    assert origin.differences(typed(1), typed(2)) == ["the reward's code changed"]
 
 
 def test_differences_are_words():
@@ -116,7 +157,7 @@ def test_runs_of_different_rewards_are_not_averaged(mine, tmp_path, capsys, monk
     ]
 
 
-def test_a_reward_from_python_is_not_resumed_without_it(flags):
+def test_a_reward_from_python_is_not_resumed_without_it(flags, tmp_path):
     def mine(completions, batch):
         return completions[..., 0]
 
@@ -124,4 +165,6 @@ def test_a_reward_from_python_is_not_resumed_without_it(flags):
     resume = ["--init_from=resume", f"--out_dir={flags['out_dir']}", "--max_iters=2"]
     with pytest.raises(Mistake, match=r"this run's reward, mine, was passed from Python"):
         train_grpo.main(resume)
-    assert train_grpo.main(resume, reward=mine)
+    assert train_grpo.main([*resume, "--reward=valid"], reward=mine)
+    settings = json.loads((tmp_path / "out" / "config.json").read_bytes())
+    assert settings["reward"] == "mine" and settings["changes"] == [[1, ["max_iters 1 -> 2"]]]
