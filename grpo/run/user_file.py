@@ -24,7 +24,7 @@ def run_file(path: str | Path, what: str) -> dict[str, object]:
             f"{what} {path} doesn't exist, or isn't a .py file; name another file, or write a"
             " setting as --key=value"
         )
-    sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
+    sys.path.append(str(path.resolve().parent))  # so that the user's file can import its neighbors
     name, file = path.stem, str(path.resolve())
     if getattr(sys.modules.get(name), "__file__", file) != file:
         name = f"{name} of the user"  # random.py must not replace Python's own
