@@ -37,7 +37,7 @@ from grpo.batch import make_batch
 from grpo.evaluation.evaluate import distance, table_rows
 from grpo.experiments.compare import interval
 from grpo.reward import chain, exact, judge_scores
-from grpo.run.checkpoint import LATEST, load_weights, read, training_state
+from grpo.run.checkpoint import LATEST, load_weights, read, training_state, write
 from grpo.run.config import Config, Parser
 from grpo.run.load import SAMPLES, HeldOut, load_judge, load_models
 
@@ -178,7 +178,9 @@ def main(arguments: list[str]) -> None:
             cells = [f"{row[c][0]:.3f} ±{row[c][1]:.3f}" if c in row else "" for c in columns]
             print(title.ljust(44), *(f"{text:>14}" for text in cells))
         if args.json:
-            Path(args.json).write_text(json.dumps(table, indent=1), encoding="utf-8")
+            state = training_state(Path(groups[0][0]) / LATEST)
+            of_first = {"settings": state["config"], "files": state["made_with"]["files"]}
+            write(args.json, json.dumps({"table": table, "first run": of_first}, indent=1).encode())
 
 
 def show(title: str, completions: Tensor, held_out: HeldOut, how_many: int) -> None:

@@ -1,8 +1,12 @@
 """Check that what ships isn't fooled: by a short run on sums, and by what was measured on text."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 import torch
 
+from data.files import PROJECT
 from data.rules import check
 from data.vocabulary import decode
 from grpo.batch import draw_batch
@@ -10,6 +14,7 @@ from grpo.optimizer import Optimizer, learning_rate, make_adamw
 from grpo.reward import judge_scores
 from grpo.run.config import load_config
 from grpo.run.load import load_data, load_models, load_rewards
+from grpo.run.origin import made_with
 from train_grpo import grpo_step
 
 CPU = torch.device("cpu")
@@ -34,3 +39,33 @@ def test_after_a_short_run_on_sums_only_the_weak_judge_is_fooled(config, fooled)
     assert (accepted[wrong].float().mean() > 0.1) == fooled
     first_numbers = {text[:3] for text in decode(completions.flatten(0, 1))}
     assert len(first_numbers) > 100
+
+
+def failures(table, run):
+    """Say what's wrong with a run on text, compared with the base model's best guesses."""
+    drawn, best, base = table[f"{run}, sampled"], table[f"{run}, argmax"], table["before, argmax"]
+    found = []
+    if best["chain"][0] < base["chain"][0] + 0.2:
+        found.append("its letters don't agree better")
+    if best["exact"][0] < base["exact"][0] - 0.01:
+        found.append("fewer words come back")
+    if best["distance"][0] > base["distance"][0] + 0.02:
+        found.append("it has favorite words")
+    if max(row[judge][0] for row in (drawn, best) for judge in ("fooled", "other")) > 0.1:
+        found.append("a judge is fooled")
+    return found
+
+
+def test_what_ships_for_text_was_measured_and_found_good():
+    """With other weights or settings, measure anew: grpo/experiments/README.md says how."""
+    content = (PROJECT / "grpo/experiments/results/text.json").read_bytes()
+    measured = json.loads(content)
+    first, config = measured["first run"], load_config(["config/text.py"])
+    ignored = {"out_dir", "seed", "eval_inputs", "eval_interval"}
+    now = {name: value for name, value in asdict(config).items() if name not in ignored}
+    assert now == {name: first["settings"][name] for name in now}
+    weights = {name: x for name, x in made_with(config)["files"].items() if name.endswith(".pt")}
+    assert weights == {name: first["files"].get(name) for name in weights} and len(weights) == 2
+    assert not failures(measured["table"], "out-text (runs: 9)")
+    for fooled in ("out-text-weak", "out-text-early"):
+        assert failures(measured["table"], f"{fooled} (runs: 1)")
