@@ -1,6 +1,6 @@
 # Real text, where no rule knows which word was there. It comes from English documentation. In each
 # window one word of two to four letters is hidden, and its letters have to agree with each other.
-#     python train_grpo.py config/text.py    # three minutes on one core
+#     python train_grpo.py config/text.py    # six minutes on one core
 
 out_dir = "out-text"
 dataset = "text"
@@ -8,7 +8,7 @@ masking = "short"
 block_size = 32
 generator_checkpoint = "model/pretrained/text.pt"
 judge_checkpoint = "model/pretrained/text_judge.pt"
-batch_size = 48
+batch_size = 96  # with half of it, half of the gain
 max_iters = 150
 eval_inputs = 500
 eval_interval = 30

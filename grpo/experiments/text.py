@@ -3,8 +3,9 @@
     python -m grpo.experiments.text out-text-1,out-text-2 out-chain-1,out-chain-2 --judge=FILE.pt
 
 Runs joined by commas are one row. ± is a 95% interval over blocks of the text, because words of one
-paragraph aren't independent, and over the runs of the row. `--judge` is one that no run was trained
-with, and `--half=choose` measures on the other half, where settings are chosen. The columns:
+paragraph aren't independent, and over the runs of the row. `--judge` is a second one, which runs
+that were trained with it leave out. `--half=choose` measures on the other half, where settings are
+chosen. The columns:
 
     exact     the share of words that came back
     new       the same, without near-copies: words that stand in the training text with the same
@@ -120,7 +121,7 @@ def main(arguments: list[str]) -> None:
     parser = Parser(prog="python -m grpo.experiments.text")
     add = parser.add_argument
     add("runs", nargs="+", help="folders of runs; those joined by commas are one row")
-    add("--judge", required=True, help="a judge that no run was trained with")
+    add("--judge", required=True, help="another judge than a run's own")
     add("--half", choices=["report", "choose"], default="report")
     add("--show", type=int, default=0, help="print so many windows of each row")
     add("--json", help="write the figures to this file")
@@ -157,7 +158,8 @@ def main(arguments: list[str]) -> None:
                 path = Path(folder) / LATEST
                 load_weights(models.policy.network, read(path)["weights"], path)
                 judge = load_judge(settings[folder].judge_checkpoint, config, CPU)
-                judges = other | ({"own": judge} if judge else {})
+                judges = {} if settings[folder].judge_checkpoint == args.judge else other
+                judges = judges | ({"own": judge} if judge else {})
                 q = models.policy(held_out.batch)
                 rows = {
                     "sampled": q.sample().completions[:, :DRAWN],
@@ -179,8 +181,10 @@ def main(arguments: list[str]) -> None:
             print(title.ljust(44), *(f"{text:>14}" for text in cells))
         if args.json:
             state = training_state(Path(groups[0][0]) / LATEST)
-            of_first = {"settings": state["config"], "files": state["made_with"]["files"]}
-            write(args.json, json.dumps({"table": table, "first run": of_first}, indent=1).encode())
+            files = state["made_with"]["files"]
+            weights = [files[first.generator_checkpoint], files.get(first.judge_checkpoint)]
+            content = {"table": table, "settings": state["config"], "weights": weights}
+            write(args.json, json.dumps(content, indent=1).encode())
 
 
 def show(title: str, completions: Tensor, held_out: HeldOut, how_many: int) -> None:

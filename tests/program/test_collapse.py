@@ -60,12 +60,13 @@ def test_what_ships_for_text_was_measured_and_found_good():
     """With other weights or settings, measure anew: grpo/experiments/README.md says how."""
     content = (PROJECT / "grpo/experiments/results/text.json").read_bytes()
     measured = json.loads(content)
-    first, config = measured["first run"], load_config(["config/text.py"])
-    ignored = {"out_dir", "seed", "eval_inputs", "eval_interval"}
+    config = load_config(["config/text.py"])
+    ignored = {"out_dir", "seed", "eval_inputs", "generator_checkpoint", "judge_checkpoint"}
     now = {name: value for name, value in asdict(config).items() if name not in ignored}
-    assert now == {name: first["settings"][name] for name in now}
-    weights = {name: x for name, x in made_with(config)["files"].items() if name.endswith(".pt")}
-    assert weights == {name: first["files"].get(name) for name in weights} and len(weights) == 2
-    assert not failures(measured["table"], "out-text (runs: 9)")
+    assert now == {name: measured["settings"][name] for name in now}
+    files = made_with(config)["files"]
+    weights = [files[config.generator_checkpoint], files[config.judge_checkpoint]]
+    assert weights == measured["weights"]
+    assert not failures(measured["table"], "out-text (runs: 3)")
     for fooled in ("out-text-weak", "out-text-early"):
         assert failures(measured["table"], f"{fooled} (runs: 1)")
