@@ -4,7 +4,8 @@
     python -m grpo.experiments.figures judge out-1,out-2 out-f-1,out-f-2   # accepted and correct
     python -m grpo.experiments.figures dose       # by training steps of the judge, from judges.csv
     python -m grpo.experiments.figures coverage   # pass@k, from claims.jsonl
-    python -m grpo.experiments.figures dots rule  # a dot a run, from rule.jsonl
+    python -m grpo.experiments.figures dots rungs        # a dot a run, from rungs.jsonl
+    python -m grpo.experiments.figures dots claims lucky loose  # some variants of claims.jsonl
     python -m grpo.experiments.figures dial       # expert iteration, from rungs.jsonl
 
 Each command writes results/NAME.svg. config/README.md has the commands that make the runs, and
@@ -246,9 +247,10 @@ def reported(name: str) -> dict[str, list[dict]]:
     return found
 
 
-def dots(name: str) -> None:
+def dots(name: str, *variants: str) -> None:
     """Plot what's correct after each run of results/NAME.jsonl: a row a variant, a dot a seed."""
     arms = reported(name)
+    arms = {variant: arms[variant] for variant in variants or arms}
     bottom = 40 + 26 * len(arms)
     body = []
     for share in (0, 0.25, 0.5, 0.75, 1):
