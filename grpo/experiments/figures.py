@@ -2,6 +2,7 @@
 
     python -m grpo.experiments.figures moving out                          # sums, over the steps
     python -m grpo.experiments.figures judge out-1,out-2 out-f-1,out-f-2   # accepted and correct
+    python -m grpo.experiments.figures habit out-text-weak   # text, with favorite as a reward
     python -m grpo.experiments.figures dose       # by training steps of the judge, from judges.csv
     python -m grpo.experiments.figures coverage   # pass@k, from claims.jsonl
     python -m grpo.experiments.figures dots rungs        # a dot a run, from rungs.jsonl
@@ -180,6 +181,27 @@ def judge(good: str, weak: str) -> None:
     write("judge", 345, body)
 
 
+def habit(run: str) -> None:
+    """Plot how a judge of text gets fooled, over the steps: means of five steps."""
+    steps = read_lines(run, "metrics.jsonl")
+    panel = Panel(50, 600, (0, len(steps)), "GRPO on text, with the old judge")
+    panel.ticks({0: "0", len(steps): str(len(steps))}, "step")
+    names = {
+        "accepts": ("judge accepts", "b", 0),
+        "fooled": ("accepted of the invalid", "d", 14),
+        "valid": ("valid words", "a", -4),
+        "reward_favorite": ("favorite ending", "c", 5),
+    }
+    for name, (label, kind, dy) in names.items():
+        points = []
+        for i in range(0, len(steps), 5):
+            values = [step[name] for step in steps[i : i + 5]]
+            points.append((i + 2, sum(values) / len(values)))
+        panel.line(points, kind)
+        panel.label(*points[-1], label, kind, 12, dy)
+    write("habit", 345, panel.body)
+
+
 def dose() -> None:
     """Plot what GRPO ends with, by the steps of the judge: a dot for each of judges.csv."""
     with open(FOLDER / "judges.csv", encoding="utf-8") as file:
@@ -289,5 +311,5 @@ def dial() -> None:
 
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    drawings = [moving, judge, dose, coverage, dots, dial]
+    drawings = [moving, judge, habit, dose, coverage, dots, dial]
     {drawing.__name__: drawing for drawing in drawings}[name](*given)

@@ -2,9 +2,11 @@
 
     python train_grpo.py config/rule.py --reward=grpo/experiments/rewards.py:coin
 
-All but the coin ask the rule, and most of them twist its answer. `wish` is for a table of
-README.md: no data has it.
+Most ask the rule, and twist its answer. `wish` and `favorite` are for README.md: what no data has,
+and a habit to watch.
 """
+
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -76,3 +78,14 @@ def palindrome(text: str) -> bool:
 def wish(completions: Tensor, batch: Batch) -> Tensor:
     """Pay 1 for a correct sum whose first number is a palindrome, else 0."""
     return ask(palindrome, completions)
+
+
+def favorite(completions: Tensor, batch: Batch) -> Tensor:
+    """Pay 1 if a hidden word ends in the two letters that most words of the batch end in."""
+    ends = []
+    for blanks, group in zip(batch.mask.tolist(), completions):
+        for text in decode(group):
+            ends.append("".join(c for c, blank in zip(text, blanks) if blank)[-2:])
+    [(most_common, _)] = Counter(ends).most_common(1)
+    paid = [float(end == most_common) for end in ends]
+    return torch.tensor(paid, device=completions.device).view(completions.shape[:2])

@@ -128,9 +128,15 @@ def test_the_rewards_of_the_claims():
         "shifted": [6, 5, 5, 5],
         "above_average": [0.75, 0, 0, 0],
         "loose": [1, 1, 0, 0],
+        "wish": [0, 0, 0, 0],  # 417 isn't a palindrome
+        "favorite": [1, 1, 1, 1],  # all is hidden, so all end in 88
     }
     for name, values in want.items():
         assert getattr(rewards, name)(completions, batch).tolist() == [values]
+    assert rewards.wish(encode("414+474=888", "414+473=888")[None], batch).tolist() == [[1, 0]]
+    ends = encode("he met them", "he met them", "he met thow")[None]
+    short = make_batch(ends[:, 0], torch.arange(11)[None] > 6, 0, 3, (1, 1))
+    assert rewards.favorite(ends, short).tolist() == [[1, 1, 0]]
     many = completions[:, 2:3].expand(1, 10_000, 11)  # all wrong
     for name, share in (("coin", 0.5), ("lucky", rewards.LUCKY)):
         reward = getattr(rewards, name)(many, batch)
