@@ -18,7 +18,7 @@ from grpo.run.origin import made_with
 from train_grpo import grpo_step
 
 CPU = torch.device("cpu")
-SHORT = "--max_iters=40 --batch_size=32 --learning_rate=2e-3 --num_iterations=1 --eval_inputs=300"
+SHORT = "--max_iters=30 --batch_size=32 --group_size=8 --learning_rate=2e-3 --eval_inputs=200"
 
 
 @pytest.mark.parametrize("config, fooled", [("grpo_config", False), ("fooled", True)])
@@ -33,7 +33,7 @@ def test_after_a_short_run_on_sums_only_the_weak_judge_is_fooled(config, fooled)
         batch = draw_batch(train, settings, step, CPU)
         grpo_step(models.policy, models.reference, rewards, optimizer, batch, settings)
     with torch.no_grad():
-        completions = models.policy(held_out.batch).sample().completions[:, :4]  # (300,4,11)
+        completions = models.policy(held_out.batch).sample().completions[:, :4]  # (200,4,11)
         accepted = judge_scores(models.judge, completions, held_out.batch) > 0
     wrong = ~check(held_out.rule, completions, held_out.batch.masked)
     assert (accepted[wrong].float().mean() > 0.1) == fooled
