@@ -1,7 +1,7 @@
 """Compare variants that `fair` measured: intervals of the differences, and a verdict on each.
 
     python -m grpo.experiments.compare out-default out-none out-no-kl    # folders of `fair`
-    python -m grpo.experiments.compare grpo/experiments/results/rule.jsonl
+    python -m grpo.experiments.compare grpo/experiments/results/rungs.jsonl
 
 The first one is the reference. Every other one has Welch's interval of its difference (Biometrika
 34, 1947), with 95% confidence, and one of three verdicts:
@@ -74,29 +74,21 @@ def read_arms(path: str) -> dict[str, list[dict]]:
 def rows(arms: dict[str, list[dict]]) -> list[list[str]]:
     """Make a row for each arm: its settings, mean, difference, verdict, and what's lost."""
     lines = []
-    reference = None
-    for name, runs in arms.items():
-        values = [run["correct"] for run in runs]
-        half = f" ± {interval(values):.3f}" if len(values) > 1 else ""
-        if reference is None or len(values) < 2:
-            reference = reference or values
-            change, decided = "", ""
-        else:
-            found, width = difference(reference, values)
-            change = f"{found:+.3f} [{found - width:+.3f}, {found + width:+.3f}]"
-            decided = verdict(reference, values)
+    results = {name: [run["correct"] for run in runs] for name, runs in arms.items()}
+    reference = next(iter(results))
+    for name, values in results.items():
+        runs = arms[name]
+        correct, change, decided = f"{mean(values):.3f}", "", ""
+        if len(values) > 1:
+            correct += f" ± {interval(values):.3f}"
+        if len(values) > 1 and name != reference:
+            found, half = difference(results[reference], values)
+            change = f"{found:+.3f} [{found - half:+.3f}, {found + half:+.3f}]"
+            decided = verdict(results[reference], values)
+        settings = ", ".join(f"{key} {value:g}" for key, value in runs[0]["tuned"].items())
         lost = f"{mean(run['lost'] for run in runs):.3f}"
-        settings = ", ".join(f"{key} {runs[0][key]:g}" for key in tuned(runs[0]))
-        lines.append(
-            [name, settings, str(len(runs)), f"{mean(values):.3f}{half}", change, decided, lost]
-        )
+        lines.append([name, settings, str(len(runs)), correct, change, decided, lost])
     return lines
-
-
-def tuned(run: dict) -> list[str]:
-    """List the settings that were chosen: they stand between the half and the seed."""
-    names = list(run)
-    return names[names.index("half") + 1 : names.index("seed")]
 
 
 def main(arguments: list[str]) -> None:

@@ -60,8 +60,10 @@ class Variant:
         self.kind = "supervised" if words[0] == "supervised" else "grpo"
         self.words = words  # of the command line
         if self.kind == "supervised":
-            start = [word.removeprefix("--start=") for word in words if word.startswith("--start=")]
-            self.config = load_config([f"--generator_checkpoint={file}" for file in start])
+            # what it's made with besides: the student, and the reward of its answers
+            words = [word.replace("--start=", "--generator_checkpoint=") for word in words]
+            ours = "--generator_checkpoint=", "--reward="
+            self.config = load_config([word for word in words if word.startswith(ours)])
             self.made_with = made_with(self.config, TEACHING)
         else:
             self.config = load_config(words)
@@ -96,7 +98,7 @@ class Variant:
             # it finds the project from any folder, and computes on one thread
             environment = os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
             done = subprocess.run(command, capture_output=True, text=True, env=environment)
-            summary = {"half": half, **candidate, "seed": seed}
+            summary = {"half": half, "tuned": candidate, "seed": seed}
             if done.returncode == 0:
                 summary |= self.describe(out_dir, half)
             elif "FloatingPointError" not in done.stderr:

@@ -12,9 +12,8 @@ Which answers are there for an input?
     smallest  the one with the smallest first summand
     all       every correct answer
     chain     what the base model writes one blank a pass, left to right (1606.07947)
-    best      the judge's choice from 16 that the student draws
-    accepted  those of these 16 with a reward above 0, by default the judge's (RAFT, 2304.06767;
-              ReST-EM, 2312.06585)
+    accepted  of 16 that the student draws, those with a reward above 0, by default the judge's
+              (RAFT, 2304.06767; ReST-EM, 2312.06585)
 
 With --reward, other answers have to earn more than 0, too.
 
@@ -42,8 +41,8 @@ from data.sums.rule import correct_answers
 from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import MASK_ID, decode, encode
 from grpo.batch import Batch, make_batch
-from grpo.evaluation.rivals import best_by_judge, fill_in_passes
-from grpo.reward import Rewards, judge_scores
+from grpo.evaluation.rivals import fill_in_passes
+from grpo.reward import Rewards
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, Parser
 from grpo.run.load import (
@@ -94,11 +93,8 @@ def answer(
         answers, there = correct(batch)
     elif kind in ("even", "smallest"):
         answers, there = correct(batch, difference if kind == "even" else str)
-    elif kind in ("accepted", "best"):
+    elif kind == "accepted":
         answers = models.policy(batch).sample().completions  # (N,16,T)
-        if kind == "best":
-            scores = judge_scores(models.judge, answers, batch)  # (N,16)
-            answers = best_by_judge(models.base(batch), answers, scores)
     elif kind == "chain":
         answers, _ = fill_in_passes(models.base, batch, "left to right")
     else:
@@ -176,7 +172,7 @@ def teach(args) -> None:
     write(Path(args.out_dir) / "prompts.json", json.dumps({"prompts": prompts}).encode())
 
 
-KINDS = "any even smallest all chain best accepted".split()
+KINDS = "any even smallest all chain accepted".split()
 
 
 def at_least_one(text: str) -> int:

@@ -103,10 +103,12 @@ def measure(completions: Tensor, held_out: HeldOut, copies: Tensor, base, judges
 def summary(runs: list[dict]) -> dict[str, tuple[float, float]]:
     """Average runs, each {column: a number a block}: -> {column: (mean, half of its interval)}."""
     found = {}
-    for name in runs[0]:
+    for name in {name: None for run in runs for name in run}:
         values = [run[name] for run in runs if name in run]
-        halves = [interval(x) for x in ([*map(mean, zip(*values))], [*map(mean, values)]) if x[1:]]
-        found[name] = mean(map(mean, values)), sum(half**2 for half in halves) ** 0.5
+        of_blocks = [mean(block) for block in zip(*values)]
+        of_runs = [mean(run) for run in values]
+        halves = [interval(x) for x in (of_blocks, of_runs) if len(x) > 1]
+        found[name] = mean(of_runs), sum(half**2 for half in halves) ** 0.5
     return found
 
 
@@ -129,7 +131,7 @@ def main(arguments: list[str]) -> None:
         args = parser.parse_args(arguments)
         groups = [group.split(",") for group in args.runs]
         settings = {}
-        for folder in sum(groups, []):
+        for folder in (folder for group in groups for folder in group):
             settings[folder] = Config(**training_state(Path(folder) / LATEST)["config"])
             if settings[folder].masking != "short":
                 raise Mistake(f"{folder} doesn't hide one short word (--masking=short)")
@@ -158,8 +160,9 @@ def main(arguments: list[str]) -> None:
                 path = Path(folder) / LATEST
                 load_weights(models.policy.network, read(path)["weights"], path)
                 judge = load_judge(settings[folder].judge_checkpoint, config, CPU)
-                judges = {} if settings[folder].judge_checkpoint == args.judge else other
-                judges = judges | ({"own": judge} if judge else {})
+                judges = {"own": judge} if judge else {}
+                if settings[folder].judge_checkpoint != args.judge:
+                    judges |= other
                 q = models.policy(held_out.batch)
                 rows = {
                     "sampled": q.sample().completions[:, :DRAWN],

@@ -48,7 +48,7 @@ class HeldOut:
         answers = [self.rule.answers(masked) for masked in inputs]
         if None in answers:
             return None
-        first = list(answers[0])
+        first = list(answers[0])  # one input shows most mistakes
         good = all(self.rule.is_good(text, inputs[0]) for text in first)
         if not good or len(set(first)) < len(first):
             raise Mistake(

@@ -77,21 +77,25 @@ def files_of_function(function: Callable) -> tuple[list[Path], dict[str, str]]:
     """Find what a reward that Python code passed is made of: its files, and its own state."""
     function = inspect.unwrap(function)  # without its decorators
     if isinstance(function, functools.partial):
-        held, function = (function.args, function.keywords), function.func
+        held = function.args, function.keywords
+        source = function.func
     elif inspect.ismethod(function):
-        held, function = function.__self__, function.__func__
+        held = function.__self__
+        source = function.__func__
     elif inspect.isfunction(function):
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         held = cells, function.__defaults__, function.__kwdefaults__
+        source = function
     else:  # an object that can be called
-        held, function = function, type(function)
+        held = function
+        source = type(function)
     state = {}
     with contextlib.suppress(Exception):  # it may hold anything
         state["the reward's state"] = hashed(pickle.dumps(held))
     try:
-        return with_imports(Path(inspect.getsourcefile(function))), state
+        return with_imports(Path(inspect.getsourcefile(source))), state
     except (OSError, TypeError):  # typed into a console, or not written in Python
-        code = getattr(function, "__code__", None)
+        code = getattr(source, "__code__", None)
         content = code.co_code + repr((code.co_consts, code.co_names)).encode() if code else b""
         return [], state | {"the reward's code": hashed(content)}
 

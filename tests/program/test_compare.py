@@ -41,10 +41,10 @@ def test_verdicts(other, expected):
 def test_the_first_one_is_the_reference_and_only_what_is_reported_counts(tmp_path, capsys):
     for name, values in ("a", A), ("b", B):
         (tmp_path / name).mkdir()
-        runs = [{"half": "choose", "kl_beta": 0.1, "seed": 101, "correct": 0.5, "lost": 0.0}]
-        for seed, value in enumerate(values):
+        runs = [{"half": "choose", "tuned": {"kl_beta": 0.1}, "correct": 0.5, "lost": 0.0}]
+        for value in values:
             runs.append(
-                {"half": "report", "kl_beta": 0.05, "seed": seed, "correct": value, "lost": 0.02}
+                {"half": "report", "tuned": {"kl_beta": 0.05}, "correct": value, "lost": 0.02}
             )
         lines = "".join(json.dumps(run) + "\n" for run in runs)
         (tmp_path / name / "runs.jsonl").write_text(lines, encoding="utf-8")

@@ -78,8 +78,10 @@ def test_after_ctrl_c_the_same_command_goes_on(tmp_path, made, capsys, monkeypat
 def test_what_is_refused(tmp_path, made, capsys, monkeypatch):
     command = [str(tmp_path / "out"), "config/rule.py", "--grid", "kl_beta=0.1", "--seeds=1"]
     fair.main(command)
-    supervised = fair.Variant(tmp_path, ["supervised", "any", "--start=model/pretrained/text.pt"])
-    files = supervised.made_with["files"]
+    words = "supervised any --rate=1e-3 --start=model/pretrained/text.pt".split()
+    variant = fair.Variant(tmp_path, [*words, "--reward=grpo/experiments/rewards.py:wish"])
+    files = variant.made_with["files"]
+    assert "grpo/experiments/rewards.py" in files
     assert {"grpo/experiments/supervised.py", "model/losses.py"} <= {*files}
     assert "model/pretrained/text.pt" in files and "grpo/one_file.py" not in files
     monkeypatch.setattr(fair, "made_with", lambda config: {"files": {"grpo/advantage.py": "new"}})
