@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import train_grpo
+from data.rules import Rule
 from data.vocabulary import VOCABULARY
 from grpo import batch
 from grpo.run.checkpoint import model_file, read, write
@@ -30,7 +31,7 @@ WORDS = (
     "the old red big cat cow dog hen sat on mat hat and rat bee fox ran to us me it number".split()
 )
 rng = random.Random(0)
-TEXT = "\n\n".join(" ".join(rng.choices(WORDS, k=14)) for _ in range(220))
+PARAGRAPHS = [" ".join(rng.choices(WORDS, k=14)) for _ in range(220)]
 
 BLANK = 27
 
@@ -45,21 +46,35 @@ def encode(*texts):
     return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
 
 
+class Letters(Rule):
+    """All that's hidden has to be one of the characters of `allowed`."""
+
+    name = "letters"
+
+    def __init__(self, allowed):
+        self.allowed = allowed
+
+    def is_good(self, completion, masked):
+        return all(c in self.allowed for c, m in zip(completion, masked) if m == VOCABULARY[BLANK])
+
+
 def make_batch(tokens, mask, mask_id, G, seed):
     """Make a batch with a mask token of its own."""
     made = batch.make_batch(tokens, mask, G, seed)
     return replace(made, masked=tokens.masked_fill(mask, mask_id))
 
 
-def make_dataset(folder):
-    """Write TEXT as a dataset, with every tenth paragraph held out, and a word of its own there."""
-    paragraphs = TEXT.split("\n\n")
-    folder.mkdir()
-    for split, some in (
-        ("train", [p for i, p in enumerate(paragraphs) if i % 10]),
-        ("val", [*paragraphs[::10], "zebra"]),
-    ):
-        (folder / f"{split}.txt").write_text("\n\n".join(some), encoding="utf-8")
+def write_text(path, text):
+    """Write a file, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def write_lines(folder, train, val):
+    """Write a dataset of lines: -> its folder, as a text."""
+    write_text(folder / "train.txt", "\n".join(train))
+    write_text(folder / "val.txt", "\n".join(val))
+    return str(folder)
 
 
 # The tiny runs use these in the place of the defaults: plain GRPO with one update per step.
@@ -80,10 +95,11 @@ def world(tmp_path_factory):
     """Make a folder with a text and untrained models.
 
     They are a judge, and generators: one like the judge, one with a latent, one that is wider, and
-    one that knows more characters.
+    one that knows more characters. The held-out paragraphs have a word of their own.
     """
     folder = tmp_path_factory.mktemp("world")
-    make_dataset(folder / "text")
+    train = [p for i, p in enumerate(PARAGRAPHS) if i % 10]
+    write_lines(folder / "text", train, [*PARAGRAPHS[::10], "zebra"])
     torch.manual_seed(0)
     shape = TransformerConfig(block_size=16, n_layer=2, n_head=2, n_embd=32)
     judge = Judge(shape)
@@ -143,10 +159,22 @@ def run(flags, **changes):
     return read(out / "checkpoint.pt"), figures(out)
 
 
+def contents(folder):
+    """Read all files of a folder: -> {name: bytes}."""
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def read_json(path):
+    return json.loads(Path(path).read_bytes())
+
+
+def read_jsonl(path):
+    return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+
 def figures(folder):
     """Read the lines of metrics.jsonl, without the times."""
-    lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [json.loads(line) for line in lines]
+    steps = read_jsonl(Path(folder) / "metrics.jsonl")
     return [{k: v for k, v in step.items() if not k.endswith("_ms")} for step in steps]
 
 

@@ -4,7 +4,6 @@
     python -m grpo.evaluation out-a-*                    # compares runs: means over seeds
     python -m grpo.evaluation out --again                # measures again, with the slow rows, too
     python -m grpo.evaluation out --reward=judge,A.pt    # asks these judges, saves nothing
-    python -m grpo.evaluation out-a-* --csv=curves.csv   # the metrics of all steps
     python -m grpo.evaluation my.pt config/rule.py       # a generator, as if this run had made it
 
 Runs that differ only in their seed are averaged. If that's all of them, you get the whole table.
@@ -14,19 +13,15 @@ We don't run a file just because a checkpoint names it. So if the run's reward i
 it with --reward.
 """
 
-import csv
-import io
-import shutil
 from pathlib import Path
 
-from data.files import write_whole
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.evaluation.evaluate import evaluate
 from grpo.evaluation.table import format_rows, format_table
 from grpo.run.checkpoint import LATEST, training_state
 from grpo.run.config import Parser, load_config
 from grpo.run.load import load_generator, load_run
-from grpo.run.log import read_lines, save_table
+from grpo.run.log import save_table
 from grpo.run.origin import differences, made_with
 from grpo.run.reward_setting import parse_reward
 from grpo.run.runs import group_runs, read_json
@@ -37,13 +32,10 @@ def compare(out_dirs: list[str]) -> str:
     tables = {folder: read_json(folder, "evaluation.json") for folder in out_dirs}
     groups = group_runs(tables)  # {label: folders}
     if len(groups) > 1:
-        for between in ", ", ",\n":  # in a narrow terminal, a line for each part of a label
-            rows = {}
-            for label, folders in groups.items():
-                title = f"{between.join(label)} (runs: {len(folders)})"
-                rows[title] = [tables[folder]["after, sampled"] for folder in folders]
-            if max(map(len, format_rows(rows))) <= shutil.get_terminal_size().columns:
-                break
+        rows = {}
+        for label, folders in groups.items():
+            title = f"{', '.join(label)} (runs: {len(folders)})"
+            rows[title] = [tables[folder]["after, sampled"] for folder in folders]
     else:
         (folders,) = groups.values()
         first, *others = (tables[folder] for folder in folders)
@@ -54,21 +46,6 @@ def compare(out_dirs: list[str]) -> str:
         shared = [title for title in first if all(title in table for table in others)]
         rows = {title: [tables[folder][title] for folder in folders] for title in shared}
     return "\n".join([*format_rows(rows), "mean ± half the range over the seeds"])
-
-
-def write_csv(file: str, out_dirs: list[str]) -> None:
-    """Write the metrics of all steps of some runs as a table for a spreadsheet or a plot."""
-    lines = []
-    for folder in out_dirs:
-        read_json(folder, "config.json")  # is it a run?
-        steps = read_lines(Path(folder) / "metrics.jsonl")
-        lines += [{"run": folder, **step} for step in steps]
-    names = dict.fromkeys(name for line in lines for name in line)
-    content = io.StringIO(newline="")
-    table = csv.DictWriter(content, names)
-    table.writeheader()
-    table.writerows(lines)
-    write_whole(Path(file), content.getvalue().encode())
 
 
 def again(out_dir: str, given: dict[str, str], everything: bool) -> None:
@@ -110,16 +87,13 @@ def main(arguments: list[str] | None = None) -> None:
     )
     add("--again", action="store_true", help="measure again with the slow rows, and save it")
     add("--reward", help="measure this reward; if it's a FILE.py, it runs")
-    add("--csv", metavar="FILE", help="write the metrics of all steps of these runs")
     add("--device", help="where to measure, if not where the run was")
     with exit_on_mistake("evaluation"):
         args, flags = parser.parse_known_args(arguments)
         first, *others = args.out_dir
         if flags and not first.endswith(".pt"):
             parser.parse_args(arguments)  # which says what's wrong with them
-        if args.csv:
-            write_csv(args.csv, args.out_dir)
-        elif first.endswith(".pt"):
+        if first.endswith(".pt"):
             given = {"reward": args.reward, "device": args.device}
             flags += [f"--{name}={x}" for name, x in given.items() if x]
             measure_generator(first, [*others, *flags], args.again)

@@ -26,10 +26,7 @@ def cell(values: list[float], runs: int) -> str:
 
 
 def format_rows(rows: dict[str, list[dict[str, float]]]) -> list[str]:
-    """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text.
-
-    A title may have several lines.
-    """
+    """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text."""
     names = dict.fromkeys(name for runs in rows.values() for row in runs for name in row)
     names = [name for name in FIRST if name in names] + [n for n in names if n not in FIRST]
     shorter = {"different_correct": "different"}
@@ -37,9 +34,7 @@ def format_rows(rows: dict[str, list[dict[str, float]]]) -> list[str]:
     lines = [["filled by", *titles]]
     for title, runs in rows.items():
         cells = [cell([row[name] for row in runs if name in row], len(runs)) for name in names]
-        *above, last = title.split("\n")
-        lines += [[each, *[""] * len(cells)] for each in above]
-        lines.append([last, *cells])
+        lines.append([title, *cells])
     return aligned(lines)
 
 

@@ -35,7 +35,6 @@ from grpo.evaluation import exact
 from grpo.run.checkpoint import LATEST, write
 from grpo.run.config import Config, Parser, load_config
 from grpo.run.load import load_generator
-from grpo.run.log import read_lines
 from grpo.run.origin import differences, made_with
 from grpo.truncation import truncates
 
@@ -49,7 +48,6 @@ GRID = {
 TEACHING = "grpo/experiments/supervised.py", "model/pretrain.py", "model/losses.py"
 K = [2**i for i in range(13)]  # of pass@k
 LOST = 1e-6  # with less than this for all correct answers together, an input is lost
-COURSE = "correct", "entropy", "grad_norm"  # metrics of each step
 
 
 class Variant:
@@ -108,24 +106,18 @@ class Variant:
 
     @torch.no_grad()
     def describe(self, out_dir: Path, half: str) -> dict:
-        """Sum a run up: exact figures, pass@k, and its course in means of ten steps."""
+        """Sum a run up: exact figures, pass@k, and what's lost."""
         file = out_dir / ("generator.pt" if self.kind == "supervised" else LATEST)
         config = Config(dataset=DATASETS[half], reward="correct", judge_checkpoint="")
         models, _, held_out = load_generator(file, config)
         q = models.policy(held_out.batch)
         shares = exact.probabilities(q, held_out.answers)  # N times (answers,)
         p = torch.stack([each.sum() for each in shares]).clamp(max=1)  # (N,)
-        summary = {
+        return {
             **exact.figures(shares, held_out.batch.mask),
             "pass": [(1 - (1 - p) ** k).mean().item() for k in K],
             "lost": (p < LOST).double().mean().item(),
         }
-        if self.kind == "grpo":
-            steps = read_lines(out_dir / "metrics.jsonl")
-            tens = [steps[i : i + 10] for i in range(0, len(steps), 10)]
-            course = {name: [mean(step[name] for step in ten) for ten in tens] for name in COURSE}
-            summary["course"] = course
-        return summary
 
 
 def score(runs: list[dict]) -> float:

@@ -3,17 +3,16 @@
     python -m grpo.experiments.figures moving out                          # sums, over the steps
     python -m grpo.experiments.figures judge out-1,out-2 out-f-1,out-f-2   # accepted and correct
     python -m grpo.experiments.figures habit out-text-weak   # text, with favorite as a reward
-    python -m grpo.experiments.figures dose       # by training steps of the judge, from judges.csv
     python -m grpo.experiments.figures coverage   # pass@k, from claims.jsonl
     python -m grpo.experiments.figures dots rungs        # a dot a run, from rungs.jsonl
     python -m grpo.experiments.figures dots claims lucky loose  # some variants of claims.jsonl
     python -m grpo.experiments.figures dial       # expert iteration, from rungs.jsonl
+    python -m grpo.experiments.figures tuning     # four settings, from tuning.jsonl
 
 Each command writes results/NAME.svg. config/README.md has the commands that make the runs, and
 claims.md and README.md those behind the .jsonl files, which have a line a run.
 """
 
-import csv
 import json
 import math
 import sys
@@ -43,10 +42,6 @@ path.wide { stroke-width: 7; stroke-opacity: .55; }
 def read_lines(folder: str, name: str) -> list[dict]:
     lines = Path(folder, name).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
-
-
-def table(folder: str) -> dict:
-    return json.loads(Path(folder, "evaluation.json").read_text(encoding="utf-8"))
 
 
 def write(name: str, height: int, body: list[str], style: str = "") -> None:
@@ -159,104 +154,63 @@ def moving(run: str) -> None:
     write("moving", 370, body, style)
 
 
+def curves(panel: Panel, runs: str, names: dict[str, tuple[str, str, int]]) -> None:
+    """Plot metrics over the steps of runs A,B,...: `names` is {metric: (label, kind, dy)}."""
+    metrics = [read_lines(run, "metrics.jsonl") for run in runs.split(",")]
+    for name, (label, kind, dy) in names.items():
+        points = []
+        for i in range(0, len(metrics[0]), 5):  # means of five steps
+            values = [step[name] for run in metrics for step in run[i : i + 5]]
+            points.append((i + 2, sum(values) / len(values)))
+        panel.line(points, kind)
+        panel.label(*points[-1], label, kind.removesuffix(" wide"), 12, dy)
+
+
 def judge(good: str, weak: str) -> None:
     """Plot what the judge accepts and what's correct, over the steps: means over runs A,B,..."""
     body = []
-    for left, runs, title in ((50, good, "a good judge"), (460, weak, "a weak judge")):
-        metrics = [read_lines(run, "metrics.jsonl") for run in runs.split(",")]
-        last = len(metrics[0]) - 1
-        panel = Panel(left, 250, (0, last), title)
-        panel.ticks({0: "0", last: str(last + 1)}, "step")
-        ends = {}
-        for name, kind in (("accepts", "b"), ("correct", "a")):
-            values = [sum(line[name] for line in step) / len(step) for step in zip(*metrics)]
-            # wide, so that it shows where the other one covers it
-            panel.line([*enumerate(values)], "b wide" if name == "accepts" else kind)
-            ends[name] = values[-1]
-        apart = 0 if abs(ends["accepts"] - ends["correct"]) > 0.08 else 10
-        words = {"accepts": "judge accepts", "correct": "correct"}
-        for name, kind, dy in (("accepts", "b", 5 - apart), ("correct", "a", 5 + apart)):
-            panel.label(last, ends[name], words[name], kind, 8, dy)
+    for left, runs, title, apart in (
+        (50, good, "a good judge", 10),
+        (460, weak, "a weak judge", 0),
+    ):
+        panel = Panel(left, 250, (0, 200), title)
+        panel.ticks({0: "0", 200: "200"}, "step")
+        # wide, so that it shows where the other one covers it
+        names = {"accepts": ("judge accepts", "b wide", 5 - apart)}
+        names["correct"] = ("correct", "a", 5 + apart)
+        curves(panel, runs, names)
         body += panel.body
     write("judge", 345, body)
 
 
 def habit(run: str) -> None:
-    """Plot how a judge of text gets fooled, over the steps: means of five steps."""
-    steps = read_lines(run, "metrics.jsonl")
-    panel = Panel(50, 600, (0, len(steps)), "GRPO on text, with the old judge")
-    panel.ticks({0: "0", len(steps): str(len(steps))}, "step")
+    """Plot how a judge of text gets fooled, over the steps."""
+    panel = Panel(50, 600, (0, 150), "GRPO on text, with the old judge")
+    panel.ticks({0: "0", 150: "150"}, "step")
     names = {
         "accepts": ("judge accepts", "b", 0),
         "fooled": ("accepted of the invalid", "d", 14),
         "valid": ("valid words", "a", -4),
         "reward_favorite": ("favorite ending", "c", 5),
     }
-    for name, (label, kind, dy) in names.items():
-        points = []
-        for i in range(0, len(steps), 5):
-            values = [step[name] for step in steps[i : i + 5]]
-            points.append((i + 2, sum(values) / len(values)))
-        panel.line(points, kind)
-        panel.label(*points[-1], label, kind, 12, dy)
+    curves(panel, run, names)
     write("habit", 345, panel.body)
 
 
-def dose() -> None:
-    """Plot what GRPO ends with, by the steps of the judge: a dot for each of judges.csv."""
-    with open(FOLDER / "judges.csv", encoding="utf-8") as file:
-        judges = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
-    steps = sorted({judge["steps"] for judge in judges})
-    panel = Panel(50, 600, (math.log(steps[0]), math.log(steps[-1])), "after GRPO")
-    panel.ticks({math.log(n): f"{n:,.0f}" for n in steps}, "training steps of the judge")
-    labels = {"accepts": "judge accepts", "correct": "correct", "fooled": "accepted of the wrong"}
-    for name, kind in (("fooled", "d"), ("accepts", "b"), ("correct", "a")):
-        points = []
-        for n in steps:
-            values = [judge[name] for judge in judges if judge["steps"] == n]
-            points.append((math.log(n), sum(values) / len(values)))
-            for value in values:
-                panel.dot(math.log(n), value, kind)
-        panel.line(points, kind)
-        dy = {"accepts": -5, "correct": 15, "fooled": 5}[name]
-        panel.label(*points[-1], labels[name], kind, 10, dy)
-    write("dose", 345, panel.body)
-
-
-def variants() -> dict[tuple[str, str], list[dict]]:
-    """Read claims.jsonl: -> {(setting, variant): its runs}."""
-    found = {}
-    for line in read_lines(FOLDER, "claims.jsonl"):
-        found.setdefault((line["setting"], line["variant"]), []).append(line)
-    return found
-
-
-def crossing(base: list[float], after: list[float]) -> float:
-    """Return log2 of the k where the base model's pass@k passes that after GRPO."""
-    gaps = [a - b for a, b in zip(after, base)]
-    i = next(i for i in range(1, len(gaps)) if gaps[i] <= 0)
-    return i - 1 + gaps[i - 1] / (gaps[i - 1] - gaps[i])
-
-
 def coverage() -> None:
-    """Plot exact pass@k over k, before and after GRPO, and mark where they cross."""
-    runs = variants()
+    """Plot exact pass@k over k: the base model, GRPO with the judge, and a supervised policy."""
+    arms = reported("claims")
     panel = Panel(50, 670, (0, 12), "pass@k, exact")
     panel.ticks({i: f"{2**i:,}" for i in range(0, 13, 2)}, "k")
-    base = runs["rule", "base"][0]["pass"]
-    after = [run["pass"] for run in runs["judge", "unchanged"]]
-    x = [*range(13)]
-    panel.line([*zip(x, base)], "c")
-    panel.band(x, after, "a")
-    panel.label(4, base[4], "base model", "c", 12, 14)
-    taught = [run["pass"] for run in runs["supervised", "smallest-100000"]]
-    panel.band(x, taught, "d")
-    panel.label(12, 1, "supervised", "d", 6, 2)
-    panel.label(4, after[0][4], "after GRPO", "a", 0, 24)
-    at = sum(crossing(base, each) for each in after) / len(after)
-    share = sum(each[10] for each in after) / len(after)
-    panel.dot(at, share, "d")
-    panel.label(at, share, f"they cross at k ≈ {2**at:,.0f}", "d", 0, 28)
+    drawn = {
+        "base": ("c", "base model", 4, 12, 14),
+        "judge, unchanged": ("a", "after GRPO", 4, 0, 24),
+        "smallest-100000": ("d", "supervised", 12, 6, -4),
+    }
+    for arm, (kind, label, at, dx, dy) in drawn.items():
+        runs = [run["pass"] for run in arms[arm]]
+        panel.band([*range(13)], runs, kind)
+        panel.label(at, runs[0][at], label, kind, dx, dy)
     write("coverage", 345, panel.body)
 
 
@@ -309,7 +263,26 @@ def dial() -> None:
     write("dial", 345, panel.body)
 
 
+def tuning() -> None:
+    """Plot what's correct over four settings of config/rule.py: a dot a run of tuning.jsonl."""
+    runs = read_lines(FOLDER, "tuning.jsonl")
+    body = []
+    for i, setting in enumerate(dict.fromkeys(run["setting"] for run in runs)):
+        found = {}
+        for run in runs:
+            if run["setting"] == setting:
+                found.setdefault(run["value"], []).append(run["correct"])
+        panel = Panel(45 + 205 * i, 165, (-0.3, len(found) - 0.7), setting)
+        panel.ticks({n: f"{value:g}".lstrip("0") or "0" for n, value in enumerate(found)}, "")
+        panel.line([(n, sum(x) / len(x)) for n, x in enumerate(found.values())], "a")
+        for n, values in enumerate(found.values()):
+            for correct in values:
+                panel.dot(n, correct, "a")
+        body += panel.body
+    write("tuning", 320, body)
+
+
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    drawings = [moving, judge, habit, dose, coverage, dots, dial]
+    drawings = [moving, judge, habit, coverage, dots, dial, tuning]
     {drawing.__name__: drawing for drawing in drawings}[name](*given)

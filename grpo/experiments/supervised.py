@@ -1,14 +1,13 @@
 """Teach the generator answers without a group, to compare that with GRPO.
 
     python -m grpo.experiments.supervised any out-q --power=1                # one answer, -q(y)
-    python -m grpo.experiments.supervised even out-even                      # cross-entropy
+    python -m grpo.experiments.supervised smallest out-smallest              # cross-entropy
     python -m grpo.experiments.supervised accepted out-40 --inputs=25600 --updates=400 --rounds=40
     python -m grpo.evaluation out-q/generator.pt config/rule.py              # measure what came out
 
 Which answers are there for an input?
 
     any       the sum that was there, which is what pretraining learned from
-    even      the correct answer whose summands differ least
     smallest  the one with the smallest first summand
     all       every correct answer
     chain     what the base model writes one blank a pass, left to right (1606.07947)
@@ -63,17 +62,11 @@ CPU = torch.device("cpu")
 NOTHING = -1e9  # log q of an answer that isn't there
 
 
-def difference(answer: str) -> int:
-    """Return by how much the two summands differ."""
-    first, second = answer.split("=")[0].split("+")
-    return abs(int(first) - int(second))
-
-
-def correct(batch: Batch, key=None) -> tuple[Tensor, Tensor]:
-    """List the correct answers of each input, or only the one with the smallest `key`."""
+def correct(batch: Batch, only_smallest: bool = False) -> tuple[Tensor, Tensor]:
+    """List the correct answers of each input, or only the one with the smallest first summand."""
     T = batch.masked.shape[1]
     lists = [correct_answers(masked) for masked in decode(batch.masked)]
-    lists = [[min(answers, key=key)] if key else answers for answers in lists]
+    lists = [[min(answers)] if only_smallest else answers for answers in lists]
     tokens = [encode("".join(answers)).view(-1, T) for answers in lists]  # each (n,T)
     n = max(map(len, tokens))
     answers = torch.stack([F.pad(x, (0, 0, 0, n - len(x))) for x in tokens])  # (N,n,T)
@@ -89,10 +82,8 @@ def answer(
     models.policy is the student. If there are `rewards`, an answer has to earn more than 0.
     """
     there = None
-    if kind == "all":
-        answers, there = correct(batch)
-    elif kind in ("even", "smallest"):
-        answers, there = correct(batch, difference if kind == "even" else str)
+    if kind in ("all", "smallest"):
+        answers, there = correct(batch, only_smallest=kind == "smallest")
     elif kind == "accepted":
         answers = models.policy(batch).sample().completions  # (N,16,T)
     elif kind == "chain":
@@ -172,7 +163,7 @@ def teach(args) -> None:
     write(Path(args.out_dir) / "prompts.json", json.dumps({"prompts": prompts}).encode())
 
 
-KINDS = "any even smallest all chain accepted".split()
+KINDS = "any smallest all chain accepted".split()
 
 
 def at_least_one(text: str) -> int:

@@ -68,8 +68,7 @@ def call(name: str, function: Callable, completions: Tensor, batch: Batch) -> Te
         with contained():  # and it may write into what it gets
             values = function(completions.clone(), batch.map(torch.clone))
     except (Exception, SystemExit) as error:
-        line = f"reward {name} failed{culprit(function, completions, batch)}"
-        raise Mistake(f"{line}: {type(error).__name__}: {error}") from error
+        raise Mistake(f"reward {name} failed: {type(error).__name__}: {error}") from error
     try:
         return torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
     except (TypeError, ValueError, RuntimeError):
@@ -77,18 +76,6 @@ def call(name: str, function: Callable, completions: Tensor, batch: Batch) -> Te
         raise Mistake(
             f"reward {name} returned a {what} that isn't an array of numbers; return (B,G)"
         ) from None
-
-
-def culprit(function: Callable, completions: Tensor, batch: Batch) -> str:
-    """Find a completion for which a user's function fails all by itself, and name it."""
-    for b in range(len(completions)):
-        for each in completions[b].split(1):  # (1,T)
-            try:
-                with contained():
-                    function(each[None].clone(), batch[b : b + 1].map(torch.clone))
-            except (Exception, SystemExit):
-                return f" for the completion {decode(each)[0]!r}"
-    return ""
 
 
 def user_reward(name: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:

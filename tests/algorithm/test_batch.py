@@ -3,25 +3,19 @@
 Shapes: B inputs, T characters, G completions of each.
 """
 
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 
 import pytest
 import torch
 
 from data.dataset import read_dataset
 from data.vocabulary import MASK_ID
-from grpo.batch import Batch, Rows, draw_batch, make_batch, make_uniforms, minibatches
-from grpo.policy import LogProbs
+from grpo.batch import Batch, draw_batch, make_batch, make_uniforms, minibatches
+from grpo.metrics import Rollout
+from grpo.policy import LogProbs, Sample
 from grpo.run.config import Config
 
 B, G, T = 7, 3, 5
-
-
-@dataclass(frozen=True)
-class Nested(Rows):
-    batch: Batch
-    old: LogProbs
-    parts: dict
 
 
 def nested():
@@ -32,7 +26,7 @@ def nested():
 
     batch = Batch(own(T), own(T), own(T), own(G, T), own(), B, (1, 0))
     old = LogProbs(own(G, T), own(G, T), own(T), own(T))
-    return Nested(batch, old, {"judge": own(G)})
+    return Rollout(batch, Sample(own(G, T)), old, own(G), {"judge": own(G)}, own(G))
 
 
 def tensors(record):
@@ -48,26 +42,27 @@ def tensors(record):
 )
 def test_rows_of_a_record_are_rows_of_everything_in_it(rows, want):
     part = nested()[rows]
-    assert len(tensors(part)) == 5 + 4 + 1
+    assert len(tensors(part)) == 5 + 1 + 4 + 3
     assert all(x.view(len(x), -1)[:, 0].tolist() == want for x in tensors(part))
     assert (part.batch.size, part.batch.seed) == (B, (1, 0))
 
 
+def order(epoch, seed=(1, 0), size=3):
+    """List the inputs of each update of an epoch."""
+    batch = replace(nested().batch, seed=seed)
+    return [rows.tolist() for rows in minibatches(batch, epoch, Config(minibatch_size=size))]
+
+
 def test_every_epoch_takes_every_input_once_in_an_order_of_its_own():
-    batch = nested().batch
-
-    def order(batch, epoch, size=3):
-        return [rows.tolist() for rows in minibatches(batch, epoch, Config(minibatch_size=size))]
-
-    assert order(batch, 0, size=0) == order(batch, 1, size=0) == [list(range(B))]
-    orders = [order(batch, epoch) for epoch in range(3)]
+    in_order = list(range(B))
+    assert order(0, size=0) == order(1, size=0) == [in_order]
+    orders = [order(0), order(1), order(2), order(0, seed=(1, 1))]
     for parts in orders:
         assert [len(part) for part in parts] == [3, 3, 1]
-        assert sorted(sum(parts, [])) == list(range(B))
-    other = order(replace(batch, seed=(1, 1)), 0)
-    different = [*orders, other, [list(range(B))]]
-    assert len({str(sum(parts, [])) for parts in different}) == len(different)
-    assert order(nested().batch, 2) == orders[2], "an epoch's order is a function of the seed"
+        assert sorted(sum(parts, [])) == in_order
+    different = {str(sum(parts, [])) for parts in [*orders, [in_order]]}
+    assert len(different) == 5
+    assert order(2) == orders[2], "an epoch's order is a function of the seed"
 
 
 def random_numbers(batch):

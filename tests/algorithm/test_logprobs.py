@@ -10,7 +10,6 @@ import torch
 
 from grpo.policy import ComputeLogProbs, Product
 from grpo.run.config import Config
-from model.transformer import IMPOSSIBLE
 
 B, G, T, V = 2, 3, 4, 5
 NAMES = ("logp", "ref_logp", "kl", "entropy", "gradient")
@@ -61,19 +60,6 @@ def test_values_and_gradient_equal_the_definition(temperature):
     logits, _, completions, mask = make()
     q = Product(logits, SimpleNamespace(mask=mask), Config(temperature=temperature))
     torch.testing.assert_close(q.log_likelihood(completions), want["logp"])
-
-
-def test_banned_characters_and_visible_text():
-    """The last character is as impossible as the blank, and never drawn."""
-    logits, ref_logits, completions, mask = make()
-    logits[..., -1] = ref_logits[..., -1] = IMPOSSIBLE
-    completions[completions == V - 1] = 0
-    given = logits, ref_logits, completions, mask, 0.8
-    found = values_and_gradient(ComputeLogProbs.apply, *given)
-    for name, x in found.items():
-        assert x.isfinite().all(), name
-        assert not (x.mT if name.endswith("logp") else x)[~MASK].any(), name
-    assert not found["gradient"][..., V - 1].any()
 
 
 def test_half_precision_logits_are_summed_in_float32():

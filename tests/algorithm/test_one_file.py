@@ -4,13 +4,12 @@ The two share the network and no other code, as test_imports.py checks. So each 
 other.
 """
 
-import json
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import command_line
+from conftest import command_line, figures
 
 import train_grpo
 from data.dataset import read_splits
@@ -18,6 +17,7 @@ from data.sums.prepare import prepare
 from data.sums.rule import is_correct
 from grpo import one_file
 from grpo.batch import draw_batch
+from grpo.run.checkpoint import read
 from grpo.run.config import Config
 from model.transformer import Generator, Judge
 
@@ -34,14 +34,9 @@ def dataset(tmp_path_factory):
     return folder
 
 
-def real_run(dataset, out, settings):
-    """Train as config/grpo_config.py says: -> the losses of the steps, and the weights."""
-    files = {"dataset": dataset, "out_dir": out}
-    plain = {"device": "cpu", "dtype": "float32", "max_iters": STEPS, "eval_inputs": 1}
-    train_grpo.main(["config/grpo_config.py", *command_line(files | plain | settings)])
-    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    weights = torch.load(out / "checkpoint.pt", weights_only=True)["weights"]
-    return [json.loads(line)["loss"] for line in lines], weights
+@pytest.fixture(scope="module")
+def train(dataset):
+    return read_splits(str(dataset), 11)[0]
 
 
 def flatten(weights):
@@ -50,7 +45,9 @@ def flatten(weights):
 
 
 @pytest.mark.parametrize("changed", [{}, {"WARMUP": 1, "STEPS": 3, "BETA": 0.5}])
-def test_its_losses_and_weights_are_those_of_train_grpo(changed, dataset, tmp_path, monkeypatch):
+def test_its_losses_and_weights_are_those_of_train_grpo(
+    changed, dataset, train, tmp_path, monkeypatch
+):
     """Compare three steps with the settings as they are, and three that use the KL and the cosine.
 
     To be fast, both sides take 8 inputs and 4 completions of each. The weights agree less closely
@@ -61,34 +58,37 @@ def test_its_losses_and_weights_are_those_of_train_grpo(changed, dataset, tmp_pa
     monkeypatch.chdir(ROOT)  # one_file finds the shipped model from here
     for name, value in {"B": 8, "G": 4, **changed}.items():
         monkeypatch.setattr(one_file, name, value)
-    settings = {"batch_size": 8, "group_size": 4, "lr_decay_iters": one_file.STEPS}
+    settings = {"dataset": dataset, "out_dir": tmp_path / "out", "device": "cpu"}
+    settings |= {"dtype": "float32", "max_iters": STEPS, "eval_inputs": 1}
+    settings |= {"batch_size": 8, "group_size": 4, "lr_decay_iters": one_file.STEPS}
     if changed:
         settings |= {"warmup_iters": one_file.WARMUP, "kl_beta": one_file.BETA}
-    expected, there = real_run(dataset, tmp_path / "out", settings)
+    train_grpo.main(["config/grpo_config.py", *command_line(settings)])
+    expected = [step["loss"] for step in figures(tmp_path / "out")]
+    there = read(tmp_path / "out" / "checkpoint.pt")["weights"]
 
     generator, reference = (one_file.load(Generator, "model/pretrained/sums.pt") for _ in range(2))
     judge = one_file.load(Judge, "model/pretrained/sums_judge.pt")
-    sums, held_out = one_file.make_sums()
-    assert sums == (dataset / "train.txt").read_text(encoding="utf-8").split()
-    assert held_out == (dataset / "val.txt").read_text(encoding="utf-8").split()
-    train, _ = read_splits(str(dataset), 11)
 
     def draw_the_same(_, size, seed):
         batch = draw_batch(train, Config(batch_size=size, group_size=4, seed=seed[0]), seed[1], CPU)
         return batch.masked, batch.uniforms
 
     monkeypatch.setattr(one_file, "draw_batch", draw_the_same)
-    losses = list(islice(one_file.train(generator, reference, judge, sums), STEPS))
+    losses = list(islice(one_file.train(generator, reference, judge, []), STEPS))
 
     assert losses == pytest.approx(expected, abs=1e-5)
     start, here = flatten(reference.state_dict()), flatten(generator.state_dict())
     assert (here - flatten(there)).norm() < 1e-3 * (here - start).norm()
 
 
-def test_its_rule_is_that_of_the_dataset(dataset):
-    correct = (dataset / "val.txt").read_text(encoding="utf-8").split()[:100]
+def test_its_sums_and_its_rule_are_those_of_the_dataset(dataset):
+    sums = [
+        (dataset / f"{name}.txt").read_text(encoding="utf-8").split() for name in ("train", "val")
+    ]
+    assert one_file.make_sums() == sums
     wrong = ["417+472=888", "017+871=888", "a17+471=888", "4=7+471=888", "4+7+471=888"]
-    for text in correct + wrong:
+    for text in sums[1][:100] + wrong:
         assert one_file.is_correct(text) == is_correct(text)
 
 

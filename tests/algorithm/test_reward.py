@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from conftest import BLANK, encode, make_batch
 
-from data.rules import SumRule, WordRule
+from data.rules import WordRule
 from data.user_mistake import Mistake
 from data.vocabulary import PAD
 from grpo.policy import Product
@@ -58,21 +58,11 @@ def test_the_judges_score_is_its_mean_logit_over_the_blanks_within_8():
     assert not judge_scores(some_judge, completions, nothing).any(), "inputs without blanks"
 
 
-@pytest.mark.parametrize(
-    "rule, masked, completions, want",
-    [
-        (WordRule("a cat on so"), "a c_t __ so", "a cat on so|a cxt on so|a c t on so", [1, 0, 0]),
-        (WordRule("a cat"), "a c_t", "a cat|a cut", [1, 0]),  # a prompt ends its last word
-        (SumRule(), "4_+4_=88", "41+47=88|42+47=88", [1, 0]),
-    ],
-)
-def test_a_rule_pays_1_for_a_good_completion(rule, masked, completions, want):
-    """Padding is no part of a text."""
-    masked, filled = (
-        F.pad(encode(*x.split("|")), (0, 3), value=PAD) for x in (masked, completions)
-    )
-    batch = make_batch(masked, masked == BLANK, BLANK, len(want), (0,))
-    assert rule_reward(rule, filled[None], batch).tolist() == [want]
+def test_a_rule_pays_1_for_a_good_completion():
+    """Padding is no part of a text, so here the last word has a blank."""
+    masked, *filled = F.pad(encode("a c_t", "a cat", "a cut"), (0, 3), value=PAD)
+    batch = make_batch(masked[None], masked[None] == BLANK, BLANK, 2, (0,))
+    assert rule_reward(WordRule("a cat"), torch.stack(filled)[None], batch).tolist() == [[1, 0]]
 
 
 def test_exact_pays_1_for_what_was_there():

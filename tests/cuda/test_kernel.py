@@ -157,8 +157,7 @@ def test_scores_and_gradients_are_those_of_pytorch(device, V, blanks, temperatur
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
 def test_nvcc_compiles_it(tmp_path):
-    targets = " ".join(f"-gencode arch=compute_{n},code=sm_{n}" for n in (80, 90))
-    command = f"nvcc -fatbin -Werror all-warnings {targets} {kernel.SOURCE} -o kernel.fatbin"
+    command = f"nvcc -cubin -arch=sm_80 -Werror all-warnings {kernel.SOURCE}"
     subprocess.run(command.split(), cwd=tmp_path, check=True)
 
 

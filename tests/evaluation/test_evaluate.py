@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from conftest import BLANK, encode, make_batch
 
-from data.rules import SumRule, WordRule, check
+from data.rules import SumRule, WordRule
 from data.sums.prepare import prepare as prepare_sums
-from data.sums.rule import is_correct
-from data.vocabulary import VOCABULARY, decode
+from data.vocabulary import decode
 from grpo.evaluation.evaluate import evaluate, measure, peek, table_rows
 from grpo.evaluation.rivals import best_by_judge
 from grpo.evaluation.table import format_table
@@ -67,50 +66,12 @@ def test_inputs_whose_answers_cannot_be_listed_are_compared_with_what_was_there(
     assert measure(completions, held_out) == {"correct": 1, "exact": 1 / 2, "distance": 1 / 2}
 
 
-def uncertain(rows):
-    """Judge each character by a number that only depends on it: (N,T) -> (N,T)."""
-    return torch.tensor([(7 * v) % 11 - 5.3 for v in range(len(VOCABULARY))])[rows]
-
-
-def some_sums():
-    """Make 20 sums with 4 completions each, of which the first is correct."""
-    g = torch.Generator().manual_seed(1)
-    texts = [f"{a}+{b}={a + b}" for a, b in (10 + torch.randint(40, (20, 2), generator=g)).tolist()]
-    tokens = encode(*texts)  # (20,T)
-    mask = torch.zeros_like(tokens, dtype=torch.bool)
-    mask[::2, [0, 3]] = True
-    mask[::4, [1, 4]] = mask[1::2, [1, 4]] = True  # both columns, or the second one alone
-    batch = make_batch(tokens, mask, BLANK, 4, (0,))
-    digits = torch.randint(VOCABULARY.index("1"), VOCABULARY.index("9"), (20, 4, 8), generator=g)
-    completions = torch.where(mask[:, None], digits, tokens[:, None])
-    completions[:, 0] = tokens
-    return batch, completions
-
-
-def test_accepts_and_fooled_are_a_loop_over_completions():
-    batch, completions = some_sums()
-    scores = judge_scores(uncertain, completions, batch)  # (20,4)
-    good = check(SumRule(), completions, batch.masked)  # (20,4)
-    accepted, wrong = [], []
-    for i, texts in enumerate(completions):
-        for row, text in zip(texts, decode(texts)):
-            accepted.append(uncertain(row)[batch.mask[i]].mean().item() > 0)
-            if not is_correct(text):
-                wrong.append(accepted[-1])
-    assert judge_metrics(scores, good) == {
-        "accepts": pytest.approx(sum(accepted) / 80),
-        "fooled": pytest.approx(sum(wrong) / len(wrong)),
-    }
-    assert 0 < sum(accepted) < 80 and 0 < sum(wrong) < len(wrong)
-
-
 def test_few_wrong_completions_say_nothing_about_a_judge():
-    batch, completions = some_sums()
-    good = check(SumRule(), completions, batch.masked)  # (20,4)
-    assert judge_metrics(torch.ones(20, 4), good) == {"accepts": 1, "fooled": 1}
-    good[6:] = True
+    good = torch.arange(40) < 20
+    assert judge_metrics(torch.ones(40), good) == {"accepts": 1, "fooled": 1}
+    good[20] = True
     for given in (good, None):
-        assert judge_metrics(torch.ones(20, 4), given) == {"accepts": 1}
+        assert judge_metrics(torch.ones(40), given) == {"accepts": 1}
 
 
 @pytest.fixture
@@ -159,9 +120,7 @@ def latent(seed):
     """Make a latent policy with two values of z. At temperature 1 the second is twice as likely."""
 
     def policy(batch):
-        letters = torch.stack(
-            [logits_of(seed, batch.masked), logits_of(seed + 10, batch.masked)], 2
-        )
+        letters = torch.stack([logits_of(x, batch.masked) for x in (seed, seed + 10)], dim=2)
         prior = torch.tensor([1.0, 2.0]).log().expand(len(batch.mask), 2)
         return Latent(prior, letters, batch, SAMPLING)
 
@@ -185,12 +144,11 @@ def test_runs_of_all_seeds_have_the_same_inputs_and_draws_of_their_own(settings)
     assert not (one.uniforms == other.uniforms).all(dim=1).any()
 
 
-@pytest.mark.parametrize("make", [product, latent])
 @pytest.mark.parametrize("dataset", ["settings", "sums"])
-def test_every_row(dataset, make, request):
+def test_every_row(dataset, request):
     """The policy has not changed, so the rows before and after are the same."""
     config = request.getfixturevalue(dataset)
-    result, completions = evaluated(config, make(0), make(0), everything=True)
+    result, completions = evaluated(config, latent(0), latent(0), everything=True)
     rule = "valid" if dataset == "settings" else "correct"
     lines = format_table(result, rule, judge_pays=True).splitlines()
     assert [re.split(" {2,}", line)[0] for line in lines[1 : 1 + len(result)]] == [*result]
@@ -201,7 +159,7 @@ def test_every_row(dataset, make, request):
     assert ("exact marginals" in result) == (dataset == "sums")
     assert len(completions) == 6 * 4
     json.dumps(result, allow_nan=False)
-    short, _ = evaluated(config, make(0), make(0))
+    short, _ = evaluated(config, latent(0), latent(0))
     assert 4 < len(short) < len(result)
     assert all(result[title] == row for title, row in short.items())
 

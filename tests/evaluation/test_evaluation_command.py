@@ -1,6 +1,5 @@
 """Run `python -m grpo.evaluation out` on a run's folder that the tests make without training."""
 
-import csv
 import json
 import re
 from dataclasses import asdict
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import contents, read_json, write_text
 
 from grpo.evaluation.__main__ import main
 from grpo.run.checkpoint import model_file, read, write
@@ -32,16 +32,10 @@ def finished(flags, tmp_path):
         settings, origin = asdict(config), {"made_with": made_with(config)}
         training = {"config": settings, "iteration": 4, "own_reward": "", **origin}
         write(out / "checkpoint.pt", generator_file(1) | {"training": training})
-        write(out / "config.json", json.dumps({**settings, "rule": "valid", **origin}).encode())
+        write_text(out / "config.json", json.dumps({**settings, "rule": "valid", **origin}))
         return out
 
     return make
-
-
-def files_of(out):
-    """Read the files that the command has written, as bytes."""
-    names = ("evaluation.json", "completions.jsonl")
-    return [(out / name).read_bytes() for name in names if (out / name).exists()]
 
 
 def refused(capsys, *arguments):
@@ -56,14 +50,14 @@ def refused(capsys, *arguments):
 def test_the_same_table_again_and_another_is_only_printed(finished, flags, capsys):
     out = finished()
     main([str(out), "--again"])
-    own = files_of(out)
+    own = contents(out)
     first = capsys.readouterr().out
     main([str(out)])
     assert capsys.readouterr().out == first  # it prints the stored table
-    json.loads(own[0], parse_constant=pytest.fail)
+    json.loads(own["evaluation.json"], parse_constant=pytest.fail)
     for again in ([], ["--again"]):
         main([str(out), f"--reward=judge,{flags['judge_checkpoint']}", *again])
-        assert capsys.readouterr().out != first and files_of(out) == own
+        assert capsys.readouterr().out != first and contents(out) == own
 
 
 def test_a_generator_is_measured_as_if_a_run_had_ended_with_it(finished, flags, tmp_path, capsys):
@@ -72,7 +66,7 @@ def test_a_generator_is_measured_as_if_a_run_had_ended_with_it(finished, flags, 
     table = capsys.readouterr().out.splitlines()
     write(tmp_path / "mine.pt", generator_file(1))
     settings = "".join(f"{name} = {value!r}\n" for name, value in flags.items())
-    (tmp_path / "mine.py").write_text(settings, encoding="utf-8")
+    write_text(tmp_path / "mine.py", settings)
     before = sorted(tmp_path.rglob("*"))
     main([str(tmp_path / "mine.pt"), str(tmp_path / "mine.py")])
     fooled = "the judge accepts much more than is valid: it's being fooled"
@@ -83,19 +77,16 @@ def test_a_generator_is_measured_as_if_a_run_had_ended_with_it(finished, flags, 
 
 
 @pytest.fixture
-def with_table(finished, monkeypatch):
+def with_table(finished):
     """Give a function that makes a finished run whose table has made-up figures.
 
-    `before` and `after` are its shares of valid completions, and `more` are further rows.
+    `after` is its share of valid completions in the end.
     """
 
-    monkeypatch.setenv("COLUMNS", "500")
-
-    def make(name, before=0.1, after=0.5, more=None, **changes):
+    def make(name, after=0.5, **changes):
         out = finished(name, **changes)
-        rows = {"before, sampled": before, "after, sampled": after} | (more or {})
-        table = {title: {"valid": x} for title, x in rows.items()}
-        write(out / "evaluation.json", json.dumps(table).encode())
+        table = {"before, sampled": {"valid": 0.1}, "after, sampled": {"valid": after}}
+        write_text(out / "evaluation.json", json.dumps(table))
         return str(out)
 
     return make
@@ -110,9 +101,7 @@ def printed(capsys, *arguments):
 MEAN = ["mean ± half the range over the seeds"]
 
 
-def test_each_group_of_runs_has_a_row_with_the_settings_that_differ(
-    with_table, capsys, monkeypatch
-):
+def test_each_group_of_runs_has_a_row_with_the_settings_that_differ(with_table, capsys):
     """The figures of a group are means over its seeds, ± half of the range."""
     a = [with_table(f"a{seed}", after=x, seed=seed) for seed, x in enumerate((0.1, 0.2, 0.6))]
     b = with_table("b", after=0.9, kl_beta=0.5, temperature=0.7)
@@ -122,24 +111,18 @@ def test_each_group_of_runs_has_a_row_with_the_settings_that_differ(
         [f"temperature=0.7, kl_beta=0.5, {b} (runs: 1)", "0.900"],
         MEAN,
     ]
-    monkeypatch.setenv("COLUMNS", "30")  # the parts of a label stand below each other
-    assert printed(capsys, *a, b)[3:6] == [
-        ["temperature=0.7,"],
-        ["kl_beta=0.5,"],
-        [f"{b} (runs: 1)", "0.900"],
-    ]
 
 
 def edit_config(out, **changes):
     path = Path(out) / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(config | changes), encoding="utf-8")
+    write_text(path, json.dumps(read_json(path) | changes))
 
 
 def test_nothing_is_averaged_over_different_settings(with_table, capsys):
+    outs = [with_table("a"), with_table("b", seed=2)]
+    config = read_json(Path(outs[1]) / "config.json")
     for name in asdict(Config()):
-        outs = [with_table("a"), with_table("b", seed=2)]
-        edit_config(outs[1], **{name: 7})
+        edit_config(outs[1], **config | {name: 7})
         rows = printed(capsys, *outs)
         if name in IGNORED:
             assert rows[1][0] == "before, sampled"
@@ -185,30 +168,33 @@ def test_a_named_run_is_never_dropped(with_table, capsys):
 
 
 def test_a_mean_over_some_of_the_runs_says_so(with_table, capsys):
-    outs = [with_table(str(i), more={f"row {i % 2}": 1}, seed=i) for i in range(3)]
+    """Rows that only some of them have are left out."""
+    outs = [with_table(str(i), seed=i) for i in range(3)]
     path = Path(outs[0]) / "evaluation.json"
-    table = json.loads(path.read_text(encoding="utf-8"))
+    table = read_json(path) | {"slow": {}}
     table["after, sampled"]["fooled"] = 0.5
-    path.write_text(json.dumps(table), encoding="utf-8")
-    (row,) = [row for row in printed(capsys, *outs) if row[0] == "after, sampled"]
-    assert row[-1] == "0.500 (1 of 3)"
+    write_text(path, json.dumps(table))
+    _, before, after, mean = printed(capsys, *outs)
+    assert before == ["before, sampled", "0.100"] and mean == MEAN
+    assert after == ["after, sampled", "0.500", "0.500 (1 of 3)"]
 
 
 def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):
-    evil = tmp_path / "evil.py"
-    evil.write_text(
-        f"open({str(tmp_path / 'owned')!r}, 'w').close()\n"
+    evil, owned = tmp_path / "evil.py", tmp_path / "owned"
+    write_text(
+        evil,
+        f"open({str(owned)!r}, 'w').close()\n"
         "def half(completions, batch):\n"
         "    return [[0.5 for _ in row] for row in completions]\n",
-        encoding="utf-8",
     )
     reward = f"judge:1.0,{evil}:half:2.0"
     out = finished(reward=reward)
+    before = contents(out)
     assert f"--reward={reward}" in refused(capsys, out, "--again")
     main([str(out), "--reward=judge"])
-    assert not (tmp_path / "owned").exists() and not files_of(out)
+    assert not owned.exists() and contents(out) == before
     main([str(out), "--again", f"--reward={reward}"])
-    assert (tmp_path / "owned").exists() and files_of(out)  # the run's own reward, so it is saved
+    assert owned.exists() and contents(out) != before  # the run's own reward, so it is saved
     assert " half" in capsys.readouterr().out
 
 
@@ -216,15 +202,14 @@ def test_before_is_the_generator_that_the_run_began_with_and_after_is_the_checkp
     finished, tmp_path
 ):
     """One run ended with the weights that another began with. Its reference is neither."""
+    files = {}
     for name, seed in {"reference": 7, "generator": 1}.items():  # 1 is that of the checkpoint
         write(tmp_path / f"{name}.pt", generator_file(seed))
-    files = {
-        f"{name}_checkpoint": str(tmp_path / f"{name}.pt") for name in ("reference", "generator")
-    }
+        files[f"{name}_checkpoint"] = str(tmp_path / f"{name}.pt")
     tables = []
     for out in finished(), finished("b", reference_mode="ema", **files):
         main([str(out), "--again"])
-        tables.append(json.loads(files_of(out)[0]))
+        tables.append(read_json(out / "evaluation.json"))
         for row in tables[-1].values():
             del row["chain"]  # it's how likely the base model finds a row, and they have two
     for row in "sampled", "argmax":
@@ -233,37 +218,20 @@ def test_before_is_the_generator_that_the_run_began_with_and_after_is_the_checkp
 
 def test_mistakes_exit_2_with_one_line_and_write_nothing(finished, capsys):
     out = finished()
+    before = contents(out)
     for flag in ("--reward=x", "--agin"):
         line = refused(capsys, out, "--again", flag)
         assert flag.partition("=")[0].strip("-") in line
     assert "--again" in refused(capsys, out)  # a run without a table says how to make one
-    assert not files_of(out)
+    assert contents(out) == before
 
 
-@pytest.mark.parametrize("name", ["device", "reference_device"])
-def test_a_run_on_a_device_that_is_not_here_can_be_measured(finished, capsys, name):
+def test_a_run_on_a_device_that_is_not_here_can_be_measured(finished, capsys):
     """The table needs no reference, so it doesn't matter where that was."""
     out = finished()
     content = read(out / "checkpoint.pt")
-    content["training"]["config"][name] = "cuda:99"
+    content["training"]["config"] |= {"device": "cuda:99", "reference_device": "cuda:99"}
     write(out / "checkpoint.pt", content)
-    if name == "device":
-        assert "device=cuda:99 isn't on this machine" in refused(capsys, out, "--again")
+    assert "device=cuda:99 isn't on this machine" in refused(capsys, out, "--again")
     main([str(out), "--again", "--device=cpu"])
-    assert files_of(out) and "after, sampled" in capsys.readouterr().out
-
-
-def test_the_steps_of_several_runs_are_one_csv(with_table, tmp_path, capsys):
-    outs = [with_table(name) for name in "ab"]
-    for out, steps in zip(outs, ([{"loss": 1.5}, {"loss": 2.5}], [{"new": 0.5}])):
-        lines = (json.dumps({"iteration": i} | step) + "\n" for i, step in enumerate(steps))
-        write(Path(out) / "metrics.jsonl", "".join(lines).encode())
-    main([*outs, f"--csv={tmp_path}/steps.csv"])
-    with open(tmp_path / "steps.csv", encoding="utf-8", newline="") as file:
-        assert list(csv.reader(file)) == [
-            ["run", "iteration", "loss", "new"],
-            [outs[0], "0", "1.5", ""],
-            [outs[0], "1", "2.5", ""],
-            [outs[1], "0", "", "0.5"],
-        ]
-    assert "there is no folder nowhere" in refused(capsys, outs[0], "nowhere", "--csv=x.csv")
+    assert "evaluation.json" in contents(out) and "after, sampled" in capsys.readouterr().out

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import BLANK, encode, make_batch
+from conftest import BLANK, encode, make_batch, write_text
 
 from data.rules import WordRule
 from grpo.experiments import compare, text
@@ -40,14 +40,13 @@ def test_verdicts(other, expected):
 
 def test_the_first_one_is_the_reference_and_only_what_is_reported_counts(tmp_path, capsys):
     for name, values in ("a", A), ("b", B):
-        (tmp_path / name).mkdir()
         runs = [{"half": "choose", "tuned": {"kl_beta": 0.1}, "correct": 0.5, "lost": 0.0}]
         for value in values:
             runs.append(
                 {"half": "report", "tuned": {"kl_beta": 0.05}, "correct": value, "lost": 0.02}
             )
         lines = "".join(json.dumps(run) + "\n" for run in runs)
-        (tmp_path / name / "runs.jsonl").write_text(lines, encoding="utf-8")
+        write_text(tmp_path / name / "runs.jsonl", lines)
     compare.main([str(tmp_path / "a"), str(tmp_path / "b")])
     first, second = capsys.readouterr().out.splitlines()[2:]
     assert "| kl_beta 0.05 | 4 | 0.950 ± 0.013 |  |  | 0.020 |" in first

@@ -10,18 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import figures, run
+from conftest import contents, read_json, run, write_lines, write_text
 
 from data import files
-from data.dataset import (
-    make_if_missing,
-    read_dataset,
-    read_prompts,
-    read_splits,
-)
+from data.dataset import make_if_missing, read_dataset, read_prompts, read_splits
 from data.masking import MASKINGS, make_mask
 from data.rules import OURS, SumRule, WordRule, check
-from data.sums.prepare import prepare
 from data.user_mistake import Mistake
 from data.vocabulary import MASK_ID, PAD, decode, normalize
 
@@ -32,28 +26,15 @@ SUMS = np.array([[*"417+471=888"]] * 2000)  # (B,T)
 CORRECT = ["41+47=88", "12+23=35", "10+20=30"]
 
 
-def write_lines(folder, train, val):
-    """Write a dataset of lines: -> its folder, as a text."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, lines in (("train", train), ("val", val)):
-        (folder / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
-    return str(folder)
-
-
 def prompts(folder, train, *texts, **more):
     """Read prompts: -> a dataset of them."""
-    (folder / "p.json").write_text(json.dumps({"prompts": texts, **more}), encoding="utf-8")
+    write_text(folder / "p.json", json.dumps({"prompts": texts, **more}))
     return read_prompts(folder / "p.json", train, train.inputs.shape[1])
 
 
 @pytest.fixture
 def text(world):
     return read_dataset(world / "text" / "train.txt", 16)
-
-
-@pytest.fixture
-def sums(tmp_path):
-    return read_splits(write_lines(tmp_path / "some", CORRECT[:2], CORRECT[2:]), 8)[0]
 
 
 # What is hidden.
@@ -134,9 +115,7 @@ def test_lines_have_the_rule_that_finds_all_of_them_good(tmp_path):
         assert isinstance(data.rule, SumRule)
 
 
-@pytest.mark.parametrize(
-    "name", ["judge", "valid", "mean_kl", "input", "reward_f", "two words", ""]
-)
+@pytest.mark.parametrize("name", ["judge", "mean_kl", "reward_f", "two words"])
 def test_a_rule_cannot_have_a_name_of_ours(tmp_path, monkeypatch, name):
     monkeypatch.setattr("data.dataset.LINE_RULES", [SumRule(), SimpleNamespace(name=name)])
     with pytest.raises(Mistake, match=f"a rule can't be called '{name}'; take a word that isn't"):
@@ -145,9 +124,9 @@ def test_a_rule_cannot_have_a_name_of_ours(tmp_path, monkeypatch, name):
 
 def test_every_metric_and_column_is_a_name_of_ours(flags, tmp_path):
     """A rule with such a name would replace one of them."""
-    run(flags, max_iters=1)
-    table = json.loads((tmp_path / "out" / "evaluation.json").read_bytes())
-    names = {name for line in (*figures(tmp_path / "out"), *table.values()) for name in line}
+    _, steps = run(flags, max_iters=1)
+    table = read_json(tmp_path / "out" / "evaluation.json")
+    names = {name for line in (*steps, *table.values()) for name in line}
     assert {name for name in names if name.isidentifier()} - {"reward_judge"} <= OURS
 
 
@@ -169,20 +148,17 @@ def test_empty_lines_are_dropped_and_a_line_of_another_length_is_named(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "kind, allowed, refused",
+    "lines, allowed, refused",
     [
-        ("text", "random word short words shorts,random", "columns digits"),
-        ("sums", "columns digits columns,digits random", "word short words shorts"),
-        ("lines", "random word short words shorts", "columns digits"),
-        ("letters", "random", "word short words shorts columns digits"),
+        ([LINE], "random word short words shorts,random", "columns digits"),  # a text
+        (CORRECT, "columns digits columns,digits random", "word short words shorts"),
+        (["he has 1", "he+ us=2"], "random word short words shorts", "columns digits"),
+        (["abcdefgh", "hgfedcba"], "random", "word short words shorts columns digits"),
     ],
 )
-def test_a_masking_that_finds_nothing_to_hide_is_refused(
-    kind, allowed, refused, text, sums, tmp_path
-):
-    lines = ["he has 1", "he+ us=2"] if kind == "lines" else ["abcdefgh", "hgfedcba"]
-    train, _ = read_splits(write_lines(tmp_path / "lines", lines, ["ab ef hi"]), 8)
-    data = {"text": text, "sums": sums}.get(kind, train)
+def test_a_masking_that_finds_nothing_to_hide_is_refused(lines, allowed, refused, tmp_path):
+    write_lines(tmp_path, lines, [])
+    data = read_dataset(tmp_path / "train.txt", 8)
     for masking in allowed.split():
         assert data.batch(20, masking, (0, 1))[1].any(dim=1).all()
     for masking in refused.split():
@@ -190,36 +166,35 @@ def test_a_masking_that_finds_nothing_to_hide_is_refused(
             data.batch(20, masking, (0, 1))
 
 
-def test_lines_that_are_all_trained_on_are_not_held_out(tmp_path):
-    val = [CORRECT[2], CORRECT[0], CORRECT[2]]
+@pytest.mark.parametrize(
+    "train, val, more",
+    [
+        (CORRECT, [CORRECT[2], CORRECT[0], CORRECT[2]], "10+11=21"),
+        (["the old cat", "sat on the mat"], ["the old", "cat sat on the mat"], "so"),  # a text
+    ],
+)
+def test_what_is_all_trained_on_is_not_held_out(tmp_path, train, val, more):
     with pytest.raises(Mistake, match="all of val is in train, so nothing is held out"):
-        read_splits(write_lines(tmp_path / "d", CORRECT, val), 8)
-    read_splits(write_lines(tmp_path / "d", CORRECT, [*val, "10+11=21"]), 8)  # one line is enough
-
-
-def test_a_text_that_is_trained_on_is_not_held_out(tmp_path):
-    folder = write_lines(tmp_path / "d", ["the old cat", "sat on the mat"], ["the old cat sat"])
-    read_splits(folder, 12)
-    (tmp_path / "d" / "val.txt").write_text("the old\ncat sat on the mat\n", encoding="utf-8")
-    with pytest.raises(Mistake, match="all of val is in train"):
-        read_splits(folder, 12)
+        read_splits(write_lines(tmp_path / "d", train, val), 8)
+    read_splits(write_lines(tmp_path / "d", train, [*val, more]), 8)  # one line is enough
 
 
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("", "isn't lines of block_size=8 characters each .the first has 0., .* only 0 letters"),
-        ("41+47=88\n417+471=888\n", "isn't lines of block_size=8 "),
-        ("Всё это не по-английски, and this is", "isn't lines of block_size=8 "),
-        ("4_+47=88\n", "has the characters '_'; use only ' abc"),
-        ("Ab\tbc  d\n", r"has the characters '\\tA'; use only"),
+        (b"", "isn't lines of block_size=8 characters each .the first has 0., .* only 0 letters"),
+        (b"41+47=88\n417+471=888\n", "isn't lines of block_size=8 "),
+        ("Всё это не по-английски, and this is".encode(), "isn't lines of block_size=8 "),
+        (b"4_+47=88\n", "has the characters '_'; use only ' abc"),
+        (b"Ab\tbc  d\n", r"has the characters '\\tA'; use only"),
+        (b"caf\xe9", "isn't UTF-8"),
     ],
 )
 def test_a_dataset_that_cannot_be_read_is_named(content, message, tmp_path):
     file = tmp_path / "train.txt"
     with pytest.raises(Mistake, match="there is no .*train.txt; a dataset is a folder with"):
         read_dataset(file, 8)
-    file.write_text(content, encoding="utf-8")
+    file.write_bytes(content)
     with pytest.raises(Mistake, match=f"{file} {message}"):
         read_dataset(file, 8)
 
@@ -246,49 +221,38 @@ prepare(sys.argv[1], 2)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2])
-def test_a_kill_between_the_files_leaves_no_dataset_and_the_next_run_makes_it(n, tmp_path):
-    out, whole = tmp_path / "d", tmp_path / "whole"
-    command = [sys.executable, "-c", KILL.format(n=n), str(out)]
+def test_a_kill_between_the_files_leaves_no_dataset(n, tmp_path):
+    command = [sys.executable, "-c", KILL.format(n=n), str(tmp_path)]
     assert subprocess.run(command, cwd=ROOT).returncode < 0
-    left = {path.name for path in out.iterdir() if path.suffix != ".tmp"}
+    left = {path.name for path in tmp_path.iterdir() if path.suffix != ".tmp"}
     assert left == {*["choose.txt", "val.txt"][:n]}
-    for folder in (out, whole):
-        prepare(folder, 2)
-    for path in whole.iterdir():
-        assert (out / path.name).read_bytes() == path.read_bytes()
 
 
-@pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
-    """Work in a folder that has no dataset, with a project that has none: -> the folder."""
+def test_what_ships_is_made_again_if_a_part_is_missing(tmp_path, monkeypatch):
+    """Neither the working directory nor the project has a dataset."""
     monkeypatch.setattr(files, "PROJECT", tmp_path / "project")
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "data" / "sums2"
-
-
-@pytest.mark.parametrize(
-    "dataset, missing",
-    [("sums2", "train.txt"), ("sums2", "val.txt"), ("sums2_choose", "choose.txt")],
-)
-def test_what_ships_is_made_again_if_a_part_is_missing(dataset, missing, elsewhere):
-    make_if_missing(dataset)
-    whole = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    folder = tmp_path / "data" / "sums2"
+    make_if_missing("sums2")
+    whole = contents(folder)
     assert {*whole} == {"train.txt", "choose.txt", "val.txt"}
-    os.replace(elsewhere / missing, elsewhere / f"{missing}.1234.tmp")  # a kill leaves this
-    make_if_missing(dataset)
-    assert all((elsewhere / name).read_bytes() == whole[name] for name in whole)
-    before = [path.stat().st_mtime_ns for path in elsewhere.iterdir()]
-    make_if_missing(dataset)  # all is there
-    assert [path.stat().st_mtime_ns for path in elsewhere.iterdir()] == before
+    parts = {"train.txt": "sums2", "val.txt": "sums2", "choose.txt": "sums2_choose"}
+    for missing, dataset in parts.items():
+        os.replace(folder / missing, folder / f"{missing}.1234.tmp")  # a kill leaves this
+        make_if_missing(dataset)
+        assert whole.items() <= contents(folder).items()
+    before = [path.stat().st_mtime_ns for path in folder.iterdir()]
+    make_if_missing("sums2")  # all is there
+    assert [path.stat().st_mtime_ns for path in folder.iterdir()] == before
     make_if_missing("mine")  # does not ship
-    assert not (elsewhere.parent / "mine").exists()
+    assert not (folder.parent / "mine").exists()
 
 
 # The text.
 
 
 def test_a_text_keeps_its_words(tmp_path):
-    (tmp_path / "train.txt").write_text("\ufeffDidn’t the 3 cats\n\n sit?", encoding="utf-8")
+    write_text(tmp_path / "train.txt", "\ufeffDidn’t the 3 cats\n\n sit?")
     data = read_dataset(tmp_path / "train.txt", 16)
     assert data.lines == ["didnt the cats sit"]
     assert decode(data.inputs) == ["didnt the cats s", "idnt the cats si", "dnt the cats sit"]
@@ -374,12 +338,6 @@ def test_a_key_that_nothing_reads_is_refused(text, tmp_path):
     with pytest.raises(Mistake, match="and nothing else$"):
         prompts(tmp_path, text, "th_", masking="word")
     for content in ("[]", "3", '"prompts"', "{}", '{"prompts": []}', '{"prompts": [3]}', "{"):
-        (tmp_path / "p.json").write_text(content, encoding="utf-8")
+        write_text(tmp_path / "p.json", content)
         with pytest.raises(Mistake, match="and nothing else$|can't be read as JSON .*; fix it"):
             read_prompts(tmp_path / "p.json", text, 16)
-
-
-def test_lines_that_are_not_utf_8_are_one_line(tmp_path):
-    (tmp_path / "train.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(Mistake, match="train.txt isn't UTF-8"):
-        read_dataset(tmp_path / "train.txt", 4)

@@ -1,16 +1,15 @@
 """Check how a variant is tuned and summed up, and the rewards of the claims."""
 
-import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from conftest import encode, figures, make_batch, run
+from conftest import BLANK, encode, make_batch, read_jsonl, run
 
 from data.sums.prepare import prepare
 from grpo.evaluation import exact
-from grpo.experiments import fair, rewards
+from grpo.experiments import critic, fair, rewards
+from grpo.run.load import END
 
 FIRST, SECOND = fair.CHOOSING
 
@@ -52,8 +51,8 @@ def test_a_variant_is_chosen_on_one_half_and_reported_on_the_other(tmp_path, mad
     assert {(beta, seed) for _, beta, _, seed in made[8:11]} == {(0.1, SECOND), (0.2, SECOND)}
     assert made[11:] == [("report", 0.1, 1e-3, seed) for seed in (1, 2)]
     assert "kl_beta=0.1, learning_rate=0.001: correct 0.900" in capsys.readouterr().out
-    lines = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line).get("correct") for line in lines[:3]] == [0.5, None, 0.9]
+    first, diverged, third, *_ = read_jsonl(tmp_path / "out" / "runs.jsonl")
+    assert (first["correct"], diverged.get("correct"), third["correct"]) == (0.5, None, 0.9)
 
 
 def test_after_ctrl_c_the_same_command_goes_on(tmp_path, made, capsys, monkeypatch):
@@ -115,8 +114,18 @@ def test_a_run_is_summed_up_by_its_exact_figures(world, flags, tmp_path, monkeyp
     assert found["pass"][0] == pytest.approx(found["correct"], rel=1e-6)
     for k in exact.PASS_AT:
         assert found["pass"][fair.K.index(k)] == pytest.approx(found[f"pass@{k}"], rel=1e-6)
-    steps = [step["correct"] for step in figures(flags["out_dir"])]
-    assert found["course"]["correct"] == [np.mean(steps[:10]), np.mean(steps[10:])]
+
+
+def test_the_critic_is_subtracted_and_learns_from_training_alone():
+    completions = encode("417+471=888", "417+472=888")[None]  # (1,2,T)
+    mask = torch.tensor([[c in "17" for c in "417+471=888"]])
+    for step, learns in (END, False), (0, True):
+        batch = make_batch(completions[:, 0], mask, BLANK, 2, (1, step))
+        before = critic.value(batch.masked).item()
+        found = critic.advantage(completions, batch)
+        assert found.flatten().tolist() == pytest.approx([1 - before, -before])
+        after = critic.value(batch.masked).item()
+        assert (0 <= before < after < 0.5) if learns else after == before
 
 
 def test_the_rewards_of_the_claims():

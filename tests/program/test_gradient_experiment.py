@@ -5,11 +5,10 @@ Shapes: T = 8 characters, V vocabulary, R estimates.
 
 import contextlib
 import itertools
-import json
 
 import pytest
 import torch
-from conftest import BLANK, encode, make_batch
+from conftest import BLANK, encode, make_batch, read_jsonl
 
 from data.sums.rule import is_correct
 from data.vocabulary import VOCABULARY
@@ -109,7 +108,7 @@ def test_the_command_prints_and_writes_a_line_for_each_row(monkeypatch, tmp_path
     monkeypatch.setattr(gradient, "train", lambda steps, size: RUN)
     file = tmp_path / "rows.jsonl"
     gradient.main(["shape", "--steps=1", "--repeat=3", f"--json={file}"])
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = read_jsonl(file)
     assert [row["flags"] for row in rows] == gradient.QUESTIONS["shape"]
     out = capsys.readouterr().out
     assert all(flags in out for flags in gradient.QUESTIONS["shape"])

@@ -6,7 +6,6 @@ imports only the data.
 """
 
 import ast
-import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -47,17 +46,10 @@ def imported(source):
     return names
 
 
-def sources(*folders):
-    """List the Python files of the project that lie in these folders, and train_grpo.py."""
-    files = [ROOT / "train_grpo.py"]
-    for folder in folders:
-        files += sorted((ROOT / folder).rglob("*.py"))
-    return files
-
-
 def test_every_import_points_down():
     arrows, upward = set(), []
-    for file in sources("data", "grpo", "model"):
+    files = [path for folder in ("data", "grpo", "model") for path in (ROOT / folder).rglob("*.py")]
+    for file in [ROOT / "train_grpo.py", *files]:
         here = room(".".join(file.relative_to(ROOT).with_suffix("").parts))
         assert here, f"{file} stands in no room; add one to BELOW"
         for name in imported(file.read_text(encoding="utf-8")):
@@ -67,14 +59,3 @@ def test_every_import_points_down():
                 upward.append(f"{file.relative_to(ROOT)} imports {name}")
     assert not upward, "\n".join(upward)
     assert {("train_grpo", "grpo.run"), ("grpo.tools", "train_grpo")} <= arrows
-
-
-def test_every_text_file_is_opened_as_utf8():
-    """Windows would read it in another encoding. `os.open` and os.devnull have none."""
-    for file in sources("data", "grpo", "model", "tests"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                call = ast.unparse(node)
-                if name in ("open", "read_text", "write_text"):
-                    assert re.search(r"encoding=|\bos\.|, '\w*b'", call), f"{file}: {call}"

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from conftest import command_line, run
+from conftest import command_line, run, write_text
 
 import train_grpo
 from data import files
@@ -146,10 +146,8 @@ FILES = {  # in the folder `bad`
 def bad(world, tmp_path_factory):
     """Make a folder of files that a program must refuse."""
     x = tmp_path_factory.mktemp("bad")
-    for folder in ("lines", "begun"):
-        (x / folder).mkdir()
     for name, text in FILES.items():
-        (x / name).write_text(text, encoding="utf-8")
+        write_text(x / name, text)
     (x / "cut.pt").write_bytes((world / "judge.pt").read_bytes()[:9000])
     config = Config(generator_checkpoint=str(world / "digits.pt"), judge_checkpoint="")
     training = {"config": asdict(config), "made_with": made_with(config), "own_reward": ""}
@@ -203,7 +201,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
 def test_an_error_in_a_users_file_shows_its_traceback_and_then_the_line(
     flags, bad, capsys, argument, shown
 ):
-    (bad / "error.py").write_text("group_size = 1 / 0", encoding="utf-8")
+    write_text(bad / "error.py", "group_size = 1 / 0")
     with pytest.raises(SystemExit, match="2"):
         start("train", [argument.format(x=bad)], flags)
     *above, error, last = capsys.readouterr().err.splitlines()
@@ -279,24 +277,21 @@ def test_what_a_user_may_not_read_is_one_line(tmp_path, capsys):
         ("a.py", "group_size: 8", "a.py assigns no setting; write for example group_size = 8"),
         (
             "a.py",
-            "gruop_size = 8",
-            "a.py: there is no setting gruop_size; did you mean --group_size?",
-        ),
-        (
-            "a.py",
             "judge_checkpont = None",
             "no setting judge_checkpont; did you mean --judge_check",
         ),
-        ("a.py", "group_sizes = [4]", "no setting group_sizes; did you mean --group_size?"),
+        (
+            "a.py",
+            "group_sizes = [4]",
+            "a.py: there is no setting group_sizes; did you mean --group",
+        ),
         ("a.py", "group_size = [4]", "a.py: group_size: '[4]' is not a whole number from 2 to"),
         ("a.py", "judge_checkpoint = None", "a.py: judge_checkpoint: None is not a text"),
         ("a.py", "from os import path\nx = 3", "a.py: there is no setting x; --help lists them"),
-        ("a.py", "group_size = 'x'", "a.py: group_size: 'x' is not a whole number from 2 to"),
         ("a.py", "dtype = float", "a.py: dtype: <class 'float'> is not auto or float32 or"),
-        ("a.py", "dataset = 8", "a.py: dataset: 8 is not a text"),
     ],
 )
 def test_a_config_file_assigns_settings(tmp_path, name, content, line):
-    (tmp_path / name).write_text(content, encoding="utf-8")
+    write_text(tmp_path / name, content)
     with pytest.raises(Mistake, match=re.escape(line)):
         load_config([str(tmp_path / name)])

@@ -1,11 +1,11 @@
 """Check what a result is said to be made with, and who asks before using it again."""
 
 import functools
-import json
+import shutil
 
 import pytest
 import torch
-from conftest import command_line, run
+from conftest import command_line, read_json, run, write_text
 
 import train_grpo
 from data.user_mistake import Mistake
@@ -24,8 +24,6 @@ def test_only_what_a_program_does_counts():
 
 
 def test_a_files_own_neighbors_count_and_other_modules_do_not(tmp_path):
-    package = tmp_path / "mine"
-    package.mkdir()
     for file, content in {
         "my.py": "import json\nfrom weights import W\nimport mine.deep\nfrom mine import other\n",
         "weights.py": "import my\nW = 1\n",
@@ -37,7 +35,7 @@ def test_a_files_own_neighbors_count_and_other_modules_do_not(tmp_path):
         "unused.py": "",
         "json_.py": "",
     }.items():
-        (tmp_path / file).write_text(content, encoding="utf-8")
+        write_text(tmp_path / file, content)
     found = origin.with_imports(tmp_path / "my.py")
     names = {str(path.relative_to(tmp_path)) for path in found}
     inside = {f"mine/{name}.py" for name in ("__init__", "deep", "table", "side", "other")}
@@ -111,31 +109,35 @@ REWARD = (
 
 @pytest.fixture
 def mine(flags, tmp_path, monkeypatch):
-    """Make a run whose reward imports its neighbor."""
+    """Make a run on a copy of the text, whose reward imports its neighbor."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(REWARD, encoding="utf-8")
-    (tmp_path / "weights.py").write_text("W = 1.0\n", encoding="utf-8")
+    shutil.copytree(flags["dataset"], tmp_path / "text")
+    write_text(tmp_path / "mine.py", REWARD)
+    write_text(tmp_path / "weights.py", "W = 1.0\n")
     flags |= {"reward": "mine.py:mine", "judge_checkpoint": "", "max_iters": 1}
+    flags["dataset"] = tmp_path / "text"
     run(flags)
     return flags
 
 
 def change_weights(tmp_path):
-    (tmp_path / "weights.py").write_text("W = 2.0\n", encoding="utf-8")
+    write_text(tmp_path / "weights.py", "W = 2.0\n")
 
 
 def test_resuming_says_what_changed(mine, tmp_path, capsys):
     change_weights(tmp_path)
+    write_text(tmp_path / "text" / "train.txt", "the cat sat on a mat")
     run(mine, init_from="resume", max_iters=2)
-    assert "weights.py changed" in capsys.readouterr().out
-    config = json.loads((tmp_path / "out" / "config.json").read_bytes())
-    assert config["changes"] == [[1, ["max_iters 1 -> 2", "weights.py changed"]]]
+    changed = [f"{tmp_path}/text/train.txt changed", "weights.py changed"]
+    assert ", ".join(changed) in capsys.readouterr().out
+    config = read_json(tmp_path / "out" / "config.json")
+    assert config["changes"] == [[1, ["max_iters 1 -> 2", *changed]]]
 
 
 def test_a_table_is_not_measured_again_with_something_else(mine, tmp_path, capsys):
     table = tmp_path / "out" / "evaluation.json"
     for change, saved in ((None, True), (change_weights, False)):
-        table.write_text("{}", encoding="utf-8")
+        write_text(table, "{}")
         if change:
             change(tmp_path)
         evaluation(["out", "--again", "--reward=mine.py:mine"])
@@ -166,5 +168,5 @@ def test_a_reward_from_python_is_not_resumed_without_it(flags, tmp_path):
     with pytest.raises(Mistake, match=r"this run's reward, mine, was passed from Python"):
         train_grpo.main(resume)
     assert train_grpo.main([*resume, "--reward=valid"], reward=mine)
-    settings = json.loads((tmp_path / "out" / "config.json").read_bytes())
+    settings = read_json(tmp_path / "out" / "config.json")
     assert settings["reward"] == "mine" and settings["changes"] == [[1, ["max_iters 1 -> 2"]]]

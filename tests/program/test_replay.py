@@ -5,30 +5,16 @@ import re
 
 import pytest
 import torch
-from conftest import browse, needs_browser, run
+from conftest import Letters, browse, needs_browser, read_jsonl, run, write_text
 
 import train_grpo
 from data import dataset
-from data.rules import Rule, check
-from data.vocabulary import BLANK, decode
+from data.rules import check
+from data.vocabulary import decode
 from grpo.tools import replay
 
 
-def lines_of(folder):
-    lines = (folder / "out" / "snapshots.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-class Early(Rule):
-    """A hidden word begins with a letter from a to m."""
-
-    name = "early"
-
-    def is_good(self, completion, masked):
-        return completion[masked.index(BLANK)] in "abcdefghijklm"
-
-
-@pytest.mark.parametrize("rule", [Early(), None])
+@pytest.mark.parametrize("rule", [Letters("abcdefghijklmnopqrst"), None])
 def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path, monkeypatch, rule):
     """And whether the rule calls it good, if there's one."""
     monkeypatch.setattr(dataset, "WordRule", lambda text: rule)
@@ -52,7 +38,7 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
     monkeypatch.setattr(train_grpo, "begin_snapshots", spy("begin_snapshots"))
     monkeypatch.setattr(train_grpo, "record_snapshot", spy("record_snapshot"))
     run(flags, masking="short", learning_rate=0.1)
-    lines = lines_of(tmp_path)
+    lines = read_jsonl(tmp_path / "out" / "snapshots.jsonl")
     assert [line.pop("iteration") for line in lines] == [-1, 0, 1, 2, 3]
     _, batch = expected[0]
     assert lines[0].pop("texts") == decode(batch.tokens)
@@ -65,7 +51,8 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
 def test_other_inputs_begin_the_file_anew(flags, tmp_path):
     run(flags, max_iters=1)
     run(flags, max_iters=2, masking="random", init_from="resume")
-    assert [line["iteration"] for line in lines_of(tmp_path)] == [-1, 1]
+    lines = read_jsonl(tmp_path / "out" / "snapshots.jsonl")
+    assert [line["iteration"] for line in lines] == [-1, 1]
 
 
 HEADER = {
@@ -82,9 +69,8 @@ def recorded(tmp_path, monkeypatch):
     def make(name, completions, settings=None, rule="correct", **metrics):
         """`completions` has a list of texts for each line, and `metrics` numbers by name."""
         folder = tmp_path / name
-        folder.mkdir()
         config = {"out_dir": name, "seed": 1, "rule": rule} | (settings or {})
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        write_text(folder / "config.json", json.dumps(config))
         steps = [dict(zip(metrics, values)) for values in zip(*metrics.values())]
         lines = {
             "metrics.jsonl": [{"iteration": i, **step} for i, step in enumerate(steps)],
@@ -98,7 +84,7 @@ def recorded(tmp_path, monkeypatch):
             line["good"] = [text in ("41+47=88", "44+44=88") for text in line["completions"]]
         for file, content in lines.items():
             text = "".join(json.dumps(line) + "\n" for line in content)
-            (folder / file).write_text(text, encoding="utf-8")
+            write_text(folder / file, text)
         return name
 
     return make
@@ -133,11 +119,9 @@ def test_no_text_of_a_run_can_close_the_script_of_its_page(recorded):
     assert "<" not in content
     shown = json.loads(content)
     assert shown["labels"][0] == f"dataset={evil}, <b>"
-    assert (
-        shown["runs"][0]["name"] == "<b>"
-        and shown["runs"][0]["snapshots"][0]["completions"][0] == evil
-    )
-    assert [step["correct"] for step in shown["runs"][0]["metrics"]] == [None, 0.2]
+    first, _ = shown["runs"]
+    assert first["name"] == "<b>" and first["snapshots"][0]["completions"] == [evil, evil]
+    assert [step["correct"] for step in first["metrics"]] == [None, 0.2]
 
 
 def open_page(folders, folder, script=""):

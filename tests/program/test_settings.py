@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import get_args
 
 import pytest
+from conftest import write_text
 
 import train_grpo
 from data.masking import MASKINGS
@@ -13,8 +14,8 @@ from grpo.run.config import Config, load_config
 
 def test_files_and_flags_apply_left_to_right(tmp_path):
     first, second = tmp_path / "a.py", tmp_path / "b.py"
-    first.write_text("group_size = 32\nkl_beta = 1\ncompile = True\n_half = 0.5", encoding="utf-8")
-    second.write_text("group_size = 64", encoding="utf-8")
+    write_text(first, "group_size = 32\nkl_beta = 1\ncompile = True\n_half = 0.5")
+    write_text(second, "group_size = 64")
     assert load_config([str(first), str(second)]).group_size == 64
     config = load_config(["--kl_beta=0.9", str(first), "--group_size=4", "--out_dir=a=b"])
     assert (config.group_size, config.kl_beta, config.out_dir) == (4, 1.0, "a=b")
@@ -32,14 +33,14 @@ def test_the_defaults_are_the_default_experiment():
 
 
 def test_a_config_file_may_import_define_and_compute_with_numpy(tmp_path):
-    (tmp_path / "a.py").write_text(
+    write_text(
+        tmp_path / "a.py",
         "import math\nimport numpy as np\nfrom enum import StrEnum\nfrom pathlib import Path\n"
         "def half(x):\n    return x / 2\nclass Mine:\n    pass\n"
         "kl_beta = np.float32(0.1)\ngroup_size = np.int64(3)\nlearning_rate = half(0.5)\n"
         "gradient_checkpointing = np.bool_(True)\ncompile = np.bool_(False)\n"
         "masking = np.array(['word'])[0]\ntop_k = int(math.sqrt(9))\n"
         "dataset = StrEnum('Datasets', ['text']).text\nbaseline = np.str_('mean')\n",
-        encoding="utf-8",
     )
     config = load_config([str(tmp_path / "a.py")])
     assert (config.kl_beta, config.group_size, config.learning_rate) == (0.1, 3, 0.25)

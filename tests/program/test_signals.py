@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from conftest import command_line, figures, run, same
+from conftest import command_line, figures, run, same, write_text
 
 import train_grpo
 from grpo.run.checkpoint import read
@@ -88,7 +88,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(server, flags, t
 
 def test_a_second_signal_stops_at_once(server, flags, tmp_path):
     begun = tmp_path / "begun"
-    (tmp_path / "slow.py").write_text(SLOW.format(begun=begun), encoding="utf-8")
+    write_text(tmp_path / "slow.py", SLOW.format(begun=begun))
     slow = Background(server, flags, reward=f"judge,{tmp_path}/slow.py:slow")
     wait_for(begun.exists)
     slow.send(signal.SIGTERM)

@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 import torch
+from conftest import write_text
 
 from data.dataset import read_dataset, read_prompts
 from data.sums.prepare import draw_sums, prepare, split_results
@@ -82,11 +83,10 @@ def test_a_result_is_uniform_and_so_is_its_first_summand():
 def test_prompts_take_the_characters_that_their_dataset_has(folder, tmp_path):
     """A prompt needs a correct answer, unless its result is hidden: nobody can list them then."""
     train = read_dataset(folder / "train.txt", 8)
-    (tmp_path / "p.json").write_text('{"prompts": ["4_+4_=88", "1_+_=9"]}', encoding="utf-8")
+    write_text(tmp_path / "p.json", '{"prompts": ["4_+4_=88", "1_+_=9"]}')
     with pytest.raises(Mistake, match="prompt 1 '1_[+]_=9' has no good answer; change it"):
         read_prompts(tmp_path / "p.json", train, 8)
-    prompts = '{"prompts": ["4__4_=88", "_+_=9", "9_+9_=_"]}'
-    (tmp_path / "p.json").write_text(prompts, encoding="utf-8")
+    write_text(tmp_path / "p.json", '{"prompts": ["4__4_=88", "_+_=9", "9_+9_=_"]}')
     data = read_prompts(tmp_path / "p.json", train, 8)
     assert train.rule.answers("9_+9_=_") is None
     tokens, mask = data.batch(40, "columns", (0, 1))

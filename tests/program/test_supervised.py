@@ -1,10 +1,8 @@
 """Check what the student of grpo.experiments.supervised learns from, and its loss."""
 
-import json
-
 import pytest
 import torch
-from conftest import BLANK, encode, make_batch
+from conftest import BLANK, encode, make_batch, read_json, write_lines
 
 from data.dataset import read_splits
 from data.sums.prepare import draw_sums
@@ -42,7 +40,6 @@ MODELS = Models(policy=policy(0), reference=policy(1), base=policy(2), judge=jud
 def test_conventions_by_hand():
     conventions = {
         "any": TEXTS,
-        "even": ["44+44=88", "12+13=25", "33+22=55"],
         "smallest": ["40+48=88", "10+15=25", "33+22=55"],
     }
     for kind, want in conventions.items():
@@ -98,10 +95,8 @@ def test_the_loss_is_a_loop_over_inputs_that_have_an_answer(monkeypatch, power):
 @pytest.fixture
 def sums(monkeypatch, tmp_path):
     """Let the command read a few sums in the place of 200,000."""
-    for split, results in (("train", [500, 701]), ("val", [600])):
-        lines = draw_sums(results, 3, 200, seed=1)
-        (tmp_path / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
-    splits = read_splits(str(tmp_path), 11)
+    lines = [draw_sums(results, 3, 200, seed=1) for results in ([500, 701], [600])]
+    splits = read_splits(write_lines(tmp_path, *lines), 11)
     monkeypatch.setattr(supervised, "load_splits", lambda config: splits)
 
 
@@ -119,8 +114,7 @@ def test_each_round_has_new_inputs_and_the_student_of_the_round_before(sums, tmp
     (first, student, base), (second, student_later, base_later) = rounds
     assert len(first) == len(second) == 4 and not torch.equal(first, second)
     assert torch.equal(student, base) and not torch.equal(student_later, base_later)
-    prompts = json.loads((tmp_path / "out" / "prompts.json").read_text(encoding="utf-8"))
-    assert prompts == {"prompts": decode(second)}
+    assert read_json(tmp_path / "out" / "prompts.json") == {"prompts": decode(second)}
     load_model(tmp_path / "out" / "generator.pt", Generator)
 
 

@@ -6,11 +6,10 @@ import re
 
 import pytest
 import torch
-from conftest import WORDS, run
+from conftest import WORDS, Letters, run, write_lines, write_text
 
 from data import dataset
 from data.dataset import encode_prompt
-from data.rules import Rule
 from data.vocabulary import BLANK, VOCABULARY, encode
 from grpo.run.checkpoint import load_model
 from grpo.tools import fill
@@ -66,9 +65,7 @@ def test_the_fills_are_the_top_k_of_all_fills_with_their_exact_probabilities(
 
 
 def test_a_reward_is_shown_next_to_each_completion(trained, tmp_path, capsys):
-    (tmp_path / "r.py").write_text(
-        "def f(y, batch):\n    return 0 * y[..., 0] + 7.5", encoding="utf-8"
-    )
+    write_text(tmp_path / "r.py", "def f(y, batch):\n    return 0 * y[..., 0] + 7.5")
     for source in ("a", "a/checkpoint.pt"):
         parts = printed(
             capsys, "the c_t", f"--run={source}", f"--reward={tmp_path}/r.py:f", "--k=2"
@@ -102,29 +99,19 @@ def test_a_run_is_shown_before_and_after_with_what_its_rule_and_its_judge_say(
         assert {judged for _, judged, *_ in shown} == {"accepted", "rejected"}
 
 
-class Early(Rule):
-    """All characters come before the n."""
-
-    name = "early"
-
-    def is_good(self, completion, masked):
-        return max(completion) < "n"
-
-
-@pytest.mark.parametrize("name", ["early", "valid"])
+@pytest.mark.parametrize("name", ["letters", "valid"])
 def test_what_a_rule_says_is_a_verdict_and_a_reward(
     trained, world, flags, tmp_path, monkeypatch, capsys, name
 ):
     """Lines with a rule of one's own, and a text, whose lexicon comes from the run's dataset."""
     text, out = "the c_t", "a"
-    if name == "early":
-        monkeypatch.setattr(dataset, "LINE_RULES", [Early()])
-        for part, lines in (("train", "abcabc\naabbcc"), ("val", "ccbbaa")):
-            (tmp_path / f"{part}.txt").write_text(lines, encoding="utf-8")
-        flags |= {"dataset": tmp_path, "block_size": 6, "masking": "random", "max_iters": 1}
+    if name == "letters":
+        monkeypatch.setattr(dataset, "LINE_RULES", [Letters("abcdefghijklm")])
+        lines = write_lines(tmp_path, ["abcabc", "aabbcc"], ["ccbbaa"])
+        flags |= {"dataset": lines, "block_size": 6, "masking": "random", "max_iters": 1}
         flags |= {"generator_checkpoint": world / "digits.pt", "judge_checkpoint": ""}
         text, out = "abca_c", "b"
-        run(flags, out_dir=out, reward="early")
+        run(flags, out_dir=out, reward="letters")
     for _, *rows in printed(capsys, text, f"--run={out}", f"--reward={name}:2", "--k=20").values():
         found = {re.search(r"  (\w+)  .*([02])\.000  ", row).groups() for row in rows}
         assert found == {(name, "2"), ("wrong", "0")}

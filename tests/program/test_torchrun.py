@@ -70,24 +70,25 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, se
     latent = str(world / "latent.pt")
     own["latent"] = SHARED | {"generator_checkpoint": latent, "out_dir": tmp_path / "latent"}
     runs = [command_line(flags, **each) for each in own.values()]
-    both = start_two(server, runs, tmp_path / "out.txt")
+    output = tmp_path / "out.txt"
+    both = start_two(server, runs, output)
+    alone = [(loss, {"gradient_accumulation_steps": 2}) for loss in own]
+    alone += [(loss, {"batch_size": 8}) for loss in ("dapo", "latent")]
+    made = [
+        run(flags, **own[loss] | batch | {"out_dir": tmp_path / "one"}) for loss, batch in alone
+    ]
     assert [end(one) for one in both] == [0, 0]
-    assert (tmp_path / "out.txt").read_text(encoding="utf-8").count("next:") == len(
-        own
-    )  # only one process prints
-    for loss, each in own.items():
-        base = read((flags | each)["generator_checkpoint"])["weights"]
+    printed = output.read_text(encoding="utf-8")
+    assert printed.count("next:") == len(own)  # only one process prints
+    for case, (one, metrics) in zip(alone, made):
+        loss, _ = case
+        base = read((flags | own[loss])["generator_checkpoint"])["weights"]
         saved = read(tmp_path / loss / "checkpoint.pt")
         assert saved["training"]["made_with"]["processes"] == 2
-        have = saved["weights"]
-        batches = [{"gradient_accumulation_steps": 2}]
-        if loss in ("dapo", "latent"):
-            batches.append({"batch_size": 8})
-        for batch in batches:
-            one, metrics = run(flags, **each | batch | {"out_dir": tmp_path / "one"})
-            assert distance(one["weights"], have) < 1e-4 * distance(one["weights"], base), each
-            for a, b in zip(figures(tmp_path / loss), metrics, strict=True):
-                assert a == pytest.approx(b, rel=1e-3, abs=1e-5), each
+        moved = distance(one["weights"], base)
+        assert distance(one["weights"], saved["weights"]) < 1e-4 * moved, case
+        for a, b in zip(figures(tmp_path / loss), metrics, strict=True):
+            assert a == pytest.approx(b, rel=1e-3, abs=1e-5), case
 
 
 def test_the_current_gpu_is_set_where_processes_join(monkeypatch):
@@ -106,17 +107,16 @@ def test_no_process_outlives_another(flags, tmp_path, server):
     They end after the same step, which is saved.
     """
     endless = command_line(flags, max_iters=10**5, eval_interval=10**6)
-    both = start_two(server, [endless], tmp_path / "out.txt")
+    output = tmp_path / "out.txt"
+    both = start_two(server, [endless], output)
     metrics = tmp_path / "out" / "metrics.jsonl"
     while not (metrics.exists() and metrics.stat().st_size):
-        assert all(one.is_alive() for one in both), (tmp_path / "out.txt").read_text(
-            encoding="utf-8"
-        )
+        assert all(one.is_alive() for one in both), output.read_text(encoding="utf-8")
         time.sleep(0.05)
     for _ in range(2):
         os.kill(both[1].pid, signal.SIGTERM)
     assert [end(one) for one in both] == [128 + signal.SIGTERM] * 2
-    printed = (tmp_path / "out.txt").read_text(encoding="utf-8")
+    printed = output.read_text(encoding="utf-8")
     assert printed.count("the run ends early: ") == 1
     done = read(tmp_path / "out" / "checkpoint.pt")["training"]["iteration"]
     assert f"{done} of 100000 steps are saved" in printed

@@ -27,12 +27,6 @@ def test_offline_it_writes_into_the_runs_folder(flags):
         assert written in file.read_bytes()
 
 
-def test_disabled_it_prints_nothing(flags, monkeypatch, capfd):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    run(flags, wandb_project="grpo")
-    assert "wandb" not in "".join(capfd.readouterr())
-
-
 def unreachable(monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens there

@@ -1,0 +1,57 @@
+"""A critic, which GRPO is known for leaving out: a network that predicts the reward of an input.
+
+    python train_grpo.py config/rule.py --baseline=none --scale_rewards=none \\
+        --reward=grpo/experiments/critic.py:advantage --kl_beta=0.02
+
+PPO's baseline (1707.06347) is V(x), learned beside the policy, where GRPO's is the mean of a group.
+All characters of a completion are drawn at once, so V is one number for each input, and there's
+nothing to discount.
+
+Shapes: B masked inputs, T characters, G completions of each, C width of the network.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.vocabulary import MASK_ID
+from grpo.batch import Batch
+from grpo.experiments.rewards import successes
+from grpo.run.checkpoint import load_model
+from grpo.run.load import END
+from model.transformer import Generator, Judge
+
+
+def make_critic() -> Judge:
+    """Make a network like the judge's, which starts from the base model's features, too."""
+    generator = load_model("model/pretrained/sums.pt", Generator)
+    network = Judge(generator.trunk.config)
+    network.trunk.load_state_dict(generator.trunk.state_dict())
+    return network
+
+
+critic = make_critic()
+optimizer = torch.optim.AdamW(critic.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0)
+
+
+def value(masked: Tensor) -> Tensor:
+    """Predict the reward of an input: masked (B,T) -> (B,1), a mean over its blanks."""
+    blank = masked == MASK_ID  # (B,T)
+    return (critic(masked) * blank).sum(dim=1, keepdim=True) / blank.sum(dim=1, keepdim=True)
+
+
+def advantage(completions: Tensor, batch: Batch) -> Tensor:
+    """Pay 1 for a correct sum, minus what the critic expected: -> (B,G).
+
+    The critic predicts first. Then it learns from this step's rewards, by their squared error.
+    """
+    reward = successes(completions, batch)  # (B,G)
+    expected = value(batch.masked)  # (B,1)
+    _, step = batch.seed
+    if step != END:  # the table's inputs are held out
+        with torch.enable_grad():
+            loss = F.mse_loss(value(batch.masked).expand_as(reward), reward)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return reward - expected.detach()
