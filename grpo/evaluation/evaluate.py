@@ -118,7 +118,7 @@ def score_metrics(
 
 
 def table_rows(
-    models: Models, held_out: HeldOut, everything: bool
+    models: Models, rewards: Rewards | None, held_out: HeldOut, everything: bool
 ) -> Iterator[tuple[str, Tensor, float, Product | None]]:
     """Yield the rows of the table: a title, completions (N,n,T), how many passes they took, and the
     distribution they were drawn from, if it was one pass of a policy.
@@ -149,7 +149,11 @@ def table_rows(
         return
     for passes in (2, 3, 4, 6):
         yield f"by confidence, {passes} passes", *fill("confidence", passes, SAMPLES), None
-    yield "left to right, 2 passes", *fill("left to right", 2, SAMPLES), None
+    twice, passes = fill("left to right", 2, SAMPLES)  # (N,16,T)
+    yield "left to right, 2 passes", twice, passes, None
+    reward, _ = rewards(twice, batch)  # (N,16)
+    best = twice.take_along_dim(reward.argmax(dim=1)[:, None, None], dim=1)  # (N,1,T)
+    yield "the same, best reward of 16", best, passes, None
     yield "left to right, argmax", *fill("left to right"), None
     yield "after, 2 passes", *fill_in_passes(models.policy, batch, "confidence", 2, SAMPLES), None
 
@@ -169,7 +173,7 @@ def evaluate(
     """
     result, drawn = {}, []
     batch, answers = held_out.batch, held_out.answers
-    rows = table_rows(models, held_out, everything)
+    rows = table_rows(models, rewards, held_out, everything)
     for title, completions, passes, q in tqdm(
         rows, desc="table", leave=False, disable=True if quiet else None
     ):

@@ -148,7 +148,7 @@ def main(arguments: list[str]) -> None:
         other = {"other": load_judge(args.judge, config, CPU)}
         own = other | ({"own": models.judge} if models.judge else {})
         table, figures = {}, {}
-        for title, completions, _, _ in table_rows(models, held_out, everything=True):
+        for title, completions, _, _ in table_rows(models, None, held_out, everything=True):
             if "after" not in title:
                 drawn = completions[:, :DRAWN]
                 figures[title] = measure(drawn, held_out, copies, models.base, own)

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -131,9 +132,12 @@ def held_out_for(config):
     return load_data(config, torch.device("cpu"))[1]
 
 
-def evaluated(config, policy, before, parts=(), everything=False):
+JUDGED = {"judge": (partial(judge_scores, judge), 1.0)}
+
+
+def evaluated(config, policy, before, parts=JUDGED, everything=False):
     """Compute the table of a few inputs: -> its rows, and the completions."""
-    given = Models(policy, before, before, judge), Rewards(dict(parts)), held_out_for(config)
+    given = Models(policy, before, before, judge), Rewards(parts), held_out_for(config)
     return evaluate(*given, everything)
 
 
@@ -168,9 +172,13 @@ def test_the_best_of_16_are_those_of_the_base_model(sums):
     held_out, base = held_out_for(sums), product(0)
     q = base(held_out.batch)
     drawn = q.sample().completions
-    rows = table_rows(Models(product(1), None, base, judge), held_out, everything=True)
-    (best,) = (completions for title, completions, *_ in rows if title == "best of 16, judge")
-    assert torch.equal(best, best_by_judge(q, drawn, judge_scores(judge, drawn, held_out.batch)))
+    given = Models(product(1), None, base, judge), Rewards(JUDGED), held_out
+    rows = {title: completions for title, completions, *_ in table_rows(*given, everything=True)}
+    best = best_by_judge(q, drawn, judge_scores(judge, drawn, held_out.batch))
+    assert torch.equal(rows["best of 16, judge"], best)
+    twice = rows["left to right, 2 passes"]
+    (best,) = judge_scores(judge, rows["the same, best reward of 16"], held_out.batch).T
+    assert torch.equal(best, judge_scores(judge, twice, held_out.batch).amax(dim=1))
 
 
 def test_only_the_rows_after_are_about_the_policy(sums):
