@@ -273,10 +273,11 @@ def tuning() -> None:
             if run["setting"] == setting:
                 found.setdefault(run["value"], []).append(run["correct"])
         panel = Panel(45 + 205 * i, 165, (-0.3, len(found) - 0.7), setting)
-        panel.ticks({n: f"{value:g}".lstrip("0") or "0" for n, value in enumerate(found)}, "")
+        values = [*found]
+        panel.ticks({n: f"{values[n]:g}".lstrip("0") or "0" for n in (0, 2, 4)}, "")
         panel.line([(n, sum(x) / len(x)) for n, x in enumerate(found.values())], "a")
-        for n, values in enumerate(found.values()):
-            for correct in values:
+        for n, some in enumerate(found.values()):
+            for correct in some:
                 panel.dot(n, correct, "a")
         body += panel.body
     write("tuning", 320, body)
