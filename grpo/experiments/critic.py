@@ -1,4 +1,4 @@
-"""A critic, which GRPO is known for leaving out: a network that predicts the reward of an input.
+"""A critic, which GRPO is known for leaving out: it predicts what an input will earn.
 
     python train_grpo.py config/rule.py --baseline=none --scale_rewards=none \\
         --reward=grpo/experiments/critic.py:advantage --kl_beta=0.02
@@ -7,7 +7,7 @@ PPO's baseline (1707.06347) is V(x), learned beside the policy, where GRPO's is 
 All characters of a completion are drawn at once, so V is one number for each input, and there's
 nothing to discount.
 
-Shapes: B masked inputs, T characters, G completions of each, C width of the network.
+Shapes: B masked inputs, T characters, G completions of each.
 """
 
 import torch
@@ -43,15 +43,15 @@ def value(masked: Tensor) -> Tensor:
 def advantage(completions: Tensor, batch: Batch) -> Tensor:
     """Pay 1 for a correct sum, minus what the critic expected: -> (B,G).
 
-    The critic predicts first. Then it learns from this step's rewards, by their squared error.
+    The critic predicts first. Then it learns from this step's rewards, by their squared error. No
+    checkpoint holds it, so a resumed run begins with a new one.
     """
     reward = successes(completions, batch)  # (B,G)
-    expected = value(batch.masked)  # (B,1)
+    with torch.enable_grad():
+        expected = value(batch.masked)  # (B,1)
     _, step = batch.seed
     if step != END:  # the table's inputs are held out
-        with torch.enable_grad():
-            loss = F.mse_loss(value(batch.masked).expand_as(reward), reward)
-            loss.backward()
+        F.mse_loss(expected.expand_as(reward), reward).backward()
         optimizer.step()
         optimizer.zero_grad()
     return reward - expected.detach()
