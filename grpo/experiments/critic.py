@@ -47,11 +47,12 @@ def advantage(completions: Tensor, batch: Batch) -> Tensor:
     checkpoint holds it, so a resumed run begins with a new one.
     """
     reward = successes(completions, batch)  # (B,G)
-    with torch.enable_grad():
+    with torch.enable_grad():  # whoever asks for a reward may have switched it off
         expected = value(batch.masked)  # (B,1)
+        loss = F.mse_loss(expected.expand_as(reward), reward)
     _, step = batch.seed
     if step != END:  # the table's inputs are held out
-        F.mse_loss(expected.expand_as(reward), reward).backward()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return reward - expected.detach()
