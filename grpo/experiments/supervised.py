@@ -12,7 +12,8 @@ Which answers are there for an input?
     all       every correct answer
     chain     what the base model writes one blank a pass, left to right (1606.07947)
     accepted  of 16 that the student draws, those with a reward above 0, by default the judge's
-              (RAFT, 2304.06767; ReST-EM, 2312.06585)
+              (ReST-EM, 2312.06585)
+    best      of 16 that the student draws, the one with the largest reward (RAFT, 2304.06767)
 
 With --reward, other answers have to earn more than 0, too.
 
@@ -60,6 +61,7 @@ from model.transformer import Generator
 PART = 1000  # inputs that are answered at once
 CPU = torch.device("cpu")
 NOTHING = -1e9  # log q of an answer that isn't there
+DRAWN = "accepted", "best"
 
 
 def correct(batch: Batch, only_smallest: bool = False) -> tuple[Tensor, Tensor]:
@@ -79,12 +81,13 @@ def answer(
 ) -> tuple[Tensor, Tensor]:
     """Answer the inputs of a batch: -> answers (N,n,T), and which of them are there (N,n) bool.
 
-    models.policy is the student. If there are `rewards`, an answer has to earn more than 0.
+    models.policy is the student. If there are `rewards`, an answer has to earn more than 0, and the
+    best one the most.
     """
     there = None
     if kind in ("all", "smallest"):
         answers, there = correct(batch, only_smallest=kind == "smallest")
-    elif kind == "accepted":
+    elif kind in DRAWN:
         answers = models.policy(batch).sample().completions  # (N,16,T)
     elif kind == "chain":
         answers, _ = fill_in_passes(models.base, batch, "left to right")
@@ -93,7 +96,11 @@ def answer(
     if there is None:
         there = torch.ones(answers.shape[:2], dtype=torch.bool)
     if rewards:
-        there = there & (rewards(answers, batch)[0] > 0)
+        reward, _ = rewards(answers, batch)  # (N,n)
+        if kind == "best":
+            best = reward.argmax(dim=1, keepdim=True)  # (N,1)
+            return answers.take_along_dim(best[..., None], dim=1), there[:, :1]
+        there = there & (reward > 0)
     return answers, there
 
 
@@ -140,7 +147,7 @@ def teach(args) -> None:
     check_length(config.block_size, student)
     train, _ = load_splits(replace(config, generator_checkpoint=args.start))
     rewards = None
-    if args.reward or args.answers == "accepted":
+    if args.reward or args.answers in DRAWN:
         rewards = load_rewards(config, models.judge, models.base, train.rule, CPU)
     policy = make_policy(student, config, CPU)
     models = models._replace(policy=policy)
@@ -163,7 +170,7 @@ def teach(args) -> None:
     write(Path(args.out_dir) / "prompts.json", json.dumps({"prompts": prompts}).encode())
 
 
-KINDS = "any smallest all chain accepted".split()
+KINDS = "any smallest all chain accepted best".split()
 
 
 def at_least_one(text: str) -> int:
@@ -179,7 +186,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("answers", choices=KINDS)
     add("out_dir")
     add("--start", default=Config.generator_checkpoint, help="the generator that learns")
-    add("--reward", default="", help="an answer has to earn more than 0 [accepted: judge]")
+    add("--reward", default="", help="an answer has to earn more than 0 [if drawn: judge]")
     add("--inputs", type=at_least_one, default=100_000, help="how many sums it learns from")
     add("--updates", type=at_least_one, default=1200)
     add("--rounds", type=at_least_one, default=1, help="how often inputs and answers are renewed")
