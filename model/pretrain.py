@@ -82,9 +82,8 @@ def schedule(step, steps):
     return min(warm_up, cosine)
 
 
-def fit(name, model, loss_fn, steps, learning_rate, unfinished=None):
+def fit(name, model, loss_fn, steps, optimizers, unfinished=None):
     """Train the model to minimize `loss_fn(step)`. It begins where `unfinished` says."""
-    optimizers = make_optimizers(model, learning_rate)
     start = unfinished.begin(name, optimizers) if unfinished else 0
     bar = tqdm(range(start, steps), name, initial=start, total=steps, dynamic_ncols=True)
     for step in bar:
@@ -216,11 +215,14 @@ def pretrain(args):
     peak = 2e-3 if args.start else 8e-3
     with unfinished.signals:
         if unfinished.training != "judge":
-            fit("generator", generator, loss_of_generator, args.generator_steps, peak, unfinished)
+            optimizers = make_optimizers(generator, peak)
+            steps = args.generator_steps
+            fit("generator", generator, loss_of_generator, steps, optimizers, unfinished)
             write(out / "generator.pt", model_file(generator, torch.float16))
             judge.trunk.load_state_dict(generator.trunk.state_dict())
         if args.judge_steps:
-            fit("judge", judge, loss_of_judge, args.judge_steps, 4e-3, unfinished)
+            optimizers = make_optimizers(judge, 4e-3)
+            fit("judge", judge, loss_of_judge, args.judge_steps, optimizers, unfinished)
             write(out / "judge.pt", model_file(judge, torch.float16))
     unfinished.path.unlink(missing_ok=True)
     masking = args.judge_masking if args.judge_steps else args.masking

@@ -42,6 +42,7 @@ from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import MASK_ID, decode, encode
 from grpo.batch import Batch, make_batch
 from grpo.evaluation.rivals import fill_in_passes
+from grpo.optimizer import make_adamw
 from grpo.reward import Rewards
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, Parser
@@ -55,7 +56,7 @@ from grpo.run.load import (
 )
 from grpo.run.network import make_policy
 from model.losses import PRETRAINING
-from model.pretrain import fit
+from model.pretrain import fit, make_optimizers
 from model.transformer import Generator
 
 PART = 1000  # inputs that are answered at once
@@ -164,7 +165,10 @@ def teach(args) -> None:
         rows = rng.choice(size, args.batch_size, replace=args.batch_size > size)  # (B,)
         return answers.loss(policy, torch.from_numpy(rows), args.power)
 
-    fit("student", student, loss, args.updates, args.rate)
+    optimizers = make_optimizers(student, args.rate)
+    if args.adamw:
+        optimizers = [make_adamw(student, replace(config, learning_rate=args.rate))]
+    fit("student", student, loss, args.updates, optimizers)
     write(Path(args.out_dir) / "generator.pt", model_file(student, torch.float16))
     prompts = decode(answers.tokens.masked_fill(answers.mask, MASK_ID))
     write(Path(args.out_dir) / "prompts.json", json.dumps({"prompts": prompts}).encode())
@@ -191,7 +195,8 @@ def main(arguments: list[str] | None = None) -> None:
     add("--updates", type=at_least_one, default=1200)
     add("--rounds", type=at_least_one, default=1, help="how often inputs and answers are renewed")
     add("--batch_size", type=at_least_one, default=128, help="inputs of an update")
-    add("--rate", type=float, default=2e-3, help="peak learning rate of Muon")
+    add("--rate", type=float, default=2e-3, help="peak learning rate")
+    add("--adamw", action="store_true", help="use GRPO's optimizer, not pretraining's Muon")
     add("--power", type=float, default=0.0, help="λ of the loss: 0 is cross-entropy, 1 is 1 - p")
     add("--seed", type=at_least_one, default=1)
     with exit_on_mistake("supervised"):
