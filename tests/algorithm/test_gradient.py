@@ -139,15 +139,24 @@ def test_expected_gradient_is_that_of_the_expected_reward(policy, baseline, fact
     assert_opposite(have, gradient_of_expected_reward(policy, kept), factor)
 
 
-def test_failures_alone_are_eight_times_as_noisy_where_a_ninth_is_correct():
-    """That's 4_+4_=88, with nine equally likely digits in each blank. The pair has to sum to 8."""
-    logits = torch.zeros(2, 9, dtype=torch.float64, requires_grad=True)
-    noise = {"successes": 0.0, "failures": 0.0}
+@pytest.mark.parametrize("q, right, times", [(1 / 9, 0.11, 8), (0.9, 0.81, 16)])
+def test_failures_alone_are_noisier_than_successes(q, right, times):
+    """That's 4_+4_=88, with q for the digit 4 in each blank, and the other eight equally likely.
+
+    Rewards of 0 and -1, without a baseline, have so many times the mean square of those of 1 and 0.
+    """
+    p = torch.full((9,), (1 - q) / 8, dtype=torch.float64)
+    p[4] = q
+    logits = p.log().repeat(2, 1).requires_grad_()  # (2,9)
+    correct, noise = 0.0, {"successes": 0.0, "failures": 0.0}
     for a, b in product(range(9), repeat=2):
         log_q = logits.log_softmax(dim=-1)
         (gradient,) = torch.autograd.grad(log_q[0, a] + log_q[1, b], logits)
-        noise["successes" if a + b == 8 else "failures"] += (gradient**2).sum() / 81
-    assert noise["failures"].item() == pytest.approx(8 * noise["successes"].item())
+        good = a + b == 8
+        correct += p[a] * p[b] * good
+        noise["successes" if good else "failures"] += p[a] * p[b] * (gradient**2).sum()
+    assert correct.item() == pytest.approx(right, abs=0.005)
+    assert (noise["failures"] / noise["successes"]).item() == pytest.approx(times, abs=0.5)
 
 
 XTC = {"xtc_probability": 0.5}
