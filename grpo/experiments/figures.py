@@ -204,7 +204,7 @@ def coverage() -> None:
     panel.ticks({i: f"{2**i:,}" for i in range(0, 13, 2)}, "k")
     drawn = {
         "base": ("c", "base model", 4, 12, 14),
-        "judge, unchanged": ("a", "after GRPO", 4, 0, 24),
+        "judge, config/grpo_config.py": ("a", "after GRPO", 4, 0, 24),
         "smallest-100000": ("d", "supervised", 12, 6, -4),
     }
     for arm, (kind, label, at, dx, dy) in drawn.items():
