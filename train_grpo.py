@@ -107,20 +107,19 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
     return Rollout(batch, sample, old, reward, parts, advantages), metrics.result()
 
 
-def main(arguments=(), quiet=False, reward=None):
+def main(arguments=(), quiet=False):
     """Make one run: read its settings, train, and measure the result. Returns the table, a dict.
 
     `arguments` are config files and flags, as on the command line: a list, or one text that we
-    split at spaces. With `quiet` there's neither a bar nor a printed table. `reward` may be a
-    function, as in "A reward of your own" in config/README.md. Of several processes, only the first
-    one returns the table.
+    split at spaces. With `quiet` there's neither a bar nor a printed table. Of several processes,
+    only the first one returns the table.
 
     A user's mistake raises a `Mistake`, if at all possible before the run's folder is touched.
     During training the first Ctrl-C or SIGTERM finishes the step, saves it and ends the program. A
     second one ends it at once.
     """
     # Config files and flags. With --init_from=resume they change the settings of the checkpoint.
-    config = load_config(arguments.split() if isinstance(arguments, str) else arguments, reward)
+    config = load_config(arguments.split() if isinstance(arguments, str) else arguments)
     device = pick_device(config.device)
     join_processes(device)  # under torchrun each process has a GPU of its own
 

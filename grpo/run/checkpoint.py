@@ -17,7 +17,6 @@ from torch.nn import Module
 from data.files import shipped_path, write_whole
 from data.user_mistake import Mistake
 from grpo.distributed import is_first
-from grpo.run.reward_setting import name_of
 from model.transformer import Generator, Judge, TransformerConfig, make_generator
 
 LATEST = "checkpoint.pt"
@@ -121,7 +120,6 @@ def save_checkpoint(config, policy, reference, optimizer, iteration: int) -> Non
         "config": asdict(config),
         "changes": list(config.changes),
         "made_with": config.made_with,
-        "own_reward": name_of(config.own_reward) if config.own_reward else "",
     }
     write(Path(config.out_dir) / LATEST, content)
 

@@ -13,7 +13,7 @@ import inspect
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -27,7 +27,7 @@ from grpo.distributed import is_first, n_processes
 from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
 from grpo.run.checkpoint import LATEST, training_state
 from grpo.run.origin import differences, made_with
-from grpo.run.reward_setting import name_of, parse_reward
+from grpo.run.reward_setting import parse_reward
 from grpo.run.user_file import run_file
 
 LARGEST = 2**31 - 1
@@ -126,7 +126,6 @@ class Config:
     # These aren't settings, but go with them:
     changes = ()  # made by whoever resumed the run: [[step, ["max_iters 100 -> 200", ...]], ...]
     made_with = {}  # the content of its files and code, and the machine (grpo/run/origin.py)
-    own_reward = None  # a function that Python code passed to `main`
 
 
 class Parser(argparse.ArgumentParser):
@@ -215,46 +214,28 @@ def read_config_file(path: str, settings: type) -> dict[str, object]:
     return given
 
 
-def load_config(arguments: Sequence[str] = (), reward: Callable | None = None) -> Config:
+def load_config(arguments: Sequence[str] = ()) -> Config:
     """Read config files and flags. Raises a Mistake if anything is wrong with the settings.
 
-    A resumed run takes its settings from its checkpoint, and `arguments` change them. `reward` may
-    be a function.
+    A resumed run takes its settings from its checkpoint, and `arguments` change them.
     """
     usage = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
     given = read_arguments(Config, arguments, usage)
     config = Config(**given)
     if config.init_from == "resume":
-        config = resume(config.out_dir, given, reward)
-    else:
-        pass_reward(config, reward)
+        config = resume(config.out_dir, given)
     check(config)
     return config
 
 
-def pass_reward(config: Config, reward: Callable | None) -> None:
-    """Make a function the whole reward, unless the setting names it as a part."""
-    if reward:
-        config.own_reward = reward
-        if name_of(reward) not in parse_reward(config.reward):
-            config.reward = name_of(reward)
-
-
-def saved_settings(state: dict, given: dict, path: Path, reward: Callable | None = None) -> Config:
+def saved_settings(state: dict, given: dict, path: Path) -> Config:
     """Take the settings from the training state in the checkpoint `path`.
 
     A checkpoint may not choose a file that we execute. So if the run's reward names a FILE.py,
-    `given` has to name a reward, or this raises a Mistake. The same goes for a reward that was
-    passed from Python.
+    `given` has to name a reward, or this raises a Mistake.
     """
     saved = state["config"]
     config = Config(**read_settings(Config, saved, f"{path}: "))
-    own = state["own_reward"]
-    if own and "reward" not in given and not reward:
-        raise Mistake(
-            f"{path}: this run's reward, {own}, was passed from Python; pass it again with"
-            f" main(..., reward={own}), or name another with --reward"
-        )
     if ".py:" in config.reward and "reward" not in given:
         raise Mistake(
             f"{path}: this run's reward executes a file, so the command has to name it; if you"
@@ -267,15 +248,14 @@ def saved_settings(state: dict, given: dict, path: Path, reward: Callable | None
 PLACES = ("out_dir", "init_from", "wandb_project", "wandb_run_name")
 
 
-def resume(out_dir: str, given: dict, reward: Callable | None) -> Config:
+def resume(out_dir: str, given: dict) -> Config:
     """Load the settings of the run in `out_dir`, apply `given`, and print what that changes."""
     path = Path(out_dir) / LATEST
     state = training_state(path)
     step = state["iteration"]
     # The checkpoint may be a copy, so what counts is the folder we read from.
-    old = replace(saved_settings(state, given, path, reward), init_from="resume", out_dir=out_dir)
+    old = replace(saved_settings(state, given, path), init_from="resume", out_dir=out_dir)
     new = replace(old, **given)
-    pass_reward(new, reward)
     if step > new.max_iters:
         raise Mistake(
             f"resume: {out_dir} is at step {step} already, and max_iters={new.max_iters}; set a"

@@ -19,7 +19,7 @@ from grpo.reward import Rewards, chain, exact, judge_scores, rule_reward
 from grpo.run.checkpoint import LATEST, load_model, load_weights, read, training_state
 from grpo.run.config import Config, saved_settings
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
-from grpo.run.reward_setting import name_of, parse_reward
+from grpo.run.reward_setting import parse_reward
 from grpo.run.user_file import load_function, user_reward
 from model.transformer import Generator, Judge
 
@@ -174,17 +174,15 @@ def load_rewards(
 
     Raises a Mistake for a judge or a rule that it names and the run doesn't have.
     """
-    own = config.own_reward
     parts = {}
     for name, weight in parse_reward(config.reward).items():
-        if ".py:" in name or (own and name == name_of(own)):
+        if ".py:" in name:
             path, _, name = name.rpartition(":")  # in the metrics, my.py:f is called f
             if name in {*TAKEN, *parts}:
                 raise Mistake(
                     f"reward={config.reward}: the name {name} is taken; rename the function"
                 )
-            function = load_function(path, name) if path else own
-            part = partial(user_reward, name, function)
+            part = partial(user_reward, name, load_function(path, name))
         elif name == "judge":
             if judge is None:
                 raise Mistake(f"reward={config.reward} needs a judge; name one as judge_checkpoint")
@@ -202,9 +200,6 @@ def load_rewards(
         else:
             allowed = ["judge", "chain", "exact", "JUDGE.pt", "FILE.py:FUNCTION"]
             allowed += [rule.name] if rule else []
-            raise Mistake(
-                f"reward={name}: this dataset has no such rule; use {', '.join(allowed)}, or pass a"
-                " function to main from Python"
-            )
+            raise Mistake(f"reward={name}: this dataset has no such rule; use {', '.join(allowed)}")
         parts[name] = (part, weight)
     return Rewards(parts)

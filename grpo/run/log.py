@@ -16,7 +16,6 @@ from data.user_mistake import Mistake
 from grpo.distributed import is_first, largest_of_processes, n_processes
 from grpo.run.checkpoint import LATEST, training_state, write
 from grpo.run.config import Config
-from grpo.run.reward_setting import name_of
 from grpo.run.signals import StopSignals
 
 try:
@@ -152,9 +151,6 @@ def how_to_resume(config: Config) -> str:
     state = training_state(Path(out) / LATEST)
     words = [str(shipped_path("train_grpo.py")), "--init_from=resume", f"--out_dir={out}"]
     saved = f"{state['iteration']} of {config.max_iters} steps are saved"
-    if config.own_reward:
-        name = name_of(config.own_reward)
-        return f"{saved}; to resume, from Python: main({words[1:]}, reward={name})"
     if ".py:" in config.reward:  # a FILE.py runs only if the command names it
         words.append(f"--reward={config.reward}")
     return f"{saved}; to resume: {command_line(*words)}"

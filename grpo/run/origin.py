@@ -5,12 +5,8 @@ reuses, averages, resumes or overwrites a result compares it first, with `differ
 """
 
 import ast
-import contextlib
 import functools
 import hashlib
-import inspect
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -73,33 +69,6 @@ def with_imports(path: Path) -> list[Path]:
     return found
 
 
-def files_of_function(function: Callable) -> tuple[list[Path], dict[str, str]]:
-    """Find what a reward that Python code passed is made of: its files, and its own state."""
-    function = inspect.unwrap(function)  # without its decorators
-    if isinstance(function, functools.partial):
-        held = function.args, function.keywords
-        source = function.func
-    elif inspect.ismethod(function):
-        held = function.__self__
-        source = function.__func__
-    elif inspect.isfunction(function):
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        held = cells, function.__defaults__, function.__kwdefaults__
-        source = function
-    else:  # an object that can be called
-        held = function
-        source = type(function)
-    state = {}
-    with contextlib.suppress(Exception):  # it may hold anything
-        state["the reward's state"] = hashed(pickle.dumps(held))
-    try:
-        return with_imports(Path(inspect.getsourcefile(source))), state
-    except (OSError, TypeError):  # typed into a console, or not written in Python
-        code = getattr(source, "__code__", None)
-        content = code.co_code + repr((code.co_consts, code.co_names)).encode() if code else b""
-        return [], state | {"the reward's code": hashed(content)}
-
-
 def name_of_file(path: str | Path) -> str:
     """Name a file of the project as seen from its folder, whichever folder we're in."""
     inside = Path(path).is_relative_to(PROJECT)
@@ -122,10 +91,6 @@ def made_with(config, more_code: tuple[str, ...] = ()) -> dict:
     for part in parts:
         if ".py:" in part:
             code += with_imports(shipped_path(part.rpartition(":")[0]))
-    state = {}
-    if config.own_reward:
-        own, state = files_of_function(config.own_reward)
-        code += own
     files = {}
     for path in filter(None, paths):  # a setting may be empty
         file = shipped_path(path)
@@ -139,7 +104,7 @@ def made_with(config, more_code: tuple[str, ...] = ()) -> dict:
         )
     device = pick_device(config.device)
     return {
-        "files": files | state,
+        "files": files,
         "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": pick_dtype(config.dtype, device),
         "processes": n_processes(),

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 
 from data.user_mistake import Mistake
 
@@ -24,9 +23,3 @@ def parse_reward(text: str) -> dict[str, float]:
             )
         weights[match[1]] = weight
     return weights
-
-
-def name_of(reward: Callable) -> str:
-    """Name a reward that Python code passed. A lambda, a partial or an object is called `own`."""
-    name = getattr(reward, "__name__", "")
-    return name if name.isidentifier() else "own"

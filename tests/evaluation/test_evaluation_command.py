@@ -30,7 +30,7 @@ def finished(flags, tmp_path):
         out = tmp_path / name
         config = Config(**flags | {"out_dir": str(out)} | changes)
         settings, origin = asdict(config), {"made_with": made_with(config)}
-        training = {"config": settings, "iteration": 4, "own_reward": "", **origin}
+        training = {"config": settings, "iteration": 4, **origin}
         write(out / "checkpoint.pt", generator_file(1) | {"training": training})
         write_text(out / "config.json", json.dumps({**settings, "rule": "valid", **origin}))
         return out

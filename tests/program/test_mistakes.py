@@ -150,7 +150,7 @@ def bad(world, tmp_path_factory):
         write_text(x / name, text)
     (x / "cut.pt").write_bytes((world / "judge.pt").read_bytes()[:9000])
     config = Config(generator_checkpoint=str(world / "digits.pt"), judge_checkpoint="")
-    training = {"config": asdict(config), "made_with": made_with(config), "own_reward": ""}
+    training = {"config": asdict(config), "made_with": made_with(config)}
     write(x / "sums.pt", read(world / "digits.pt") | {"training": training})
     return x
 

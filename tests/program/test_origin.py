@@ -1,17 +1,12 @@
 """Check what a result is said to be made with, and who asks before using it again."""
 
-import functools
 import shutil
 
 import pytest
-import torch
-from conftest import command_line, read_json, run, write_text
+from conftest import read_json, run, write_text
 
-import train_grpo
-from data.user_mistake import Mistake
 from grpo.evaluation.__main__ import main as evaluation
 from grpo.run import origin
-from grpo.run.config import Config
 
 CODE = '"""What it does."""\n\n\ndef f(x):\n    """Add one."""\n    return x + 1  # one\n'
 
@@ -40,59 +35,6 @@ def test_a_files_own_neighbors_count_and_other_modules_do_not(tmp_path):
     names = {str(path.relative_to(tmp_path)) for path in found}
     inside = {f"mine/{name}.py" for name in ("__init__", "deep", "table", "side", "other")}
     assert names == {"my.py", "weights.py", *inside}
-
-
-def weighted(completions, batch, weight):
-    return completions[..., 0] * weight
-
-
-class Weighted:
-    def __init__(self, weight):
-        self.weight = weight
-
-    def __call__(self, completions, batch):
-        return weighted(completions, batch, self.weight)
-
-    def score(self, completions, batch):
-        return self(completions, batch)
-
-
-def closure(weight):
-    return lambda completions, batch: weighted(completions, batch, weight)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda weight: functools.partial(weighted, weight=weight),
-        closure,
-        Weighted,
-        lambda weight: Weighted(weight).score,
-        lambda weight: torch.no_grad()(closure(weight)),
-    ],
-)
-def test_a_function_is_known_by_its_file_and_its_state(make):
-    one, two = made(make(1)), made(make(2))
-    assert any(name.endswith("test_origin.py") for name in one["files"])
-    assert origin.differences(one, made(make(1))) == []
-    assert origin.differences(one, two) == ["the reward's state changed"]
-
-
-def made(reward):
-    config = Config(reward="own")
-    config.own_reward = reward
-    return origin.made_with(config)
-
-
-def test_a_function_without_a_file_is_known_by_its_code():
-    def typed(weight):
-        names = {}
-        code = f"def r(completions, batch):\n    return completions[..., 0] * {weight}"
-        exec(compile(code, "/tmp/cell.py", "exec"), names)
-        return made(names["r"])
-
-    assert origin.differences(typed(1), typed(1)) == []
-    assert origin.differences(typed(1), typed(2)) == ["the reward's code changed"]
 
 
 def test_differences_are_words():
@@ -157,16 +99,3 @@ def test_runs_of_different_rewards_are_not_averaged(mine, tmp_path, capsys, monk
         "weights.py (version 1), out (runs: 1)",
         "weights.py (version 2), other (runs: 1)",
     ]
-
-
-def test_a_reward_from_python_is_not_resumed_without_it(flags, tmp_path):
-    def mine(completions, batch):
-        return completions[..., 0]
-
-    train_grpo.main(command_line(flags, max_iters=1), reward=mine)
-    resume = ["--init_from=resume", f"--out_dir={flags['out_dir']}", "--max_iters=2"]
-    with pytest.raises(Mistake, match=r"this run's reward, mine, was passed from Python"):
-        train_grpo.main(resume)
-    assert train_grpo.main([*resume, "--reward=valid"], reward=mine)
-    settings = read_json(tmp_path / "out" / "config.json")
-    assert settings["reward"] == "mine" and settings["changes"] == [[1, ["max_iters 1 -> 2"]]]

@@ -3,13 +3,12 @@
 import random
 import re
 import sys
-from functools import partial
 from itertools import accumulate, product
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import command_line, figures, read_json, write_lines, write_text
+from conftest import command_line, figures, write_lines, write_text
 
 import train_grpo
 from data import dataset
@@ -19,7 +18,6 @@ from data.vocabulary import decode
 from grpo.batch import make_batch
 from grpo.run.config import Config
 from grpo.run.origin import made_with
-from grpo.run.reward_setting import name_of
 from grpo.run.user_file import load_function, user_reward
 
 MINE = """
@@ -124,45 +122,11 @@ def test_a_rule_is_a_class_and_a_line(world, flags, tmp_path, monkeypatch, capsy
     assert figures(flags["out_dir"])[0]["reward_balanced"] >= 0
 
 
-def test_a_function_is_a_reward(flags, tmp_path):
-    """From Python, without a file. The settings record its name, and its source by content."""
-
-    def even(completions, batch):
-        return (completions % 2 == 0).float().mean(dim=-1)
-
-    train_grpo.main(command_line(flags), quiet=True, reward=even)
-    out = Path(flags["out_dir"])
-    config = read_json(out / "config.json")
-    assert config["reward"] == "even"
-    assert "tests/program/test_own_reward.py" in config["made_with"]["files"]
-    assert figures(out)[0]["reward_even"] > 0
-    half = command_line(flags, reward="judge,even:0.5", out_dir=tmp_path / "b")
-    train_grpo.main(half, quiet=True, reward=even)
-    assert {"reward_even", "reward_judge"} <= figures(tmp_path / "b")[0].keys()
-
-
-def pay(amount, completions, batch):
-    return torch.full(completions.shape[:2], amount)
-
-
-def test_a_function_without_a_name_is_called_own(flags):
-    reward = partial(pay, 7.0)
-    assert name_of(lambda *given: reward(*given)) == "own"
-    for setting, judge_pays in (("judge", False), ("judge,own:0.5", True)):
-        arguments = command_line(flags, reward=setting, max_iters=1)
-        train_grpo.main(arguments, quiet=True, reward=reward)
-        (step,) = figures(flags["out_dir"])
-        assert step["reward_own"] == 7 and ("reward_judge" in step) == judge_pays
-
-
 @pytest.mark.parametrize("name", ["judge", "valid", "correct"])
-def test_a_function_may_not_have_the_name_of_a_judge_or_a_rule(flags, name):
-    def own(completions, batch):
-        return pay(7.0, completions, batch)
-
-    own.__name__ = name
+def test_a_function_may_not_have_the_name_of_a_judge_or_a_rule(flags, tmp_path, name):
+    write_text(tmp_path / "mine.py", f"def {name}(completions, batch): pass")
     with pytest.raises(Mistake, match=f"the name {name} is taken; rename the function"):
-        train_grpo.main(command_line(flags), quiet=True, reward=own)
+        train_grpo.main(command_line(flags, reward=f"{tmp_path}/mine.py:{name}"))
 
 
 def test_a_file_that_happens_to_have_the_name_of_a_reward_is_none_of_the_run(tmp_path, monkeypatch):
