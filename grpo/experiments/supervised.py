@@ -1,4 +1,4 @@
-"""Teach the generator answers without a group, to compare that with GRPO.
+"""Teach the generator answers without advantages, to compare that with GRPO.
 
     python -m grpo.experiments.supervised any out-q --power=1                # one answer, -q(y)
     python -m grpo.experiments.supervised smallest out-smallest              # cross-entropy
@@ -19,7 +19,8 @@ With --reward, other answers have to earn more than 0, too.
 
 With p the probability that one of them comes out, the loss is (1 − p^λ) / λ. λ is --power. At 0
 that's −log p, cross-entropy. At 1 it's 1 − p, the expected reward of a rule that pays for these
-answers (generalized cross-entropy, 1805.07836; minimum risk training, 1512.02433).
+answers (generalized cross-entropy, 1805.07836; minimum risk training, 1512.02433). An answer that
+was drawn twice counts twice.
 
 In each of --rounds the student meets new inputs and answers them anew: one round is offline, four
 are expert iteration, and as many as there are updates is online. Everything goes into the folder:
