@@ -178,11 +178,18 @@ def teach(args) -> None:
 KINDS = "any smallest all chain accepted best".split()
 
 
-def at_least_one(text: str) -> int:
+def number_from_1(text: str) -> int:
     """Read a whole number above 0."""
     if int(text) < 1:
         raise ValueError
     return int(text)
+
+
+def number_from_0(text: str) -> float:
+    """Read a finite number that isn't negative."""
+    if not 0 <= float(text) < float("inf"):
+        raise ValueError
+    return float(text)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -192,14 +199,19 @@ def main(arguments: list[str] | None = None) -> None:
     add("out_dir")
     add("--start", default=Config.generator_checkpoint, help="the generator that learns")
     add("--reward", default="", help="an answer has to earn more than 0 [if drawn: judge]")
-    add("--inputs", type=at_least_one, default=100_000, help="how many sums it learns from")
-    add("--updates", type=at_least_one, default=1200)
-    add("--rounds", type=at_least_one, default=1, help="how often inputs and answers are renewed")
-    add("--batch_size", type=at_least_one, default=128, help="inputs of an update")
-    add("--rate", type=float, default=2e-3, help="peak learning rate")
+    add("--inputs", type=number_from_1, default=100_000, help="how many sums it learns from")
+    add("--updates", type=number_from_1, default=1200)
+    add("--rounds", type=number_from_1, default=1, help="how often inputs and answers are renewed")
+    add("--batch_size", type=number_from_1, default=128, help="inputs of an update")
+    add("--rate", type=number_from_0, default=2e-3, help="peak learning rate")
     add("--adamw", action="store_true", help="use GRPO's optimizer, not pretraining's Muon")
-    add("--power", type=float, default=0.0, help="λ of the loss: 0 is cross-entropy, 1 is 1 - p")
-    add("--seed", type=at_least_one, default=1)
+    add(
+        "--power",
+        type=number_from_0,
+        default=0.0,
+        help="λ of the loss: 0 is cross-entropy, 1 is 1 - p",
+    )
+    add("--seed", type=number_from_1, default=1)
     with exit_on_mistake("supervised"):
         teach(parser.parse_args(arguments))
 
