@@ -6,7 +6,7 @@ out_dir = "out-rule"
 reward = "correct"
 judge_checkpoint = ""
 max_iters = 140  # half a minute, because there's no judge to ask
-# GRPO as published: the mean of the group is the baseline, and its deviation the scale.
+# As in the GRPO paper, the mean of the group is the baseline, and its deviation the scale.
 baseline = "mean"
 scale_rewards = "group"
 # Nobody can fool a rule, so the KL doesn't have to hold the policy back. But without it the policy

@@ -83,8 +83,8 @@ def answer(
 ) -> tuple[Tensor, Tensor]:
     """Answer the inputs of a batch: -> answers (N,n,T), and which of them are there (N,n) bool.
 
-    models.policy is the student. If there are `rewards`, an answer has to earn more than 0, and the
-    best one the most.
+    models.policy is the student. If there are `rewards`, only answers that earn more than 0 are
+    there, or just the one that earns the most.
     """
     there = None
     if kind in ("all", "smallest"):

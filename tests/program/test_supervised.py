@@ -123,8 +123,13 @@ def test_each_round_has_new_inputs_and_the_student_of_the_round_before(sums, tmp
 
 
 def test_a_mistake_is_one_line(sums, tmp_path, capsys):
-    flags = ("out", "--rounds=7"), ("out", "--updates=0"), ("out", "--rate=nan"), ("", "--rounds=1")
-    for out, flag in (*flags, ("out", "--power=-1")):
+    for out, flag in (
+        ("", "--rounds=1"),
+        ("out", "--rounds=7"),
+        ("out", "--updates=0"),
+        ("out", "--rate=nan"),
+        ("out", "--power=-1"),
+    ):
         with pytest.raises(SystemExit, match="2"):
             supervised.main(["any", str(tmp_path / out), flag])
         assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "out").exists()
