@@ -10,7 +10,9 @@ Which answers are there for an input?
     any       the sum that was there, which is what pretraining learned from
     smallest  the one with the smallest first summand
     all       every correct answer
-    chain     what the base model writes one blank a pass, left to right (1606.07947)
+    chain     what the base model writes one blank a pass, left to right (1606.07947): its likeliest
+              character or, with --share=0.4, the first in the alphabet that's at least .4 times as
+              probable, which makes a convention of it
     accepted  of 16 that the student draws, those with a reward above 0, by default the judge's
               (ReST-EM, 2312.06585)
     best      of 16 that the student draws, the one with the largest reward (RAFT, 2304.06767)
@@ -42,8 +44,8 @@ from data.sums.rule import correct_answers
 from data.user_mistake import Mistake, exit_on_mistake
 from data.vocabulary import MASK_ID, decode, encode
 from grpo.batch import Batch, make_batch
-from grpo.evaluation.rivals import fill_in_passes
 from grpo.optimizer import make_adamw
+from grpo.policy import Policy
 from grpo.reward import Rewards
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config, Parser
@@ -78,13 +80,29 @@ def correct(batch: Batch, only_smallest: bool = False) -> tuple[Tensor, Tensor]:
     return answers, there
 
 
+def chain(base: Policy, batch: Batch, share: float) -> Tensor:  # (N,1,T)
+    """Let the base model fill one blank a pass, left to right.
+
+    Of the characters that are at least `share` times as probable as the likeliest one, it takes the
+    first in the vocabulary.
+    """
+    filled, left = batch.masked, batch.mask  # (N,T)
+    while left.any():
+        q = base(make_batch(filled, left, 1, (0,))).log_marginals().exp()  # (N,T,V)
+        plausible = q >= share * q.amax(dim=-1, keepdim=True)  # (N,T,V)
+        first = left & (left.cumsum(dim=1) == 1)  # (N,T) the leftmost blank
+        filled = torch.where(first, plausible.int().argmax(dim=-1), filled)
+        left = left & ~first
+    return filled[:, None]
+
+
 def answer(
-    kind: str, batch: Batch, models: Models, rewards: Rewards | None = None
+    kind: str, batch: Batch, models: Models, rewards: Rewards | None = None, share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Answer the inputs of a batch: -> answers (N,n,T), and which of them are there (N,n) bool.
 
     models.policy is the student. If there are `rewards`, only answers that earn more than 0 are
-    there, or just the one that earns the most.
+    there, or just the one that earns the most. `share` is that of chain().
     """
     there = None
     if kind in ("all", "smallest"):
@@ -92,7 +110,7 @@ def answer(
     elif kind in DRAWN:
         answers = models.policy(batch).sample().completions  # (N,16,T)
     elif kind == "chain":
-        answers, _ = fill_in_passes(models.base, batch, "left to right")
+        answers = chain(models.base, batch, share)
     else:
         answers = batch.tokens[:, None]
     if there is None:
@@ -111,14 +129,14 @@ class Answers:
 
     @torch.no_grad()
     def __init__(
-        self, kind: str, models: Models, rewards, tokens: Tensor, mask: Tensor, seed: tuple
+        self, kind: str, models: Models, rewards, share, tokens: Tensor, mask: Tensor, seed: tuple
     ):
         self.tokens, self.mask = tokens, mask  # (N,T)
         parts = []
         for start in range(0, len(tokens), PART):
             rows = slice(start, start + PART)
             batch = make_batch(tokens[rows], mask[rows], SAMPLES, (*seed, start))
-            parts.append(answer(kind, batch, models, rewards))
+            parts.append(answer(kind, batch, models, rewards, share))
         most = max(there.shape[1] for _, there in parts)
         pad = [
             (F.pad(y, (0, 0, 0, most - y.shape[1])), F.pad(w, (0, most - w.shape[1])))
@@ -161,7 +179,7 @@ def teach(args) -> None:
         if step % length == 0:
             seed = (args.seed, step // length)
             inputs = train.batch(size, config.masking, seed)
-            answers = Answers(args.answers, models, rewards, *inputs, seed)
+            answers = Answers(args.answers, models, rewards, args.share, *inputs, seed)
         rng = np.random.default_rng((PRETRAINING, args.seed, 0, step))
         rows = rng.choice(size, args.batch_size, replace=args.batch_size > size)  # (B,)
         return answers.loss(policy, torch.from_numpy(rows), args.power)
@@ -211,6 +229,7 @@ def main(arguments: list[str] | None = None) -> None:
         default=0.0,
         help="λ of the loss: 0 is cross-entropy, 1 is 1 - p",
     )
+    add("--share", type=number_from_0, default=1.0, help="of chain: how probable is enough")
     add("--seed", type=number_from_1, default=1)
     with exit_on_mistake("supervised"):
         teach(parser.parse_args(arguments))
