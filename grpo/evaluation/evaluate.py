@@ -3,7 +3,34 @@
 The base model is the generator before GRPO. A higher reward alone proves nothing, because that's
 what the run optimized. So the table has a referee, the rule, which on sums knows what's correct and
 never needs to be asked by the reward. Next to it stands what the judge accepts, and what you can
-get without GRPO. config/README.md says what each row and column is.
+get without GRPO. The rows:
+
+    before, after: sampled, argmax   the base model or the policy in one pass; 16 draws or one guess
+    exact marginals                  sums: independent blanks with perfect probabilities, which is
+                                     where pretraining would end
+    cheat: common words              text: the most frequent word of each length, blindly
+    best of 16, judge              * the base model's draw with the largest log q + judge's score,
+                                     which estimates log p
+    by confidence, left to right   * the base model in several passes: first the blanks it's surest
+                                     of, or the left number; with argmax, one blank a pass
+
+* needs `python -m grpo.evaluation out --again`. In several passes, all but the last one draw.
+
+The columns:
+
+    correct, valid     the share that the rule calls good: sums that hold, words it was trained on
+    exact              text: the share that's just what was there
+    distance           text: how far the words it writes are from those that were there
+    chain              log p of the completion when the base model reads it blank by blank, in nats:
+                       do the blanks agree?
+    accepts, fooled    the share with a judge's score above 0: of all, and of what the rule rejects
+                       (empty if that's fewer than 20)
+    different          different good completions among an input's 16
+    pass@k             the share of inputs with a good one (text: an exact one) among k
+    n blanks           what's good of the inputs with so many blanks
+
+On sums, what the rule says of sampled rows is exact: log q is known, and all answers can be listed.
+With --reward=judge,FILE.pt:0 another judge is asked, too.
 
 Shapes: N held-out inputs, n completions of each, T characters.
 """
@@ -34,16 +61,7 @@ JUDGED = 4  # the judge takes its time, so it reads only so many of an input's c
 
 
 def measure(completions: Tensor, held_out: HeldOut) -> dict[str, float]:
-    """Compute the figures of completions (N,n,T): -> {column: number}.
-
-    correct, valid, ...  the share of completions that the rule calls good, by the rule's name
-    exact                unless good ones can be listed: the share that's just what was there
-    distance             and how far the words written are from those that were there: the total
-                         variation between their frequencies, from 0 to 1
-    different_correct    if they can, and n > 1: how many different good ones an input has
-    N blanks             if they can: the share that's good of the inputs with so many blanks
-    pass@n               n > 1: the share of inputs with a completion that's good, or exact
-    """
+    """Compute the columns that need no judge, of completions (N,n,T): -> {column: number}."""
     batch, rule = held_out.batch, held_out.rule
     n = completions.shape[1]
     solved = (completions == batch.tokens[:, None]).all(dim=-1)  # (N,n)
@@ -68,7 +86,7 @@ def measure(completions: Tensor, held_out: HeldOut) -> dict[str, float]:
 
 
 def distance(completions: Tensor, batch: Batch) -> float:
-    """Compute ½ Σ_w |f(w) − f*(w)| over what fills the blanks, with f* that of the hidden text.
+    """Compute ½ Σ_w |f(w) − f*(w)|, with f a word's frequency, and f* that in the hidden text.
 
     A policy that writes its favorite words is far from the text, however good each of them is.
     """

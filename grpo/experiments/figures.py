@@ -6,7 +6,6 @@
     python -m grpo.experiments.figures coverage   # pass@k, from claims.jsonl
     python -m grpo.experiments.figures dots rungs        # a dot a run, from rungs.jsonl
     python -m grpo.experiments.figures dots claims lucky loose  # some variants of claims.jsonl
-    python -m grpo.experiments.figures dial       # expert iteration, from rungs.jsonl
     python -m grpo.experiments.figures tuning     # four settings, from tuning.jsonl
 
 Each command writes results/NAME.svg. config/README.md has the commands that make the runs, and
@@ -14,7 +13,6 @@ claims.md and README.md those behind the .jsonl files, which have a line a run.
 """
 
 import json
-import math
 import sys
 from pathlib import Path
 
@@ -242,27 +240,6 @@ def dots(name: str, *variants: str) -> None:
     write(name, bottom + 35, body)
 
 
-def dial() -> None:
-    """Plot expert iteration over its number of rounds, with GRPO as a line."""
-    arms = reported("rungs")
-    rounds = {int(arm.split()[1]): runs for arm, runs in arms.items() if arm.endswith("rounds")}
-    panel = Panel(50, 600, (0, math.log(max(rounds))), "correct, and inputs lost")
-    panel.ticks({math.log(n): str(n) for n in sorted(rounds)}, "rounds")
-    grpo = sum(run["correct"] for run in arms["GRPO"]) / len(arms["GRPO"])
-    panel.line([(0, grpo), (math.log(max(rounds)), grpo)], "d")
-    panel.label(0, grpo, "GRPO", "d", 5, -8)
-    for metric, kind, label in (("correct", "a", "correct"), ("lost", "b", "lost")):
-        points = []
-        for n in sorted(rounds):
-            values = [run[metric] for run in rounds[n]]
-            points.append((math.log(n), sum(values) / len(values)))
-            for value in values:
-                panel.dot(math.log(n), value, kind)
-        panel.line(points, kind)
-        panel.label(*points[-1], label, kind, 10)
-    write("dial", 345, panel.body)
-
-
 def tuning() -> None:
     """Plot what's correct over four settings of config/rule.py: a dot a run of tuning.jsonl."""
     runs = read_lines(FOLDER, "tuning.jsonl")
@@ -285,5 +262,5 @@ def tuning() -> None:
 
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    drawings = [moving, judge, habit, coverage, dots, dial, tuning]
+    drawings = [moving, judge, habit, coverage, dots, tuning]
     {drawing.__name__: drawing for drawing in drawings}[name](*given)

@@ -210,6 +210,13 @@ def number_from_0(text: str) -> float:
     return float(text)
 
 
+def fraction(text: str) -> float:
+    """Read a number above 0 and at most 1."""
+    if not 0 < float(text) <= 1:
+        raise ValueError
+    return float(text)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="python -m grpo.experiments.supervised")
     add = parser.add_argument
@@ -229,7 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
         default=0.0,
         help="λ of the loss: 0 is cross-entropy, 1 is 1 - p",
     )
-    add("--share", type=number_from_0, default=1.0, help="of chain: how probable is enough")
+    add("--share", type=fraction, default=1.0, help="of chain: how probable is enough")
     add("--seed", type=number_from_1, default=1)
     with exit_on_mistake("supervised"):
         teach(parser.parse_args(arguments))

@@ -50,14 +50,32 @@ def test_conventions_by_hand():
     assert lists == [correct_answers(masked) for masked in MASKED]
 
 
-def test_the_student_draws_and_the_base_model_reads_slowly():
-    want = {
-        "accepted": MODELS.policy(BATCH).sample().completions,  # (3,16,8)
-        "chain": fill_in_passes(MODELS.base, BATCH, "left to right")[0],
-    }
-    for kind, answers in want.items():
-        found, there = supervised.answer(kind, BATCH, MODELS)
-        assert torch.equal(found, answers) and there.all()
+def test_the_student_draws():
+    found, there = supervised.answer("accepted", BATCH, MODELS)
+    assert torch.equal(found, MODELS.policy(BATCH).sample().completions) and there.all()
+
+
+def test_the_base_model_reads_slowly_and_takes_the_first_digit_that_is_plausible():
+    digits = range(VOCABULARY.index("0"), VOCABULARY.index("9") + 1)
+
+    def base(batch):
+        """Prefer other digits after each pass."""
+        q = policy(3)(batch)
+        seen = batch.masked.sum(dim=1)[:, None, None]  # (B,1,1)
+        return Product(q.logits + torch.sin(q.logits * seen), batch, Config())
+
+    models = MODELS._replace(base=base)
+    likeliest, _ = supervised.answer("chain", BATCH, models)
+    assert torch.equal(likeliest, fill_in_passes(base, BATCH, "left to right")[0])
+    found, there = supervised.answer("chain", BATCH, models, share=0.4)
+    assert not torch.equal(found, likeliest) and there.all()
+    texts = BATCH.masked.clone()
+    for text, mask in zip(texts, MASK):
+        for t in mask.nonzero().flatten():
+            left = text == BLANK
+            q = base(make_batch(text[None], left[None], BLANK, 1, (1, 1))).logits[0, t].softmax(-1)
+            text[t] = next(d for d in digits if q[d] >= 0.4 * q.max())
+    assert torch.equal(found[:, 0], texts)
 
 
 def test_with_a_reward_only_answers_that_earn_more_than_0_or_the_best_are_there():
@@ -80,13 +98,13 @@ def test_with_a_reward_only_answers_that_earn_more_than_0_or_the_best_are_there(
 def test_the_loss_is_a_loop_over_inputs_that_have_an_answer(monkeypatch, power):
     """The inputs are answered two at a time, and they have 9, 6 and no answers."""
 
-    def answer(kind, batch, models, rewards):
+    def answer(kind, batch, models, rewards, share):
         answers, there = supervised.correct(batch)
         return answers, there & (batch.masked != encode(MASKED[2])).any(dim=1, keepdim=True)
 
     monkeypatch.setattr(supervised, "PART", 2)
     monkeypatch.setattr(supervised, "answer", answer)
-    answers = supervised.Answers("all", MODELS, None, TOKENS, MASK, (1,))
+    answers = supervised.Answers("all", MODELS, None, 1.0, TOKENS, MASK, (1,))
     q = MODELS.policy(BATCH).logits.double().softmax(dim=-1)  # (3,8,V)
     losses = []
     for i in (0, 1):
@@ -108,9 +126,9 @@ def test_each_round_has_new_inputs_and_the_student_of_the_round_before(sums, tmp
     rounds = []
     real = supervised.answer
 
-    def answer(kind, batch, models, rewards):
+    def answer(kind, batch, models, *others):
         rounds.append((batch.masked, models.policy(batch).logits, models.base(batch).logits))
-        return real(kind, batch, models, rewards)
+        return real(kind, batch, models, *others)
 
     monkeypatch.setattr(supervised, "answer", answer)
     flags = ["--inputs=8", "--updates=4", "--rounds=2", "--batch_size=4"]
@@ -129,6 +147,7 @@ def test_a_mistake_is_one_line(sums, tmp_path, capsys):
         ("out", "--updates=0"),
         ("out", "--rate=nan"),
         ("out", "--power=-1"),
+        ("out", "--share=2"),
     ):
         with pytest.raises(SystemExit, match="2"):
             supervised.main(["any", str(tmp_path / out), flag])
