@@ -9,7 +9,7 @@ generator_checkpoint = "model/pretrained/sums_latent.pt"
 reward = "correct"
 judge_checkpoint = ""
 max_iters = 300
-# The best policy multiplies the base model's probability of each correct answer by exp(1 / β). With
-# β = 0.1 that's 22,000, so hardly any wrong answer is left, and the correct ones keep their
-# proportions.
+# Next to a wrong answer, the best policy makes each correct one exp(1 / β) times as likely as the
+# base model does. With β = 0.1 that's 22,000, so hardly any wrong answer is left, and the correct
+# ones keep their proportions.
 kl_beta = 0.1
