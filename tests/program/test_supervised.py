@@ -55,27 +55,23 @@ def test_the_student_draws():
     assert torch.equal(found, MODELS.policy(BATCH).sample().completions) and there.all()
 
 
-def test_the_base_model_reads_slowly_and_takes_the_first_digit_that_is_plausible():
-    digits = range(VOCABULARY.index("0"), VOCABULARY.index("9") + 1)
-
+def test_the_base_model_reads_slowly():
     def base(batch):
         """Prefer other digits after each pass."""
         q = policy(3)(batch)
         seen = batch.masked.sum(dim=1)[:, None, None]  # (B,1,1)
         return Product(q.logits + torch.sin(q.logits * seen), batch, Config())
 
-    models = MODELS._replace(base=base)
-    likeliest, _ = supervised.answer("chain", BATCH, models)
-    assert torch.equal(likeliest, fill_in_passes(base, BATCH, "left to right")[0])
-    found, there = supervised.answer("chain", BATCH, models, share=0.4)
-    assert not torch.equal(found, likeliest) and there.all()
-    texts = BATCH.masked.clone()
-    for text, mask in zip(texts, MASK):
-        for t in mask.nonzero().flatten():
-            left = text == BLANK
-            q = base(make_batch(text[None], left[None], BLANK, 1, (1, 1))).logits[0, t].softmax(-1)
-            text[t] = next(d for d in digits if q[d] >= 0.4 * q.max())
-    assert torch.equal(found[:, 0], texts)
+    found, there = supervised.answer("chain", BATCH, MODELS._replace(base=base))
+    assert torch.equal(found, fill_in_passes(base, BATCH, "left to right")[0]) and there.all()
+
+
+def test_it_takes_the_first_digit_that_is_plausible():
+    found, _ = supervised.answer("chain", BATCH, MODELS, share=0.4)
+    q = MODELS.base(BATCH).logits[0].softmax(dim=-1)  # (8,V) the same for all inputs
+    first = [next(c for c in "0123456789" if at[VOCABULARY.index(c)] >= 0.4 * at.max()) for at in q]
+    want = ["".join(d if c == "_" else c for d, c in zip(first, text)) for text in MASKED]
+    assert decode(found) == want
 
 
 def test_with_a_reward_only_answers_that_earn_more_than_0_or_the_best_are_there():
