@@ -2,9 +2,9 @@
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
-`grpo_step` is Algorithm 1 of DeepSeekMath (2402.03300), with a few departures that config/README.md
-lists and explains. `main` is the whole run around it. The same thing in one short file is
-grpo/one_file.py. From Python:
+`grpo_step` is Algorithm 1 of DeepSeekMath (2402.03300), with a few departures that README.md lists.
+`main` is the whole run around it. The same thing in one short file is grpo/one_file.py. From
+Python:
 
     from train_grpo import main
     table = main("config/quick.py --kl_beta=0", quiet=True)

@@ -1,7 +1,6 @@
 # Reward hacking you can measure. This judge was trained like the good one, but for 150 steps
-# instead of 8,000, and nothing else differs. It still tells real sums from the base model's
-# completions nearly as well. Watch the policy find out what it doesn't know: `correct` stays
-# behind `accepts`.
+# instead of 8,000, and nothing else differs. Its AUC is nearly as high. Watch the policy find out
+# what it doesn't know: `correct` stays behind `accepts`.
 #     python train_grpo.py config/fooled.py
 
 out_dir = "out-fooled"

@@ -148,10 +148,11 @@ def tables(texts):
     """List every table of the texts {name: text}: (name, titles of columns, rows as dicts)."""
     for name, text in texts.items():
         for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
-            head, _, *rows = (
+            head, line, *rows = (
                 [x.replace("*", "").strip(" `") for x in row[1:-1].split("|")]
                 for row in block.split("\n")[:-1]
             )
+            assert {*line} == {"---"}, f"{name}: the table at {head} has no head"
             yield name, head, [dict(zip(head, row)) for row in rows]
 
 
