@@ -68,5 +68,5 @@ def test_what_ships_for_text_was_measured_and_found_good():
     weights = [files[config.generator_checkpoint], files[config.judge_checkpoint]]
     assert weights == measured["weights"]
     assert not failures(measured["table"], "out-text-1-1 (runs: 9)")
-    for fooled in ("out-text-weak", "out-text-early"):
+    for fooled in ("out-text-weak", "out-text-early", "out-text-small-beta"):
         assert failures(measured["table"], f"{fooled} (runs: 1)")
