@@ -11,10 +11,12 @@ get without GRPO. The rows:
     cheat: common words              text: the most frequent word of each length, blindly
     best of 16, judge              * the base model's draw with the largest log q + judge's score,
                                      which estimates log p
-    by confidence, left to right   * the base model in several passes: first the blanks it's surest
-                                     of, or the left number; with argmax, one blank a pass
+    by confidence, left to right,  * the base model in several passes: first the blanks it's surest
+    right to left                    of, or one of the numbers; without a number of passes, one
+                                     blank a pass
 
-* needs `python -m grpo.evaluation out --again`. In several passes, all but the last one draw.
+* needs `python -m grpo.evaluation out --again`. In several passes all but the last one draw, unless
+it says argmax.
 
 The columns:
 
@@ -172,7 +174,8 @@ def table_rows(
     reward, _ = rewards(twice, batch)  # (N,16)
     best = twice.take_along_dim(reward.argmax(dim=1)[:, None, None], dim=1)  # (N,1,T)
     yield "the same, best reward of 16", best, passes, None
-    yield "left to right, argmax", *fill("left to right"), None
+    yield "right to left, 2 passes, argmax", *fill("right to left", 2), None
+    yield "right to left, argmax", *fill("right to left"), None
     yield "after, 2 passes", *fill_in_passes(models.policy, batch, "confidence", 2, SAMPLES), None
 
 

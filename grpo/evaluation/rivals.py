@@ -26,10 +26,10 @@ def fill_in_passes(
     """Fill the blanks in several forward passes, each of which sees what the others filled in.
 
     `order` is `confidence` (the blanks whose most likely character is the most probable go first),
-    or `left to right`. Each pass fills an equal share of the blanks; with passes=0 it fills only
-    one. This draws n completions of each input, but for the last pass, which takes the policy's
-    best guess. With n=0 all passes do. Returns the completions, and how many passes an input took
-    on average.
+    `left to right` or `right to left`. Each pass fills an equal share of the blanks; with passes=0
+    it fills only one. This draws n completions of each input, but for the last pass, which takes
+    the policy's best guess. With n=0 all passes do. Returns the completions, and how many passes an
+    input took on average.
     """
     N, T = batch.masked.shape
     batch = batch[torch.arange(N, device=batch.mask.device).repeat_interleave(max(n, 1))]
@@ -44,8 +44,10 @@ def fill_in_passes(
         if n:
             last = (planned - done == 1)[:, None]  # (M,1)
             characters = torch.where(last, best, q.sample().completions[:, 0])  # (M,T)
-        preference = -torch.arange(T, device=left.device).expand(left.shape).float()  # (M,T)
-        if order == "confidence":
+        preference = torch.arange(T, device=left.device).expand(left.shape).float()  # (M,T)
+        if order == "left to right":
+            preference = -preference
+        elif order == "confidence":
             preference = q.log_likelihood(best[:, None])[:, 0]  # (M,T)
         rank = preference.masked_fill(~left, -torch.inf).argsort(dim=1, descending=True).argsort()
         share = (left.sum(dim=1) / (planned - done).clamp(min=1)).ceil()  # (M,)

@@ -32,6 +32,7 @@ from tqdm import tqdm
 from data.files import PROJECT, shipped_path
 from data.user_mistake import Mistake, exit_on_mistake
 from grpo.evaluation import exact
+from grpo.experiments import supervised
 from grpo.run.checkpoint import LATEST, write
 from grpo.run.config import Config, Parser, load_config
 from grpo.run.load import load_generator
@@ -162,10 +163,14 @@ def check(args, variant: Variant, grid: dict[str, list[float]]) -> None:
             raise Mistake(f"fair sets {word.partition('=')[0]} itself; see --grid and --seeds")
     if {*CHOOSING} & {*args.seeds}:
         raise Mistake(f"seeds {CHOOSING} choose, so they can't be reported; leave them out")
+    for name, values in grid.items():
+        for value in values:
+            words = [*args.words, f"--{name}={value:g}"]
+            if variant.kind == "grpo":
+                load_config(words)
+            else:
+                supervised.read([words[1], "out", *words[2:]])
     if variant.kind == "grpo":
-        for name, values in grid.items():
-            for value in values:
-                load_config([*args.words, f"--{name}={value:g}"])
         if variant.config.dataset != "sums" or truncates(variant.config):
             raise Mistake("fair is for sums without a truncation, whose figures are exact")
     folder = Path(args.out_dir)

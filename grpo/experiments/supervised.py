@@ -10,9 +10,9 @@ Which answers are there for an input?
     any       the sum that was there, which is what pretraining learned from
     smallest  the one with the smallest first summand
     all       every correct answer
-    chain     what the base model writes one blank a pass, left to right (1606.07947): its likeliest
-              character or, with --share=0.4, the first in the alphabet that's at least .4 times as
-              probable, which makes a convention of it
+    chain     what the base model writes one blank a pass, left to right or in --order (1606.07947):
+              its likeliest character or, with --share=0.4, the first in the alphabet that's at
+              least .4 times as probable, which makes a convention of it
     accepted  of 16 that the student draws, those with a reward above 0, by default the judge's
               (ReST-EM, 2312.06585)
     best      of 16 that the student draws, the one with the largest reward (RAFT, 2304.06767)
@@ -80,29 +80,37 @@ def correct(batch: Batch, only_smallest: bool = False) -> tuple[Tensor, Tensor]:
     return answers, there
 
 
-def chain(base: Policy, batch: Batch, share: float) -> Tensor:  # (N,1,T)
-    """Let the base model fill one blank a pass, left to right.
+def chain(base: Policy, batch: Batch, share: float, order: tuple[int, ...]) -> Tensor:  # (N,1,T)
+    """Let the base model fill one position a pass, in this order (by default left to right).
 
     Of the characters that are at least `share` times as probable as the likeliest one, it takes the
     first in the vocabulary.
     """
-    filled, left = batch.masked, batch.mask  # (N,T)
-    while left.any():
-        q = base(make_batch(filled, left, 1, (0,))).log_marginals().exp()  # (N,T,V)
-        plausible = q >= share * q.amax(dim=-1, keepdim=True)  # (N,T,V)
-        first = left & (left.cumsum(dim=1) == 1)  # (N,T) the leftmost blank
-        filled = torch.where(first, plausible.int().argmax(dim=-1), filled)
-        left = left & ~first
+    filled, left = batch.masked.clone(), batch.mask.clone()  # (N,T)
+    for t in order or range(filled.shape[1]):
+        if left[:, t].any():
+            q = base(make_batch(filled, left, 1, (0,))).log_marginals()[:, t].exp()  # (N,V)
+            plausible = q >= share * q.amax(dim=-1, keepdim=True)  # (N,V)
+            first = plausible.int().argmax(dim=-1)  # (N,)
+            filled[:, t] = torch.where(left[:, t], first, filled[:, t])
+            left[:, t] = False
+    if left.any():
+        raise Mistake(f"order={order} leaves blanks; name all positions that are hidden")
     return filled[:, None]
 
 
 def answer(
-    kind: str, batch: Batch, models: Models, rewards: Rewards | None = None, share: float = 1.0
+    kind: str,
+    batch: Batch,
+    models: Models,
+    rewards: Rewards | None = None,
+    share: float = 1.0,
+    order: tuple[int, ...] = (),
 ) -> tuple[Tensor, Tensor]:
     """Answer the inputs of a batch: -> answers (N,n,T), and which of them are there (N,n) bool.
 
     models.policy is the student. If there are `rewards`, only answers that earn more than 0 are
-    there, or just the one that earns the most. `share` is that of chain().
+    there, or just the one that earns the most. `share` and `order` are those of chain().
     """
     there = None
     if kind in ("all", "smallest"):
@@ -110,7 +118,7 @@ def answer(
     elif kind in DRAWN:
         answers = models.policy(batch).sample().completions  # (N,16,T)
     elif kind == "chain":
-        answers = chain(models.base, batch, share)
+        answers = chain(models.base, batch, share, order)
     else:
         answers = batch.tokens[:, None]
     if there is None:
@@ -129,14 +137,14 @@ class Answers:
 
     @torch.no_grad()
     def __init__(
-        self, kind: str, models: Models, rewards, share, tokens: Tensor, mask: Tensor, seed: tuple
+        self, kind: str, models: Models, rewards, options, tokens: Tensor, mask: Tensor, seed: tuple
     ):
         self.tokens, self.mask = tokens, mask  # (N,T)
         parts = []
         for start in range(0, len(tokens), PART):
             rows = slice(start, start + PART)
             batch = make_batch(tokens[rows], mask[rows], SAMPLES, (*seed, start))
-            parts.append(answer(kind, batch, models, rewards, share))
+            parts.append(answer(kind, batch, models, rewards, **options))
         most = max(there.shape[1] for _, there in parts)
         pad = [
             (F.pad(y, (0, 0, 0, most - y.shape[1])), F.pad(w, (0, most - w.shape[1])))
@@ -162,6 +170,9 @@ def teach(args) -> None:
     if args.updates % args.rounds or args.inputs % args.rounds:
         raise Mistake(f"rounds={args.rounds} has to divide both inputs and updates; change one")
     config = Config(reward=args.reward or "judge", batch_size=PART)
+    if not {*args.order} <= {*range(config.block_size)}:
+        raise Mistake(f"order={args.order} has to be positions from 0 to {config.block_size - 1}")
+    options = {"share": args.share, "order": args.order}  # of chain
     models = load_models(config, CPU)
     student = load_model(args.start, Generator)
     check_length(config.block_size, student)
@@ -179,7 +190,7 @@ def teach(args) -> None:
         if step % length == 0:
             seed = (args.seed, step // length)
             inputs = train.batch(size, config.masking, seed)
-            answers = Answers(args.answers, models, rewards, args.share, *inputs, seed)
+            answers = Answers(args.answers, models, rewards, options, *inputs, seed)
         rng = np.random.default_rng((PRETRAINING, args.seed, 0, step))
         rows = rng.choice(size, args.batch_size, replace=args.batch_size > size)  # (B,)
         return answers.loss(policy, torch.from_numpy(rows), args.power)
@@ -196,50 +207,66 @@ def teach(args) -> None:
 KINDS = "any smallest all chain accepted best".split()
 
 
-def number_from_1(text: str) -> int:
+def whole_number_above_0(text: str) -> int:
     """Read a whole number above 0."""
     if int(text) < 1:
         raise ValueError
     return int(text)
 
 
-def number_from_0(text: str) -> float:
+def finite_number_from_0(text: str) -> float:
     """Read a finite number that isn't negative."""
     if not 0 <= float(text) < float("inf"):
         raise ValueError
     return float(text)
 
 
-def fraction(text: str) -> float:
+def fraction_of_1(text: str) -> float:
     """Read a number above 0 and at most 1."""
     if not 0 < float(text) <= 1:
         raise ValueError
     return float(text)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def positions(text: str) -> tuple[int, ...]:
+    """Read numbers with commas between them."""
+    return tuple(int(number) for number in text.split(","))
+
+
+def read(arguments: list[str] | None = None):
+    """Read the command line. A mistake in it ends the program."""
     parser = Parser(prog="python -m grpo.experiments.supervised")
     add = parser.add_argument
     add("answers", choices=KINDS)
     add("out_dir")
     add("--start", default=Config.generator_checkpoint, help="the generator that learns")
     add("--reward", default="", help="an answer has to earn more than 0 [if drawn: judge]")
-    add("--inputs", type=number_from_1, default=100_000, help="how many sums it learns from")
-    add("--updates", type=number_from_1, default=1200)
-    add("--rounds", type=number_from_1, default=1, help="how often inputs and answers are renewed")
-    add("--batch_size", type=number_from_1, default=128, help="inputs of an update")
-    add("--rate", type=number_from_0, default=2e-3, help="peak learning rate")
+    add("--inputs", type=whole_number_above_0, default=100_000, help="how many sums it learns from")
+    add("--updates", type=whole_number_above_0, default=1200)
+    add(
+        "--rounds",
+        type=whole_number_above_0,
+        default=1,
+        help="how often inputs and answers are renewed",
+    )
+    add("--batch_size", type=whole_number_above_0, default=128, help="inputs of an update")
+    add("--rate", type=finite_number_from_0, default=2e-3, help="peak learning rate")
     add("--adamw", action="store_true", help="use GRPO's optimizer, not pretraining's Muon")
     add(
         "--power",
-        type=number_from_0,
+        type=finite_number_from_0,
         default=0.0,
         help="λ of the loss: 0 is cross-entropy, 1 is 1 - p",
     )
-    add("--share", type=fraction, default=1.0, help="of chain: how probable is enough")
-    add("--seed", type=number_from_1, default=1)
+    add("--share", type=fraction_of_1, default=1.0, help="of chain: how probable is enough")
+    add("--order", type=positions, default=(), help="of chain: 2,6,1,5,0,4 fills the ones first")
+    add("--seed", type=whole_number_above_0, default=1)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
     with exit_on_mistake("supervised"):
-        teach(parser.parse_args(arguments))
+        teach(read(arguments))
 
 
 if __name__ == "__main__":

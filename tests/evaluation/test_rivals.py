@@ -41,7 +41,7 @@ def neighbors(tokens):
     return logits.index_fill(-1, torch.tensor(BLANK), float("-inf"))
 
 
-@pytest.mark.parametrize("order", ["confidence", "left to right"])
+@pytest.mark.parametrize("order", ["confidence", "left to right", "right to left"])
 @pytest.mark.parametrize(
     "passes, n, mean", [(0, 0, 17 / 3), (1, 3, 1), (2, 0, 2), (3, 0, 3), (6, 0, 5)]
 )
@@ -57,6 +57,8 @@ def test_passes_are_a_loop_over_blanks(order, passes, n, mean):
             blanks = (row == BLANK).nonzero().flatten().tolist()
             if order == "confidence":
                 blanks.sort(key=lambda t: -p[t])
+            if order == "right to left":
+                blanks.reverse()
             for t in blanks[: math.ceil(len(blanks) / (planned - done))]:
                 row[t] = best[t]
         assert filled.tolist() == [row.tolist()] * max(n, 1)

@@ -62,8 +62,10 @@ def test_the_base_model_reads_slowly():
         seen = batch.masked.sum(dim=1)[:, None, None]  # (B,1,1)
         return Product(q.logits + torch.sin(q.logits * seen), batch, Config())
 
-    found, there = supervised.answer("chain", BATCH, MODELS._replace(base=base))
-    assert torch.equal(found, fill_in_passes(base, BATCH, "left to right")[0]) and there.all()
+    orders = {"left to right": (), "right to left": range(7, -1, -1)}
+    for name, order in orders.items():
+        found, there = supervised.answer("chain", BATCH, MODELS._replace(base=base), order=order)
+        assert torch.equal(found, fill_in_passes(base, BATCH, name)[0]) and there.all()
 
 
 def test_it_takes_the_first_digit_that_is_plausible():
@@ -94,13 +96,13 @@ def test_with_a_reward_only_answers_that_earn_more_than_0_or_the_best_are_there(
 def test_the_loss_is_a_loop_over_inputs_that_have_an_answer(monkeypatch, power):
     """The inputs are answered two at a time, and they have 9, 6 and no answers."""
 
-    def answer(kind, batch, models, rewards, share):
+    def answer(kind, batch, models, rewards):
         answers, there = supervised.correct(batch)
         return answers, there & (batch.masked != encode(MASKED[2])).any(dim=1, keepdim=True)
 
     monkeypatch.setattr(supervised, "PART", 2)
     monkeypatch.setattr(supervised, "answer", answer)
-    answers = supervised.Answers("all", MODELS, None, 1.0, TOKENS, MASK, (1,))
+    answers = supervised.Answers("all", MODELS, None, {}, TOKENS, MASK, (1,))
     q = MODELS.policy(BATCH).logits.double().softmax(dim=-1)  # (3,8,V)
     losses = []
     for i in (0, 1):
@@ -122,9 +124,9 @@ def test_each_round_has_new_inputs_and_the_student_of_the_round_before(sums, tmp
     rounds = []
     real = supervised.answer
 
-    def answer(kind, batch, models, *others):
+    def answer(kind, batch, models, *others, **options):
         rounds.append((batch.masked, models.policy(batch).logits, models.base(batch).logits))
-        return real(kind, batch, models, *others)
+        return real(kind, batch, models, *others, **options)
 
     monkeypatch.setattr(supervised, "answer", answer)
     flags = ["--inputs=8", "--updates=4", "--rounds=2", "--batch_size=4"]
@@ -144,6 +146,7 @@ def test_a_mistake_is_one_line(sums, tmp_path, capsys):
         ("out", "--rate=nan"),
         ("out", "--power=-1"),
         ("out", "--share=2"),
+        ("out", "--order=0,11"),
     ):
         with pytest.raises(SystemExit, match="2"):
             supervised.main(["any", str(tmp_path / out), flag])
