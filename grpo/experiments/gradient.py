@@ -47,7 +47,7 @@ from data.user_mistake import exit_on_mistake
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, make_batch
 from grpo.experiments.fair import whole_numbers
-from grpo.experiments.supervised import NOTHING, correct, number_from_1
+from grpo.experiments.supervised import NOTHING, correct, whole_number_above_0
 from grpo.loss import grpo_loss, loss_weights
 from grpo.optimizer import Optimizer, learning_rate, make_adamw
 from grpo.run.config import Config, Parser, read_arguments, within
@@ -192,8 +192,8 @@ def main(arguments: list[str] | None = None) -> None:
     add = parser.add_argument
     add("question", choices=QUESTIONS)
     add("--steps", type=whole_numbers, default=[0, 20, 40])
-    add("--pool", type=number_from_1, default=128, help="how many inputs")
-    add("--repeat", type=number_from_1, default=40, help="how many estimates")
+    add("--pool", type=whole_number_above_0, default=128, help="how many inputs")
+    add("--repeat", type=whole_number_above_0, default=40, help="how many estimates")
     add("--json", default=os.devnull, help="a file for all figures, with a line for each row")
     with exit_on_mistake("gradient"):
         args = parser.parse_args(arguments)
