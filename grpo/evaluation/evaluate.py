@@ -20,7 +20,7 @@ it says argmax.
 
 The columns:
 
-    correct, valid     the share that the rule calls good: sums that hold, words it was trained on
+    correct, valid     the share that the rule calls good: correct sums, words of the training text
     exact              text: the share that's just what was there
     distance           text: how far the words it writes are from those that were there
     chain              log p of the completion when the base model reads it blank by blank, in nats:

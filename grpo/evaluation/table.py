@@ -47,4 +47,4 @@ def format_table(result: dict[str, dict[str, float]], rule: str, judge_pays: boo
     after = result["after, sampled"]
     if judge_pays and rule and after.get("accepts", 0) > after[rule] + FOOLED_MARGIN:
         lines.append(f"the judge accepts much more than is {rule}: it's being fooled")
-    return "\n".join([*lines, "what that means: grpo/evaluation/evaluate.py"])
+    return "\n".join([*lines, "what the rows and columns are: grpo/evaluation/evaluate.py"])

@@ -169,7 +169,8 @@ def check(args, variant: Variant, grid: dict[str, list[float]]) -> None:
             if variant.kind == "grpo":
                 load_config(words)
             else:
-                supervised.read([words[1], "out", *words[2:]])
+                _, answers, *flags = words
+                supervised.read([answers, "out", *flags])
     if variant.kind == "grpo":
         if variant.config.dataset != "sums" or truncates(variant.config):
             raise Mistake("fair is for sums without a truncation, whose figures are exact")

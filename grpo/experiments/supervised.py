@@ -32,6 +32,7 @@ Shapes: N inputs of a round, B of an update, n answers to each, T characters.
 """
 
 import json
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,7 +164,7 @@ class Answers:
         return loss.where(known, 0).sum() / known.sum().clamp(min=1)
 
 
-def teach(args) -> None:
+def teach(args: Namespace) -> None:
     """Let the student learn the answers, and write it."""
     if not args.out_dir or Path(args.out_dir).exists():
         raise Mistake(f"out_dir={args.out_dir} exists; name another folder")
@@ -233,8 +234,8 @@ def positions(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
 
 
-def read(arguments: list[str] | None = None):
-    """Read the command line. A mistake in it ends the program."""
+def read(arguments: list[str] | None = None) -> Namespace:
+    """Read the command line, or raise a Mistake."""
     parser = Parser(prog="python -m grpo.experiments.supervised")
     add = parser.add_argument
     add("answers", choices=KINDS)
@@ -243,21 +244,11 @@ def read(arguments: list[str] | None = None):
     add("--reward", default="", help="an answer has to earn more than 0 [if drawn: judge]")
     add("--inputs", type=whole_number_above_0, default=100_000, help="how many sums it learns from")
     add("--updates", type=whole_number_above_0, default=1200)
-    add(
-        "--rounds",
-        type=whole_number_above_0,
-        default=1,
-        help="how often inputs and answers are renewed",
-    )
+    add("--rounds", type=whole_number_above_0, default=1, help="how often to answer new inputs")
     add("--batch_size", type=whole_number_above_0, default=128, help="inputs of an update")
     add("--rate", type=finite_number_from_0, default=2e-3, help="peak learning rate")
     add("--adamw", action="store_true", help="use GRPO's optimizer, not pretraining's Muon")
-    add(
-        "--power",
-        type=finite_number_from_0,
-        default=0.0,
-        help="λ of the loss: 0 is cross-entropy, 1 is 1 - p",
-    )
+    add("--power", type=finite_number_from_0, default=0.0, help="λ: 0 is -log p, 1 is 1 - p")
     add("--share", type=fraction_of_1, default=1.0, help="of chain: how probable is enough")
     add("--order", type=positions, default=(), help="of chain: 2,6,1,5,0,4 fills the ones first")
     add("--seed", type=whole_number_above_0, default=1)
