@@ -5,6 +5,15 @@ updates give, as tensors, and never makes the CPU wait for a GPU. To add a metri
 line to either. It then appears in metrics.jsonl. If you want to see it in the progress bar, too,
 add it to `Log.shown` in grpo/run/log.py.
 
+    frac_reward_zero_std   the share of dead groups, whose completions all earned the same
+    entropy, mean_kl       of the policy, and from the reference: exact, per blank, in nats
+    clip_ratio             the share of drawn characters whose ratio is at a bound
+    approx_kl              how far the policy is from the one that drew
+    loss                   pg_loss + kl_penalty - the entropy bonus
+
+The last four lines are averaged over a step's updates. Names that the final table has, too, are
+explained in grpo/evaluation/evaluate.py.
+
 Shapes: B inputs, T characters, G completions of each input.
 """
 

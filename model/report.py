@@ -29,10 +29,9 @@ def auc(real, drawn):
 def report(policy, judge, dataset, rule, masking, device, size=3072):
     """Print how well the policy fills blanks, and the judge tells completions from text.
 
-    The policy gets its mean −log q of a hidden character, in nats. The judge gets its loss, its AUC
-    (0.5 is chance), and the mean of exp(score) over the policy's draws. For scores that really are
-    log p/q that's Σ q · p/q = 1. Its dissent says how often one of its characters votes against
-    real text that the mean accepts. If a rule knows which completions are correct, we also print
+    The policy gets its mean −log q of a hidden character, in nats. The judge gets its loss and its
+    AUC (0.5 is chance). Its dissent says how often one of its characters votes against real text
+    that the mean accepts. If a rule knows which completions are correct, we also print
     how many of those the judge accepts, and how many of the others.
     """
     batch = make_batch(*dataset.batch(size, masking, (REPORT, 0)), 1, (REPORT, 0))
@@ -51,7 +50,6 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
         against = ((logits[:, 0] <= 0) & mask).any(dim=1)  # (N,) a character votes against the text
         print(
             f"judge: loss {losses.mT[mask].mean():.3f}  auc {auc(real, drawn):.3f}"
-            f"  mean p/q {drawn.exp().mean():.2f}"
             f"  dissent {against[real > 0].float().mean():.3f}"
         )
         if rule:

@@ -11,8 +11,8 @@ there. The best three get a second seed. Then the winner gets the seeds that are
 other half. That's 25 runs: at half a minute each, a quarter of an hour.
 
 Each run has a folder of its own and is made only once, so you can interrupt this and give the same
-command again. runs.jsonl has a line for each run, the choosing ones too. `--jobs=2` makes two at a
-time. grpo/experiments/claims.md has what came of many variants.
+command again. runs.jsonl has a line for each run, the choosing ones too.
+grpo/experiments/claims.md has what came of many variants.
 """
 
 import json
@@ -20,7 +20,6 @@ import math
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -213,7 +212,6 @@ def main(arguments: list[str]) -> None:
     add("out_dir", help="the folder of this variant; config files and flags of a run follow")
     add("--grid", action="append", default=[], help="a setting and its values: kl_beta=0.05,0.1")
     add("--seeds", type=whole_numbers, default=[*range(1, 11)], help="to report: 1,2,5 or 1-10")
-    add("--jobs", type=int, default=1, help="how many runs at a time")
     with exit_on_mistake("fair"):
         args, args.words = parser.parse_known_args(arguments)
         if not args.words:
@@ -226,21 +224,17 @@ def main(arguments: list[str]) -> None:
         bar = tqdm(desc="fair", total=planned, dynamic_ncols=True)
 
         def make(half, candidates, seeds):
-            jobs = [(half, candidate, seed) for candidate in candidates for seed in seeds]
+            return [[one(half, c, seed) for seed in seeds] for c in candidates]
 
-            def one(job):
-                if str(job) not in made:
-                    run = made[str(job)] = variant.run(*job)
-                    bar.update()
-                    tuned = " ".join(f"{name}={value:g}" for name, value in job[1].items())
-                    share = f"{run['correct']:.3f}" if "correct" in run else "diverged"
-                    bar.write(f"{half} {tuned} seed {job[2]}: {share}")
-                return made[str(job)]
-
-            with ThreadPoolExecutor(args.jobs) as pool:
-                runs = [*pool.map(one, jobs)]
-            n = len(seeds)
-            return [runs[i : i + n] for i in range(0, len(runs), n)]
+        def one(half, candidate, seed):
+            key = str((half, candidate, seed))
+            if key not in made:
+                run = made[key] = variant.run(half, candidate, seed)
+                bar.update()
+                tuned = " ".join(f"{name}={value:g}" for name, value in candidate.items())
+                share = f"{run['correct']:.3f}" if "correct" in run else "diverged"
+                bar.write(f"{half} {tuned} seed {seed}: {share}")
+            return made[key]
 
         try:
             tuned = choose(grid, make)

@@ -1,6 +1,6 @@
 """Put gradient estimators under a microscope: how biased, how noisy, and where do they point?
 
-    python -m grpo.experiments.gradient group
+    python -m grpo.experiments.gradient baseline
     python -m grpo.experiments.gradient stale --steps=16,20 --repeat=100 --json=stale.jsonl
     python -m grpo.experiments.gradient shape --pool=1024
 
@@ -9,7 +9,6 @@ with p = Σ_y q(y) we know the true one, ∇ mean p. This trains config/rule.py,
 its steps, and estimates the gradient there again and again, each time from new draws. That takes
 one to seven minutes a question. A row is an estimator, named by its flags:
 
-    group     groups of different sizes
     shape     512 draws: many inputs and a few draws of each, or the other way around
     baseline  what's subtracted from a reward; `failures` are rewards of 0 and -1
     scale     what an advantage is divided by
@@ -26,7 +25,6 @@ the pool, too. For an estimate g, in units of the truth's length:
     var       the variance, E ‖g − E g‖²
     cos       the cosine between one estimate and the truth
     cos E     the cosine between E g and the truth, corrected like the bias
-    cos log   the same with ∇ mean log p, where rarely solved inputs weigh more
 
 Shapes: B inputs, T characters, G completions, n answers to an input, P weights, R estimates.
 """
@@ -63,10 +61,9 @@ RATIOS = NO_RATIO, NO_CLIP, "--clip_eps=0.2", "--objective=gspo", "--objective=c
 SUCCESSES = "--baseline=none --scale_rewards=none"
 FAILURES = f"{SUCCESSES} --reward=grpo/experiments/rewards.py:failures"
 QUESTIONS = {
-    "group": [f"--group_size={G}" for G in (2, 4, 16, 64)],
     "shape": [f"--inputs={B} --group_size={512 // B}" for B in (256, 128, 32)],
     "baseline": ["--baseline=leave_one_out", "--baseline=mean", SUCCESSES, FAILURES],
-    "scale": [f"--scale_rewards={x}" for x in ("none", "group", "batch")] + ["--divide_by_mean"],
+    "scale": [f"--scale_rewards={x}" for x in ("none", "group", "batch")],
     "stale": [f"--age={age} {ratio}" for age in (1, 4, 16) for ratio in RATIOS],
     "second": [f"--update {ratio}" for ratio in RATIOS]
     + [f"--update {ratio} {own}" for own in (SUCCESSES, FAILURES) for ratio in RATIOS[1:3]],
@@ -75,7 +72,6 @@ QUESTIONS = {
 
 @dataclass
 class Settings(Config):
-    divide_by_mean: bool = False  # divide advantages by the mean reward
     product: bool = False  # multiply them by the ratio of the whole completion
     inputs: int = within(0, 0)  # how many are drawn from the pool; 0: all of it
     age: int = within(0, 0)  # of the policy that fills them, in steps
@@ -111,12 +107,12 @@ def gradient(value: Tensor, policy) -> Tensor:  # () -> (P,)
     return parameters_to_vector(torch.autograd.grad(value, weights, retain_graph=True))  # (P,)
 
 
-def exact(policy, inputs) -> list[Tensor]:
-    """Compute ∇ mean p and ∇ mean log p: -> (P,) each."""
+def exact(policy, inputs) -> Tensor:
+    """Compute ∇ mean p: -> (P,)."""
     answers, exists = correct(inputs)  # (B,n,T), (B,n)
     log_q = policy(inputs).log_likelihood(answers).double().sum(dim=-1)  # (B,n)
-    log_p = log_q.where(exists, NOTHING).logsumexp(dim=1)  # (B,)
-    return [gradient(x.mean(), policy) for x in (log_p.exp(), log_p)]  # (P,) each
+    p = log_q.where(exists, NOTHING).exp().sum(dim=1)  # (B,)
+    return gradient(p.mean(), policy)
 
 
 def estimate(policy, drawer, batch, config) -> Tensor:
@@ -128,8 +124,6 @@ def estimate(policy, drawer, batch, config) -> Tensor:
     now = policy(batch).log_probs(sample, q_old)
     reward, _ = rewards_of(config)(sample.completions, batch)  # (B,G)
     A = compute_advantages(reward, config)  # (B,G)
-    if config.divide_by_mean:
-        A = A / reward.mean()  # (B,G)
     if config.product:  # only this ratio turns old draws into new ones, on average
         A = A * (now.logp - old.logp).sum(dim=-1).exp().detach()  # (B,G)
     weights = loss_weights(batch.mask, config)  # (B,T)
@@ -138,11 +132,11 @@ def estimate(policy, drawer, batch, config) -> Tensor:
 
 
 def repeat(flags: str, step: int, times: int, copies, reference, pool) -> list[Tensor]:
-    """Estimate again and again: -> estimates, and the exact ∇ mean p and ∇ mean log p: (R,P)."""
+    """Estimate again and again: -> estimates, and the exact gradients: (R,P) each."""
     config, learner = read(PLAIN, flags), read(RUN, flags, "--num_iterations=1")
     policy, _ = copies[step]
     drawer, _ = copies[max(0, step - config.age)]
-    truths = exact(policy, pool)
+    truth = exact(policy, pool)
     rows = np.arange(len(pool.mask))  # (B,)
     found = []
     for r in range(times):
@@ -152,8 +146,8 @@ def repeat(flags: str, step: int, times: int, copies, reference, pool) -> list[T
         if config.update:
             policy, optimizer = deepcopy(copies[step])
             grpo_step(policy, reference, rewards_of(config), optimizer, batch, learner)
-            truths = exact(policy, pool)
-        found.append((estimate(policy, drawer, batch, config), *truths))
+            truth = exact(policy, pool)
+        found.append((estimate(policy, drawer, batch, config), truth))
     return [torch.stack(each) for each in zip(*found)]  # (R,P) each
 
 
@@ -168,8 +162,8 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
     return products(x, y).mean() / (products(x, x).mean() * products(y, y).mean()).sqrt()
 
 
-def describe(g: Tensor, truth: Tensor, of_log: Tensor) -> dict[str, float]:
-    """Compute the columns of the table: (R,P), (R,P), (R,P) -> {name: number}."""
+def describe(g: Tensor, truth: Tensor) -> dict[str, float]:
+    """Compute the columns of the table: (R,P), (R,P) -> {name: number}."""
     unit = products(truth, truth).mean()  # ()
     error = g - truth  # (R,P)
     squares = products(error, error) / unit  # (R,) whose mean is the squared bias
@@ -182,7 +176,6 @@ def describe(g: Tensor, truth: Tensor, of_log: Tensor) -> dict[str, float]:
         "var": error.square().sum(dim=1).mean() / unit - bias,
         "cos": F.cosine_similarity(g, truth).mean(),
         "cos E": cosine(g, truth),
-        "cos log": cosine(g, of_log),
     }
     return {name: x.item() for name, x in columns.items()}
 
@@ -200,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
         with open(args.json, "w", encoding="utf-8") as file:
             trained = train(max(args.steps), args.pool)
             for step in args.steps:
-                print(f"\nstep {step:<3}   size    bias at most     var     cos   cos E cos log")
+                print(f"\nstep {step:<3}   size    bias at most     var     cos   cos E")
                 for flags in QUESTIONS[args.question]:
                     row = describe(*repeat(flags, step, args.repeat, *trained))
                     print("     ", *(f"{x:7.3g}" for x in row.values()), "", flags, flush=True)

@@ -44,12 +44,6 @@ def shifted(completions: Tensor, batch: Batch) -> Tensor:
     return successes(completions, batch) + 5
 
 
-def above_average(completions: Tensor, batch: Batch) -> Tensor:
-    """Pay by how much a completion beats its group, and charge nothing if it loses."""
-    reward = successes(completions, batch)
-    return (reward - reward.mean(dim=1, keepdim=True)).clamp(min=0)
-
-
 def lucky(completions: Tensor, batch: Batch) -> Tensor:
     """Let a wrong sum pass by chance."""
     passes = batch.noise(completions.shape[1]) < LUCKY

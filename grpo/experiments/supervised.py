@@ -15,7 +15,6 @@ Which answers are there for an input?
               least .4 times as probable, which makes a convention of it
     accepted  of 16 that the student draws, those with a reward above 0, by default the judge's
               (ReST-EM, 2312.06585)
-    best      of 16 that the student draws, the one with the largest reward (RAFT, 2304.06767)
 
 With --reward, other answers have to earn more than 0, too.
 
@@ -66,7 +65,6 @@ from model.transformer import Generator
 PART = 1000  # inputs that are answered at once
 CPU = torch.device("cpu")
 NOTHING = -1e9  # log q of an answer that isn't there
-DRAWN = "accepted", "best"
 
 
 def correct(batch: Batch, only_smallest: bool = False) -> tuple[Tensor, Tensor]:
@@ -111,12 +109,12 @@ def answer(
     """Answer the inputs of a batch: -> answers (N,n,T), and which of them are there (N,n) bool.
 
     models.policy is the student. If there are `rewards`, only answers that earn more than 0 are
-    there, or just the one that earns the most. `share` and `order` are those of chain().
+    there. `share` and `order` are those of chain().
     """
     there = None
     if kind in ("all", "smallest"):
         answers, there = correct(batch, only_smallest=kind == "smallest")
-    elif kind in DRAWN:
+    elif kind == "accepted":
         answers = models.policy(batch).sample().completions  # (N,16,T)
     elif kind == "chain":
         answers = chain(models.base, batch, share, order)
@@ -126,9 +124,6 @@ def answer(
         there = torch.ones(answers.shape[:2], dtype=torch.bool)
     if rewards:
         reward, _ = rewards(answers, batch)  # (N,n)
-        if kind == "best":
-            best = reward.argmax(dim=1, keepdim=True)  # (N,1)
-            return answers.take_along_dim(best[..., None], dim=1), there[:, :1]
         there = there & (reward > 0)
     return answers, there
 
@@ -179,7 +174,7 @@ def teach(args: Namespace) -> None:
     check_length(config.block_size, student)
     train, _ = load_splits(replace(config, generator_checkpoint=args.start))
     rewards = None
-    if args.reward or args.answers in DRAWN:
+    if args.reward or args.answers == "accepted":
         rewards = load_rewards(config, models.judge, models.base, train.rule, CPU)
     policy = make_policy(student, config, CPU)
     models = models._replace(policy=policy)
@@ -205,7 +200,7 @@ def teach(args: Namespace) -> None:
     write(Path(args.out_dir) / "prompts.json", json.dumps({"prompts": prompts}).encode())
 
 
-KINDS = "any smallest all chain accepted best".split()
+KINDS = "any smallest all chain accepted".split()
 
 
 def whole_number_above_0(text: str) -> int:
@@ -241,7 +236,7 @@ def read(arguments: list[str] | None = None) -> Namespace:
     add("answers", choices=KINDS)
     add("out_dir")
     add("--start", default=Config.generator_checkpoint, help="the generator that learns")
-    add("--reward", default="", help="an answer has to earn more than 0 [if drawn: judge]")
+    add("--reward", default="", help="an answer has to earn more than 0 [accepted: judge]")
     add("--inputs", type=whole_number_above_0, default=100_000, help="how many sums it learns from")
     add("--updates", type=whole_number_above_0, default=1200)
     add("--rounds", type=whole_number_above_0, default=1, help="how often to answer new inputs")

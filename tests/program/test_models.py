@@ -191,7 +191,6 @@ def test_the_report_is_a_loop_over_inputs(world, capsys):
             nats.item(),
             np.mean(losses),
             np.mean(pairs),
-            np.exp(drawn_scores).mean(),
             np.mean(dissent),
             np.mean(accepted[True]),
             np.mean(accepted[False]),

@@ -188,11 +188,17 @@ def test_the_lessons_exercise_comes_out_as_its_answers_say(capsys):
         assert re.search(rf"`{letter}` of `{word}` (is clipped )?\((ratio )?{ratio}\)", text)
 
 
-def test_the_loss_for_tokens_equals_loops():
-    """Two completions of different lengths after a prompt of two tokens, one of them padded."""
+def loss_for_tokens():
+    """Run the code of config/README.md. Returns its names."""
     (code,) = [block for _, block in FENCE.findall(READMES["config/README.md"]) if "k3 =" in block]
     namespace = {"torch": torch}
     exec(code, namespace)
+    return namespace
+
+
+def test_the_loss_for_tokens_equals_loops():
+    """Two completions of different lengths after a prompt of two tokens, one of them padded."""
+    code = loss_for_tokens()
     torch.manual_seed(0)
     tokens = torch.randint(5, (2, 6))
     completion = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0]]).bool()
@@ -206,8 +212,59 @@ def test_the_loss_for_tokens_equals_loops():
             ratio, log_r = (now - old[i, t - 1]).exp(), ref[i, t - 1] - now
             objective = min(ratio * A[i], min(max(ratio, 1 - eps), 1 + eps) * A[i])
             expected += (beta * (log_r.exp() - 1 - log_r) - objective) / length / 2
-    loss = namespace["token_loss"](lambda _: logits, tokens, completion, old, ref, A, beta, eps)
+    now = code["log_probs"](lambda _: logits, tokens)
+    loss = code["token_loss"](now, old, ref, completion, A, beta, eps)
     assert torch.allclose(loss, expected)
+
+
+def test_the_step_for_tokens_teaches_a_network_to_repeat_a_token_and_stop():
+    """The network starts from scratch and writes 4 tokens at most after prompts of 1 to 4."""
+    end, rewards = 1, []
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(8, 32)
+            self.recur = torch.nn.GRU(32, 32, batch_first=True)
+            self.head = torch.nn.Linear(32, 8)
+
+        def forward(self, tokens):
+            return self.head(self.recur(self.embed(tokens))[0])  # (N,L,V)
+
+    @torch.no_grad()
+    def generate(model, prompts):
+        at = torch.tensor([len(prompt) for prompt in prompts])  # (N,) where the next token goes
+        row = torch.arange(len(prompts))
+        tokens = torch.zeros(len(prompts), 8, dtype=torch.long)
+        completion = torch.zeros(len(prompts), 8, dtype=torch.bool)
+        for i, prompt in enumerate(prompts):
+            tokens[i, : len(prompt)] = prompt
+        writes = torch.ones(len(prompts), dtype=torch.bool)
+        for _ in range(4):
+            drawn = model(tokens)[row, at - 1].softmax(dim=-1).multinomial(1)[:, 0]  # (N,)
+            tokens[row, at] = torch.where(writes, drawn, 0)
+            completion[row, at] = writes
+            writes = writes & (drawn != end)
+            at += 1
+        return tokens, completion
+
+    def score(tokens, completion):
+        first = completion.int().argmax(dim=1)  # (N,)
+        row = torch.arange(len(tokens))
+        repeats = tokens[row, first] == tokens[row, first - 1]
+        rewards.append((repeats & (tokens[row, first + 1] == end)).float())
+        return rewards[-1]
+
+    torch.manual_seed(0)
+    policy, reference = Network(), Network()
+    reference.load_state_dict(policy.state_dict())
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
+    for _ in range(60):
+        lengths = torch.randint(1, 5, (32,)).tolist()
+        prompts = [torch.randint(2, 8, (length,)) for length in lengths]
+        loss_for_tokens()["token_step"](policy, reference, optimizer, prompts, generate, score)
+    assert rewards[0].mean() < 0.1
+    assert torch.stack(rewards[-10:]).mean() > 0.7
 
 
 @pytest.mark.parametrize("name", READMES)

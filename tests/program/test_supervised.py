@@ -76,7 +76,7 @@ def test_it_takes_the_first_digit_that_is_plausible():
     assert decode(found) == want
 
 
-def test_with_a_reward_only_answers_that_earn_more_than_0_or_the_best_are_there():
+def test_with_a_reward_only_answers_that_earn_more_than_0_are_there():
     def rewards(completions, batch):
         return judge_scores(judge, completions, batch), {}
 
@@ -86,10 +86,6 @@ def test_with_a_reward_only_answers_that_earn_more_than_0_or_the_best_are_there(
         earns = judge_scores(judge, answers, BATCH) > 0  # (3,n)
         assert torch.equal(same, answers) and torch.equal(there, all_there & earns)
         assert 0 < there.sum() < all_there.sum()
-    best, there = supervised.answer("best", BATCH, MODELS, rewards)
-    scores = judge_scores(judge, MODELS.policy(BATCH).sample().completions, BATCH)  # (3,16)
-    assert torch.equal(judge_scores(judge, best, BATCH), scores.amax(dim=1, keepdim=True))
-    assert there.shape == (3, 1) and there.all()
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
