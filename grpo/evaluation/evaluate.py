@@ -11,9 +11,9 @@ get without GRPO. The rows:
     cheat: common words              text: the most frequent word of each length, blindly
     best of 16, judge              * the base model's draw with the largest log q + judge's score,
                                      which estimates log p
-    by confidence, left to right,  * the base model in several passes: first the blanks it's surest
-    right to left                    of, or one of the numbers; without a number of passes, one
+    left to right, right to left   * sums: the base model in two passes, a number each, or with one
                                      blank a pass
+    one by one                     * text: one blank a pass, first the one that it's surest of
 
 * needs `python -m grpo.evaluation out --again`. In several passes all but the last one draw, unless
 it says argmax.
@@ -167,8 +167,6 @@ def table_rows(
     if held_out.answers is None:
         yield "one by one, argmax", *fill("confidence"), None
         return
-    for passes in (2, 3, 4, 6):
-        yield f"by confidence, {passes} passes", *fill("confidence", passes, SAMPLES), None
     twice, passes = fill("left to right", 2, SAMPLES)  # (N,16,T)
     yield "left to right, 2 passes", twice, passes, None
     reward, _ = rewards(twice, batch)  # (N,16)
@@ -176,7 +174,6 @@ def table_rows(
     yield "the same, best reward of 16", best, passes, None
     yield "right to left, 2 passes, argmax", *fill("right to left", 2), None
     yield "right to left, argmax", *fill("right to left"), None
-    yield "after, 2 passes", *fill_in_passes(models.policy, batch, "confidence", 2, SAMPLES), None
 
 
 @torch.no_grad()

@@ -64,21 +64,6 @@ def test_passes_are_a_loop_over_blanks(order, passes, n, mean):
         assert filled.tolist() == [row.tolist()] * max(n, 1)
 
 
-def test_the_surest_blank_goes_first_whatever_it_draws():
-    """The second blank is surer, and draws its less likely character two times in five."""
-    calls = []
-
-    def unsure(tokens):
-        calls.append(tokens)
-        p = torch.zeros(3, 28)
-        p[:, 1:3] = torch.tensor([[0.55, 0.45], [0.6, 0.4], [0.5, 0.5]])
-        return p.log().clamp(min=-1e9).expand(len(tokens), -1, -1)
-
-    completion(unsure, encode("___"), "confidence", n=50)
-    drawn = calls[1][:, 1]  # (50,)
-    assert (calls[1] == BLANK).sum(dim=0).tolist() == [50, 0, 50] and len(drawn.unique()) == 2
-
-
 P = torch.tensor([0.6, 0.3, 0.1])  # of a, b and c
 PRIOR = torch.tensor([0.5, 0.5])
 LETTERS = torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.4, 0.2]])  # P is the mean of its rows
