@@ -68,21 +68,14 @@ class Variant:
             self.made_with = made_with(self.config)
 
     def command(self, half: str, candidate: dict, seed: int) -> list[str]:
-        """Write the command of a run. One that was interrupted is resumed."""
+        """Write the command of a run."""
         out_dir = self.folder_of(half, candidate, seed)
         flags = [f"--{name}={value:g}" for name, value in candidate.items()] + [f"--seed={seed}"]
         if self.kind == "supervised":
             _, answers, *others = self.words
             return ["-m", "grpo.experiments.supervised", answers, str(out_dir), *others, *flags]
-        program = str(shipped_path("train_grpo.py"))
-        if (out_dir / LATEST).exists():
-            return [program, "--init_from=resume", f"--out_dir={out_dir}", *self.rewards()]
         flags += [f"--dataset={DATASETS[half]}", f"--out_dir={out_dir}"]
-        return [program, *self.words, *flags]
-
-    def rewards(self) -> list[str]:
-        """Name a FILE.py again, because a checkpoint runs none by itself."""
-        return [f"--reward={self.config.reward}"] if ".py:" in self.config.reward else []
+        return [str(shipped_path("train_grpo.py")), *self.words, *flags]
 
     def folder_of(self, half: str, candidate: dict, seed: int) -> Path:
         return self.folder / "-".join([half, *(f"{x:g}" for x in candidate.values()), str(seed)])

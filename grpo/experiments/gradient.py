@@ -1,7 +1,7 @@
 """Put gradient estimators under a microscope: how biased, how noisy, and where do they point?
 
     python -m grpo.experiments.gradient baseline
-    python -m grpo.experiments.gradient stale --steps=16,20 --repeat=100 --json=stale.jsonl
+    python -m grpo.experiments.gradient stale --steps=16,20 --repeat=100
     python -m grpo.experiments.gradient shape --pool=1024
 
 GRPO estimates a gradient from draws. On sums every correct answer y to an input can be listed, so
@@ -29,8 +29,6 @@ the pool, too. For an estimate g, in units of the truth's length:
 Shapes: B inputs, T characters, G completions, n answers to an input, P weights, R estimates.
 """
 
-import json
-import os
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -187,17 +185,14 @@ def main(arguments: list[str] | None = None) -> None:
     add("--steps", type=whole_numbers, default=[0, 20, 40])
     add("--pool", type=whole_number_above_0, default=128, help="how many inputs")
     add("--repeat", type=whole_number_above_0, default=40, help="how many estimates")
-    add("--json", default=os.devnull, help="a file for all figures, with a line for each row")
     with exit_on_mistake("gradient"):
         args = parser.parse_args(arguments)
-        with open(args.json, "w", encoding="utf-8") as file:
-            trained = train(max(args.steps), args.pool)
-            for step in args.steps:
-                print(f"\nstep {step:<3}   size    bias at most     var     cos   cos E")
-                for flags in QUESTIONS[args.question]:
-                    row = describe(*repeat(flags, step, args.repeat, *trained))
-                    print("     ", *(f"{x:7.3g}" for x in row.values()), "", flags, flush=True)
-                    print(json.dumps({"step": step, "flags": flags, **row}), file=file, flush=True)
+        trained = train(max(args.steps), args.pool)
+        for step in args.steps:
+            print(f"\nstep {step:<3}   size    bias at most     var     cos   cos E")
+            for flags in QUESTIONS[args.question]:
+                row = describe(*repeat(flags, step, args.repeat, *trained))
+                print("     ", *(f"{x:7.3g}" for x in row.values()), "", flags, flush=True)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from data.dataset import Dataset, read_splits
 from data.masking import SHORT
 from data.rules import check
 from data.user_mistake import Mistake, exit_on_mistake
-from data.vocabulary import decode, encode, highlight
+from data.vocabulary import encode
 from grpo.batch import make_batch
 from grpo.evaluation.evaluate import distance, table_rows
 from grpo.experiments.compare import interval
@@ -125,7 +125,6 @@ def main(arguments: list[str]) -> None:
     add("runs", nargs="+", help="folders of runs; those joined by commas are one row")
     add("--judge", required=True, help="another judge than a run's own")
     add("--half", choices=["report", "choose"], default="report")
-    add("--show", type=int, default=0, help="print so many windows of each row")
     add("--json", help="write the figures to this file")
     with exit_on_mistake("text"):
         args = parser.parse_args(arguments)
@@ -153,7 +152,6 @@ def main(arguments: list[str]) -> None:
                 drawn = completions[:, :DRAWN]
                 figures[title] = measure(drawn, held_out, copies, models.base, own)
                 table[title] = summary([figures[title]])
-                show(title, drawn, held_out, args.show)
         for group in groups:
             found = {"sampled": [], "argmax": []}
             for folder in group:
@@ -168,10 +166,8 @@ def main(arguments: list[str]) -> None:
                     "sampled": q.sample().completions[:, :DRAWN],
                     "argmax": q.best_guess()[:, None],
                 }
-                for kind, completions in rows.items():
-                    run = measure(completions, held_out, copies, models.base, judges)
-                    found[kind].append(run)
-                    show(f"{folder}, {kind}", completions, held_out, args.show)
+                for kind, row in rows.items():
+                    found[kind].append(measure(row, held_out, copies, models.base, judges))
             for kind, runs in found.items():
                 table[f"{group[0]} (runs: {len(runs)}), {kind}"] = summary(runs)
             gained = [minus(run, figures["before, argmax"]) for run in found["argmax"]]
@@ -188,15 +184,6 @@ def main(arguments: list[str]) -> None:
             weights = [files[first.generator_checkpoint], files.get(first.judge_checkpoint)]
             content = {"table": table, "settings": state["config"], "weights": weights}
             write(args.json, json.dumps(content, indent=1).encode())
-
-
-def show(title: str, completions: Tensor, held_out: HeldOut, how_many: int) -> None:
-    """Print a few windows, the same ones for each row: (N,n,T)."""
-    if not how_many:
-        return
-    print(f"\n{title}")
-    for i in np.random.default_rng(SEED).permutation(len(completions))[:how_many].tolist():
-        print("  ", highlight(decode(completions[i, 0])[0], held_out.batch.mask[i].tolist()))
 
 
 if __name__ == "__main__":
