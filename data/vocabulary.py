@@ -17,7 +17,6 @@ from torch import Tensor
 BLANK = "_"  # the mask token, so it's never a character of the text
 VOCABULARY = " " + string.ascii_lowercase + BLANK + string.digits + "+="
 MASK_ID = VOCABULARY.index(BLANK)
-SPACE = VOCABULARY.index(" ")
 TEXT_CHARACTERS = MASK_ID + 1  # with the blank
 PAD = -1  # fills up a prompt shorter than block_size; not a character
 
