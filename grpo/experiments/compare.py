@@ -69,6 +69,8 @@ def read_arms(path: str) -> dict[str, list[dict]]:
     for run in read_lines(file):
         if run["half"] == "report":
             arms.setdefault(run.get("arm", path), []).append(run)
+    if not arms:
+        raise Mistake(f"{file} has no reported run; name a folder of `fair`, or a file of its runs")
     return arms
 
 

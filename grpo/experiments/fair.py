@@ -194,9 +194,12 @@ def read_grid(given: list[str], kind: str) -> dict[str, list[float]]:
 
 
 def whole_numbers(text: str) -> list[int]:
-    """Read 1,2,5 or 1-10."""
+    """Read 1,2,5 or 1-10. Raises a ValueError if that's none."""
     first, dash, last = text.partition("-")
-    return [*range(int(first), int(last) + 1)] if dash else [int(x) for x in text.split(",")]
+    numbers = [*range(int(first), int(last) + 1)] if dash else [int(x) for x in text.split(",")]
+    if not numbers:
+        raise ValueError
+    return numbers
 
 
 def main(arguments: list[str]) -> None:

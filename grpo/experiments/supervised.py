@@ -13,6 +13,8 @@ Which answers are there for an input?
     chain     what the base model writes one blank a pass, left to right or in --order (1606.07947):
               its likeliest character or, with --share=0.4, the first in the alphabet that's at
               least .4 times as probable, which makes a convention of it
+    search    the first one that earns more than 0, by default from the judge: first numbers are
+              tried in ascending order, and the base model fills in the second one in a pass
     accepted  of 16 that the student draws, those with a reward above 0, by default the judge's
               (ReST-EM, 2312.06585)
 
@@ -42,7 +44,7 @@ from torch import Tensor
 
 from data.sums.rule import correct_answers
 from data.user_mistake import Mistake, exit_on_mistake
-from data.vocabulary import MASK_ID, decode, encode
+from data.vocabulary import MASK_ID, VOCABULARY, decode, encode
 from grpo.batch import Batch, make_batch
 from grpo.optimizer import make_adamw
 from grpo.policy import Policy
@@ -65,6 +67,8 @@ from model.transformer import Generator
 PART = 1000  # inputs that are answered at once
 CPU = torch.device("cpu")
 NOTHING = -1e9  # log q of an answer that isn't there
+FIRST = 3  # digits of the first number
+ZERO = VOCABULARY.index("0")
 
 
 def correct(batch: Batch, only_smallest: bool = False) -> tuple[Tensor, Tensor]:
@@ -98,6 +102,34 @@ def chain(base: Policy, batch: Batch, share: float, order: tuple[int, ...]) -> T
     return filled[:, None]
 
 
+@torch.no_grad()
+def search(base: Policy, batch: Batch, rewards: Rewards) -> tuple[Tensor, Tensor]:
+    """Find the smallest first number with which a sum earns more than 0: -> (N,1,T), (N,1) bool.
+
+    The base model fills in the second number, in one pass. Where no sum does, there's no answer.
+    """
+    first = batch.mask.clone()  # (N,T) the blanks of the first number
+    first[:, FIRST:] = False
+    blanks = first.sum(dim=1)  # (N,)
+    place = blanks[:, None] - first.cumsum(dim=1)  # (N,T) 0 at the last of them, then 1, ...
+    start = torch.where(batch.mask[:, 0], 10 ** (blanks - 1), 0)  # (N,) no number begins with 0
+    answers, there = batch.tokens.clone(), torch.zeros(len(first), dtype=torch.bool)
+    for i in range(10**FIRST):
+        number = start + i  # (N,)
+        rows = (~there & (number < 10**blanks)).nonzero()[:, 0]  # (n,)
+        if not len(rows):
+            break
+        digits = ZERO + number[rows, None] // 10 ** place[rows] % 10  # (n,T)
+        filled = torch.where(first[rows], digits, batch.masked[rows])  # (n,T)
+        left = batch.mask[rows] & ~first[rows]  # (n,T)
+        guess = base(make_batch(filled, left, 1, (0,))).best_guess()  # (n,T)
+        reward, _ = rewards(guess[:, None], batch[rows])  # (n,1)
+        found = reward[:, 0] > 0  # (n,)
+        answers[rows[found]] = guess[found]
+        there[rows[found]] = True
+    return answers[:, None], there[:, None]
+
+
 def answer(
     kind: str,
     batch: Batch,
@@ -111,6 +143,8 @@ def answer(
     models.policy is the student. If there are `rewards`, only answers that earn more than 0 are
     there. `share` and `order` are those of chain().
     """
+    if kind == "search":
+        return search(models.base, batch, rewards)
     there = None
     if kind in ("all", "smallest"):
         answers, there = correct(batch, only_smallest=kind == "smallest")
@@ -174,7 +208,7 @@ def teach(args: Namespace) -> None:
     check_length(config.block_size, student)
     train, _ = load_splits(replace(config, generator_checkpoint=args.start))
     rewards = None
-    if args.reward or args.answers == "accepted":
+    if args.reward or args.answers in ("search", "accepted"):
         rewards = load_rewards(config, models.judge, models.base, train.rule, CPU)
     policy = make_policy(student, config, CPU)
     models = models._replace(policy=policy)
@@ -200,7 +234,7 @@ def teach(args: Namespace) -> None:
     write(Path(args.out_dir) / "prompts.json", json.dumps({"prompts": prompts}).encode())
 
 
-KINDS = "any smallest all chain accepted".split()
+KINDS = "any smallest all chain search accepted".split()
 
 
 def whole_number_above_0(text: str) -> int:
@@ -236,7 +270,7 @@ def read(arguments: list[str] | None = None) -> Namespace:
     add("answers", choices=KINDS)
     add("out_dir")
     add("--start", default=Config.generator_checkpoint, help="the generator that learns")
-    add("--reward", default="", help="an answer has to earn more than 0 [accepted: judge]")
+    add("--reward", default="", help="an answer has to earn more than 0 [search, accepted: judge]")
     add("--inputs", type=whole_number_above_0, default=100_000, help="how many sums it learns from")
     add("--updates", type=whole_number_above_0, default=1200)
     add("--rounds", type=whole_number_above_0, default=1, help="how often to answer new inputs")

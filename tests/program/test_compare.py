@@ -56,6 +56,12 @@ def test_the_first_one_is_the_reference_and_only_what_is_reported_counts(tmp_pat
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_file_without_runs_is_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        compare.main(["README.md"])
+    assert "README.md has no reported run" in capsys.readouterr().err
+
+
 def test_a_row_of_runs_has_an_interval_over_blocks_and_over_runs():
     runs = [{"exact": [0.1, 0.3, 0.5], "distance": [0.4]}, {"exact": [0.2, 0.4, 0.3]}]
     runs[1]["distance"] = [0.5]

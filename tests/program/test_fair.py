@@ -90,6 +90,7 @@ def test_what_is_refused(tmp_path, made, capsys, monkeypatch):
         "--kl_beta=1": "fair sets --kl_beta itself",
         f"--seeds={FIRST}": "choose, so they can't be reported",
         "--seeds=1.5": "invalid",
+        "--seeds=9-1": "invalid",
         "--top_k=1": "without a truncation",
         "config/latent.py": "fair is for sums",
     }

@@ -76,6 +76,29 @@ def test_it_takes_the_first_digit_that_is_plausible():
     assert decode(found) == want
 
 
+def test_the_search_finds_the_smallest_first_number_that_earns_something():
+    """The base model has a favorite digit for each blank. The last input has no answer."""
+
+    def earns(text):
+        return sum(map(int, filter(str.isdigit, text))) % 3 == 0 and text[0] != "3"
+
+    def rewards(completions, batch):
+        return torch.tensor([[earns(text) - 0.5] for text in decode(completions)]), {}
+
+    masked = ["4_+4_=88", "__+1_=25", "_7+__=61", "3_+_2=55"]
+    batch = make_batch(encode(*masked), encode(*masked) == BLANK, BLANK, 16, (1, 1))
+    best = decode(policy(2)(BATCH).logits[0].argmax(dim=-1))[0]
+    want = []
+    for text in masked:
+        rest = "".join(d if c == "_" else c for d, c in zip(best, text))[2:]
+        tried = [str(number) + rest for number in range(10, 100)]
+        tried = [x for x in tried if all(c in ("_", d) for c, d in zip(text[:2], x))]
+        want.append(next(filter(earns, tried), None))
+    answers, there = supervised.answer("search", batch, MODELS, rewards)
+    found = [text if exists else None for text, exists in zip(decode(answers), there[:, 0])]
+    assert found == want and want[-1] is None and None not in want[:-1]
+
+
 def test_with_a_reward_only_answers_that_earn_more_than_0_are_there():
     def rewards(completions, batch):
         return judge_scores(judge, completions, batch), {}
