@@ -31,8 +31,8 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
 
     The policy gets its mean −log q of a hidden character, in nats. The judge gets its loss and its
     AUC (0.5 is chance). Its dissent says how often one of its characters votes against real text
-    that the mean accepts. If a rule knows which completions are correct, we also print
-    how many of those the judge accepts, and how many of the others.
+    that the mean accepts. If a rule knows which completions are correct, we also print how many of
+    those the judge accepts, and how many of the others.
     """
     batch = make_batch(*dataset.batch(size, masking, (REPORT, 0)), 1, (REPORT, 0))
     batch = batch.map(lambda x: x.to(device))

@@ -67,7 +67,7 @@ def read_arms(path: str) -> dict[str, list[dict]]:
         raise Mistake(f"there is no {file}; let `fair` finish, or name another")
     arms = {}
     for run in read_lines(file):
-        if run["half"] == "report":
+        if run.get("half") == "report":
             arms.setdefault(run.get("arm", path), []).append(run)
     if not arms:
         raise Mistake(f"{file} has no reported run; name a folder of `fair`, or a file of its runs")

@@ -102,7 +102,7 @@ def train(steps: int, size: int) -> tuple:
 
 def gradient(value: Tensor, policy) -> Tensor:  # () -> (P,)
     weights = [*policy.network.parameters()]
-    return parameters_to_vector(torch.autograd.grad(value, weights, retain_graph=True))  # (P,)
+    return parameters_to_vector(torch.autograd.grad(value, weights))  # (P,)
 
 
 def exact(policy, inputs) -> Tensor:

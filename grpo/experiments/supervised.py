@@ -112,7 +112,8 @@ def search(base: Policy, batch: Batch, rewards: Rewards) -> tuple[Tensor, Tensor
     first[:, FIRST:] = False
     blanks = first.sum(dim=1)  # (N,)
     place = blanks[:, None] - first.cumsum(dim=1)  # (N,T) 0 at the last of them, then 1, ...
-    start = torch.where(batch.mask[:, 0], 10 ** (blanks - 1), 0)  # (N,) no number begins with 0
+    # no number begins with 0, so if its first digit is hidden, begin at 1, 10 or 100
+    start = torch.where(batch.mask[:, 0], 10 ** (blanks - 1), 0)  # (N,)
     answers, there = batch.tokens.clone(), torch.zeros(len(first), dtype=torch.bool)
     for i in range(10**FIRST):
         number = start + i  # (N,)

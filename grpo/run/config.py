@@ -75,7 +75,7 @@ class Config:
     masking: str = "columns"
 
     # The draws.
-    # Completions per input, G: each is compared with the others. (TRL calls it num_generations.)
+    # Completions per input, G: each is compared with the others. (TRL: num_generations)
     group_size: int = within(16, 2)
     temperature: float = within(1.0, 1e-3, 100)  # softmax temperature of the policy
     top_k: int = within(0, 0)  # draw from the k likeliest characters; 0: from all
@@ -91,7 +91,7 @@ class Config:
 
     # GRPO.
     kl_beta: float = 0.25  # weight of KL(policy || reference) (TRL: beta)
-    kl_estimator: Literal[*KL_ESTIMATORS] = "exact"  # k1, k2, k3 (TRL's): estimates from draws
+    kl_estimator: Literal[*KL_ESTIMATORS] = "exact"  # k1, k2, k3: estimates from draws (TRL: k3)
     entropy_coef: float = 0.0  # weight of the entropy bonus
     # Only the most uncertain blanks learn from rewards. This is their share of all blanks. With a
     # latent these are first blanks, because the entropy there includes that of z.
@@ -102,10 +102,10 @@ class Config:
     # Advantages are divided by a standard deviation of rewards. group: that of their own group.
     # batch: that of all completions of the step. none: they are not divided.
     scale_rewards: Literal[*SCALES] = "none"
-    # What an update maximizes. (TRL calls gspo importance_sampling_level="sequence".)
+    # What an update maximizes. (gspo is TRL's importance_sampling_level="sequence".)
     objective: Literal[*OBJECTIVES] = "clip"
-    clip_eps: float = within(0.2, 0, 1)  # the ratio is clipped below at 1 - clip_eps (epsilon)
-    clip_eps_high: float = 0.2  # and above at 1 + clip_eps_high (epsilon_high)
+    clip_eps: float = within(0.2, 0, 1)  # the ratio is at least 1 - clip_eps (TRL: epsilon)
+    clip_eps_high: float = 0.2  # and at most 1 + clip_eps_high (TRL: epsilon_high)
     num_iterations: int = 2  # uses of each rollout; 1 with objective=reinforce
     minibatch_size: int = within(0, 0)  # inputs per update, shuffled; 0: all inputs of the step
 

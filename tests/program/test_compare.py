@@ -57,9 +57,10 @@ def test_the_first_one_is_the_reference_and_only_what_is_reported_counts(tmp_pat
 
 
 def test_a_file_without_runs_is_refused(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        compare.main(["README.md"])
-    assert "README.md has no reported run" in capsys.readouterr().err
+    for file in "README.md", "grpo/experiments/results/tuning.jsonl":
+        with pytest.raises(SystemExit, match="2"):
+            compare.main([file])
+        assert f"{file} has no reported run" in capsys.readouterr().err
 
 
 def test_a_row_of_runs_has_an_interval_over_blocks_and_over_runs():
