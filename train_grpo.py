@@ -2,9 +2,8 @@
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
-`grpo_step` is Algorithm 1 of DeepSeekMath (2402.03300), with a few departures that README.md lists.
-`main` is the whole run around it. The same thing in one short file is grpo/one_file.py. From
-Python:
+`grpo_step` is Algorithm 1 of DeepSeekMath (2402.03300). `main` is the whole run around it. The same
+thing in one short file is grpo/one_file.py. From Python:
 
     from train_grpo import main
     table = main("config/quick.py --kl_beta=0", quiet=True)
@@ -73,8 +72,8 @@ def grpo_step(policy, reference, rewards, optimizer, batch, config):
         sample = q_old.sample()
         old = q_old.log_probs(sample, q_ref)
 
-    # 2. Judge. A frozen classifier reads each completion. Its score estimates log(p / q_ref), with
-    #    p the probability in real sums, and q_ref that under the base model.
+    # 2. Judge. By default a frozen classifier reads each completion, and says in log-odds whether
+    #    it's real or the base model filled it in.
     reward, parts = rewards(sample.completions, batch)  # (B,G), {name: (B,G)}
 
     # 3. Compare.

@@ -77,9 +77,9 @@ def mean_over_blanks(x: Tensor, mask: Tensor) -> Tensor:
 def judge_scores(judge: Callable, completions: Tensor, batch: Batch) -> Tensor:
     """Score completions by the judge's log-odds that they're real: -> (B,G), in nats, within ±8.
 
-    A well trained judge's score is log(p/q_ref), where p is the probability of a completion in real
-    text, and q_ref that under the generator whose draws the judge learned from (model/losses.py).
-    It doesn't see what was hidden, so q_ref is an average over maskings.
+    If the judge saw what was hidden, its best score would be log(p/q_ref), where p is the
+    probability of a completion in real text, and q_ref that under the generator whose draws it
+    learned from (model/losses.py). It doesn't, so its score is off by a constant of each input.
     """
     logits = judge_logits(judge, completions)  # (B,G,T)
     return mean_over_blanks(logits, batch.mask).clamp(-SCORE_LIMIT, SCORE_LIMIT)
