@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.files import shipped_path
+from data.files import PROJECT, shipped_path
 from data.masking import MASKINGS, make_mask
-from data.rules import LINE_RULES, OURS, Rule, WordRule
+from data.rules import LINE_RULES, Rule, WordRule, ask
 from data.sums.prepare import prepare as prepare_sums
 from data.user_mistake import Mistake
 from data.vocabulary import (
@@ -78,41 +78,39 @@ class Dataset:
         return tokens, torch.from_numpy(make_mask(characters, masking, rng))
 
 
-def files_of(dataset: str) -> tuple[Path, Path]:
+def files_of(dataset: str, held_out: str = "val") -> tuple[Path, Path]:
     """Name the files to train on and to measure on: data/NAME/train.txt and data/NAME/val.txt.
 
-    NAME may be an absolute path. NAME_choose has the other half of what's held out, choose.txt:
+    NAME may be an absolute path. What's held out of our own datasets has another half, choose.txt:
     settings are chosen on that, and results reported on val.txt.
     """
-    name = dataset.removesuffix("_choose")
-    folder = shipped_path(Path("data", name))
-    return folder / "train.txt", folder / ("val.txt" if name == dataset else "choose.txt")
+    folder = (
+        PROJECT / "data" / dataset if dataset in DIGITS else shipped_path(Path("data", dataset))
+    )
+    return folder / "train.txt", folder / f"{held_out}.txt"
 
 
 def make_if_missing(dataset: str) -> None:
     """Make the sums that ship, unless they're there already."""
-    files = files_of(dataset)
-    digits = DIGITS.get(files[0].parent.name)
-    if digits and not all(file.exists() for file in files):
-        print(f"making {files[0].parent}", flush=True)
-        prepare_sums(files[0].parent, digits)
+    train, val = files_of(dataset)
+    if dataset in DIGITS and not (train.exists() and val.exists()):
+        print(f"making {train.parent}", flush=True)
+        prepare_sums(train.parent, DIGITS[dataset])
 
 
-def read_splits(dataset: str, block_size: int) -> tuple[Dataset, Dataset]:
+def read_splits(dataset: str, held_out: str, block_size: int) -> tuple[Dataset, Dataset]:
     """Read what to train on, and what to measure on.
 
-    Raises a Mistake if they're of different kinds, or if val has nothing that train doesn't have.
+    Raises a Mistake if they're of different kinds, or if nothing is really held out.
     """
-    files = files_of(dataset)
-    folder = files[0].parent
-    train, val = (read_dataset(file, block_size) for file in files)
-    if train.kind != val.kind:
-        raise Mistake(f"{folder}: train is {train.kind}, but val is {val.kind}; change one of them")
-    if set(val.lines) <= set(train.lines):
+    files = files_of(dataset, held_out)
+    train, other = (read_dataset(file, block_size) for file in files)
+    if train.kind != other.kind or set(other.lines) <= set(train.lines):
         raise Mistake(
-            f"{folder}: all of val is in train, so nothing is held out; change one of them"
+            f"{files[1]} is {other.kind}, and train.txt is {train.kind}; they have to be of one"
+            " kind, and not all of what's held out may be in train.txt"
         )
-    return train, val
+    return train, other
 
 
 def read_dataset(file: Path, block_size: int) -> Dataset:
@@ -121,10 +119,12 @@ def read_dataset(file: Path, block_size: int) -> Dataset:
     If all lines have block_size characters, each is an input. Any other file is a text, of which we
     keep the words of a to z, and every window of block_size characters is an input.
     """
-    if not file.exists():
-        raise Mistake(f"there is no {file}; a dataset is a folder with train.txt and val.txt")
     try:
         content = file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise Mistake(
+            f"there is no {file}; a dataset is a folder with train.txt and val.txt"
+        ) from None
     except UnicodeDecodeError as error:
         raise Mistake(f"{file} isn't UTF-8 ({error.reason}); save it as UTF-8") from None
     lines = [line for line in content.splitlines() if line]
@@ -148,11 +148,7 @@ def lines_dataset(file: Path, lines: list[str], block_size: int) -> Dataset:
     unknown = "".join(sorted(set("".join(lines)) - set(allowed)))
     if unknown:
         raise Mistake(f"{file} has the characters {unknown!r:.100}; use only {allowed!r}")
-    for rule in LINE_RULES:
-        ours = rule.name in OURS or rule.name.startswith("reward_")
-        if ours or not rule.name.isidentifier():
-            raise Mistake(f"a rule can't be called {rule.name!r}; take a word that isn't ours")
-    fitting = (rule for rule in LINE_RULES if all(rule.is_good(line, line) for line in lines))
+    fitting = (rule for rule in LINE_RULES if all(ask(rule, line, line) for line in lines))
     rule = next(fitting, None)
     return Dataset(
         inputs=encode("".join(lines)).view(-1, block_size),

@@ -1,12 +1,11 @@
 """Find the files that ship with the project, and write files that are whole or not there at all."""
 
 import os
-import shlex
 from pathlib import Path
 from uuid import uuid4
 
 PROJECT = Path(__file__).parents[1]
-SHIPPED = ("config/", "data/", "model/", "train_grpo.py")
+SHIPPED = ("config/", "data/", "model/", "grpo/")
 
 
 def shipped_path(path: str | Path) -> Path:
@@ -18,12 +17,6 @@ def shipped_path(path: str | Path) -> Path:
     path = Path(path)
     ships = path.as_posix().startswith(SHIPPED) and (PROJECT / path).exists()
     return PROJECT / path if ships and not path.exists() else path
-
-
-def command_line(*words: str) -> str:
-    """Write a command that runs Python on these words, and finds the project from here."""
-    path = "" if Path.cwd() == PROJECT else f"PYTHONPATH={shlex.quote(str(PROJECT))} "
-    return f"{path}python {shlex.join(words)}"
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -29,6 +29,7 @@ from numpy import ndarray
 from numpy.random import Generator
 
 from data.user_mistake import Mistake
+from data.weights import parse_weights
 
 
 def random_mask(characters: ndarray, rng: Generator) -> ndarray:
@@ -82,19 +83,13 @@ MASKINGS = {
 @cache
 def parse_masking(text: str) -> dict[str, float]:
     """Turn "random:1,word:1" into {"random": 0.5, "word": 0.5}: weights that add up to 1."""
-    weights = {}
-    for part in text.split(","):
-        name, _, weight = part.strip().partition(":")
-        try:
-            number = float(weight or 1)
-        except ValueError:
-            number = 0.0
-        if name not in MASKINGS or name in weights or not 0 < number <= 1e9:
+    weights = parse_weights("masking", text)
+    for name, weight in weights.items():
+        if name not in MASKINGS or weight <= 0:
             raise Mistake(
-                f"masking={text!r}: {part!r} is not allowed; write NAME or NAME:WEIGHT, where each"
-                f" NAME is one of {', '.join(MASKINGS)}, used at most once, and 0 < WEIGHT <= 1e9"
+                f"masking={text}: {name}:{weight:g} isn't allowed; use {', '.join(MASKINGS)}, with"
+                " weights above 0"
             )
-        weights[name] = number
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
 

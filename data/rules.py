@@ -5,9 +5,9 @@ A rule answers two questions, about a text in which _ marks the blanks:
     is_good(completion, masked)  is this completion good?
     answers(masked)              which completions are? None if nobody can list them
 
-Its name is a reward, a metric and a column of the table. To add one for lines of your own, write
-its class and name it in LINE_RULES (data/README.md has an example). Lines have the first rule that
-finds all of them good.
+Its name is a reward, a metric and a column of the table, so pick one that isn't taken. To add one
+for lines of your own, write its class and name it in LINE_RULES (data/README.md has an example).
+Lines have the first rule that finds all of them good.
 
 Shapes: B masked inputs, T characters, G completions of each.
 """
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from data.sums.rule import correct_answers, is_correct
+from data.user_mistake import Mistake
 from data.vocabulary import BLANK, decode
 
 
@@ -61,15 +62,17 @@ class WordRule(Rule):
 
 
 LINE_RULES = [SumRule()]
-# Our own rewards, columns and metrics. A user's rule can't have one of these names,
-OURS = set(
-    """judge chain exact valid accepts fooled distance different passes reward entropy
-mean_reward std_reward frac_reward_zero_std different_completions mean_advantage loss pg_loss
-kl_penalty clip_ratio mean_log_prob mean_kl approx_kl grad_norm lr step_ms iteration input
-completion""".split()
-)
-# and a user's reward can't have a rule's name, either.
-TAKEN = OURS | {rule.name for rule in LINE_RULES}
+
+
+def ask(rule: Rule, completion: str, masked: str) -> bool:
+    """Ask a rule about a completion. If it can't say, that's a Mistake."""
+    try:
+        return rule.is_good(completion, masked)
+    except Exception as error:
+        raise Mistake(
+            f"rule {rule.name} fails for {completion!r} ({type(error).__name__}: {error}); it has to"
+            " tell of any characters"
+        ) from error
 
 
 def check(rule: Rule, completions: Tensor, masked: Tensor) -> Tensor:
@@ -78,5 +81,5 @@ def check(rule: Rule, completions: Tensor, masked: Tensor) -> Tensor:
     texts = decode(completions)  # B·G of them
     good = []
     for b, blanks in enumerate(decode(masked)):
-        good.append([rule.is_good(text, blanks) for text in texts[b * G : (b + 1) * G]])
+        good.append([ask(rule, text, blanks) for text in texts[b * G : (b + 1) * G]])
     return torch.tensor(good, dtype=torch.bool, device=completions.device)

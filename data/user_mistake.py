@@ -1,10 +1,8 @@
 """A user's mistake ends a program with one line on stderr and exit code 2."""
 
-import contextlib
-import os
 import signal
 import sys
-import traceback
+from collections.abc import Callable
 
 
 class Mistake(Exception):
@@ -15,27 +13,18 @@ class Mistake(Exception):
     """
 
 
-@contextlib.contextmanager
-def exit_on_mistake(program: str):
-    """Turn a user's mistake into one line on stderr and exit code 2.
-
-    If the mistake is an error in the user's own file, its traceback comes before that line.
-    """
+def run_program(main: Callable[[list[str]], object]) -> None:
+    """Call main with the words of the command line. Print a user's mistake in one line."""
     try:
-        yield
-        print(end="", flush=True)
-    except BrokenPipeError:  # nobody reads on, as after `| head -1`
-        os._exit(0)
+        main(sys.argv[1:])
+        return
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except Mistake as error:
+        line = str(error)
     except OSError as error:
         if not error.filename:
             raise
-        line = f"{program}: {error.filename} cannot be used ({error.strerror}); name another path"
-        print(f"{line}, or change its permissions", file=sys.stderr)
-        sys.exit(2)
-    except Mistake as error:
-        if error.__cause__:
-            traceback.print_exception(error.__cause__)
-        print(f"{program}: {error}", file=sys.stderr)
-        sys.exit(2)
+        line = f"{error.filename} can't be used ({error.strerror}); name another path"
+    print(f"mistake: {line}", file=sys.stderr)
+    sys.exit(2)

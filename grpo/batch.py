@@ -1,9 +1,10 @@
 """Draw a step's masked inputs, and the random numbers that will fill them.
 
 Everything random about a step is drawn here, on the CPU, from (seed, step) alone. So a run can be
-resumed at any step, and several processes agree on the whole step before each takes its share.
+resumed at any step, and several processes agree on the whole step before each takes its share. (And
+two runs with the same seed meet the same inputs and draws, also if one goes on from the other.)
 
-Shapes: B masked inputs, T characters, G completions of each input.
+Shapes: B masked inputs, T characters, G completions of each input, E epochs (uses of a rollout).
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from data.vocabulary import MASK_ID
-from grpo.distributed import local_rows, n_processes
+from grpo import distributed
 
 # One number per stream of random numbers. It's a part of that stream's seed.
 INPUTS, LETTERS, SHUFFLE, LATENTS, COINS, NOISE = range(6)
@@ -42,38 +43,21 @@ class Rows:
 
 @dataclass(frozen=True)
 class Batch(Rows):
-    """Texts with blanks, and the random numbers that will fill them."""
+    """Texts with blanks, and the random numbers of a step, each in [0,1)."""
 
     tokens: Tensor  # (B,T) the original text, without blanks
     masked: Tensor  # (B,T) the text, with the mask token at its blanks
     mask: Tensor  # (B,T) bool, True at a blank
-    uniforms: Tensor  # (B,G,T) in [0,1) to draw the characters
-    rows: Tensor  # (B,) the numbers of these inputs among all inputs of the step
-    size: int  # how many inputs the step has
-    seed: tuple  # what all of this is drawn from: (the run's seed, the step)
+    uniforms: Tensor  # (B,G,T) draw the characters
+    latents: Tensor  # (B,G) draw z, if there's a latent (grpo/latent.py)
+    coins: Tensor  # (B,T) a coin for each blank, for a truncation (grpo/truncation.py)
+    noise: Tensor  # (B,G) for a reward of your own
+    orders: Tensor  # (B,E) the numbers of the inputs, shuffled anew for each epoch
 
-    def more_uniforms(self, stream: int, *shape: int) -> Tensor:
-        """Make numbers in [0,1) for each input: -> (B,*shape), the same ones each time.
-
-        They're made for all inputs of the step, so it doesn't matter which of them are here.
-        """
-        every = make_uniforms((self.size, *shape), (*self.seed, stream))
-        return every.to(self.rows.device)[self.rows]
-
-    def latent_uniforms(self) -> Tensor:
-        """Make what picks z, if there's a latent: -> (B,G)."""
-        return self.more_uniforms(LATENTS, self.uniforms.shape[1])
-
-    def noise(self, *shape: int) -> Tensor:
-        """Make numbers for a reward of your own: -> (B,*shape), independent of all others.
-
-        Don't seed with `seed` itself: numpy pads it with zeros, and (seed, step, 0) picks inputs.
-        """
-        return self.more_uniforms(NOISE, *shape)
-
-    def coins(self) -> Tensor:
-        """Toss a coin for each blank, for a truncation that needs one: -> (B,T)."""
-        return self.more_uniforms(COINS, self.uniforms.shape[2])
+    def first(self, n: int) -> "Batch":
+        """Keep what the first n completions of each input need."""
+        numbers = {name: getattr(self, name)[:, :n] for name in ("uniforms", "latents", "noise")}
+        return replace(self, **numbers)
 
 
 def make_uniforms(shape: tuple, seed: tuple) -> Tensor:
@@ -81,38 +65,41 @@ def make_uniforms(shape: tuple, seed: tuple) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).random(shape, dtype=np.float32))
 
 
-def make_batch(tokens: Tensor, mask: Tensor, G: int, seed: tuple) -> Batch:
-    """Hide tokens (B,T) where mask (B,T) is True, and make uniforms for G completions of each."""
+def make_batch(tokens: Tensor, mask: Tensor, G: int, seed: tuple, epochs: int = 1) -> Batch:
+    """Hide tokens (B,T) where mask (B,T) is True, and make what G completions of each need."""
     B, T = mask.shape
-    return Batch(
+    orders = [np.random.default_rng((*seed, SHUFFLE, e)).permutation(B) for e in range(epochs)]
+    batch = Batch(
         tokens=tokens,
         masked=tokens.masked_fill(mask, MASK_ID),
         mask=mask,
-        uniforms=make_uniforms((B, G, T), (*seed, LETTERS)).to(mask.device),
-        rows=torch.arange(B, device=mask.device),
-        size=B,
-        seed=seed,
+        uniforms=make_uniforms((B, G, T), (*seed, LETTERS)),
+        latents=make_uniforms((B, G), (*seed, LATENTS)),
+        coins=make_uniforms((B, T), (*seed, COINS)),
+        noise=make_uniforms((B, G), (*seed, NOISE)),
+        orders=torch.from_numpy(np.stack(orders, axis=1)),
     )
+    return batch.map(lambda x: x.to(mask.device))
 
 
 def draw_batch(dataset, config, step: int, device: torch.device) -> Batch:
     """Draw all inputs of a step, and return this process's share of them, on `device`."""
-    size = config.batch_size * config.gradient_accumulation_steps * n_processes()
+    size = config.batch_size * config.gradient_accumulation_steps * distributed.PROCESSES
     seed = (config.seed, step)
     tokens, mask = dataset.batch(size, config.masking, (*seed, INPUTS))  # each (B,T)
-    batch = make_batch(tokens, mask, config.group_size, seed)
-    return batch.map(lambda x: local_rows(x).to(device))
+    batch = make_batch(tokens, mask, config.group_size, seed, config.num_iterations)
+    if distributed.PROCESSES > 1:
+        batch = batch.map(distributed.local_rows)
+    return batch.map(lambda x: x.to(device))
 
 
-def minibatches(batch: Batch, epoch: int, config) -> list[Tensor]:
-    """List the numbers of the inputs that each update of an epoch takes.
+def inputs_of_updates(batch: Batch, config) -> list[Tensor]:
+    """List the numbers of the inputs that each update of a step takes: each (b,).
 
-    By default there's one update, and it takes all of them. With minibatch_size we shuffle them,
-    anew in each epoch, and hand out that many at a time.
+    By default each update takes all of them. With minibatch_size we shuffle them, anew in each
+    epoch, and hand out that many at a time.
     """
-    B = len(batch.mask)
-    if not config.minibatch_size:
-        return [torch.arange(B, device=batch.mask.device)]
-    shuffled = np.random.default_rng((*batch.seed, SHUFFLE, epoch)).permutation(B)  # (B,)
-    rows = torch.from_numpy(shuffled).to(batch.mask.device)  # (B,)
-    return rows.split(config.minibatch_size)
+    if config.minibatch_size:
+        return [part for order in batch.orders.T for part in order.split(config.minibatch_size)]
+    everything = torch.arange(len(batch.mask), device=batch.mask.device)  # (B,)
+    return [everything] * config.num_iterations

@@ -15,61 +15,54 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
-def n_processes() -> int:
-    """Return how many processes torchrun started, or 1 without it. (It sets both variables.)"""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else 1
-
-
-def rank() -> int:
-    """Return this process's number, from 0."""
-    return int(os.environ["RANK"]) if n_processes() > 1 else 0
+PROCESSES = int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets both
+RANK = int(os.environ.get("RANK", 0))  # this process's number
 
 
 def is_first() -> bool:
-    return rank() == 0
+    return RANK == 0
 
 
 def join_processes(device: torch.device) -> None:
     """Make `device` this process's current GPU, and connect to the other processes."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if n_processes() > 1 and not dist.is_initialized():
+    if PROCESSES > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(dist.destroy_process_group)
 
 
 def wait_for_all() -> None:
     """Return once every process has got here."""
-    if n_processes() > 1:
+    if PROCESSES > 1:
         dist.barrier()
 
 
-def largest_of_processes(number: int) -> int:
+def largest_of_processes(number: int, device: torch.device) -> int:
     """Return the largest number that any process passes. All of them have to call this."""
-    numbers = [number] * n_processes()
-    if len(numbers) > 1:
-        dist.all_gather_object(numbers, number)
-    return max(numbers)
+    largest = torch.tensor(number, device=device)
+    if PROCESSES > 1:
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return int(largest)
 
 
 def local_rows(x: Tensor) -> Tensor:
     """Take this process's rows of a tensor with a row for every input of the step."""
-    return x.chunk(n_processes())[rank()]
+    return x.chunk(PROCESSES)[RANK]
 
 
 def gather(x: Tensor) -> Tensor:
     """Undo `local_rows`: join the rows of all processes, in their order."""
-    if n_processes() == 1:
+    if PROCESSES == 1:
         return x
-    parts = [torch.empty_like(x) for _ in range(n_processes())]
+    parts = [torch.empty_like(x) for _ in range(PROCESSES)]
     dist.all_gather(parts, x.contiguous())
     return torch.cat(parts)
 
 
 def total_over_processes(x: Tensor) -> Tensor:
     """Return the sum of x over all processes, and leave x alone."""
-    if n_processes() == 1:
+    if PROCESSES == 1:
         return x
     total = x.clone()
     dist.all_reduce(total)

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 from data.user_mistake import Mistake
-from grpo.policy import Product
 from grpo.truncation import truncates
 
 SOURCE = Path(__file__).with_name("kernel.cu")
@@ -131,9 +130,3 @@ class FusedLogProbs(torch.autograd.Function):
         g_logits = g_logp.new_empty(tensors[0].shape)  # (B,T,V)
         launch("logprobs_backward", *ctx.settings, *tensors, g_logits)
         return g_logits, None, None, None, None  # autograd casts it back to bfloat16 if need be
-
-
-class FusedProduct(Product):
-    """A `Product` whose log q comes from the kernel."""
-
-    compute_log_probs = FusedLogProbs.apply

@@ -30,18 +30,20 @@ import torch
 from torch import Tensor
 
 from grpo.batch import Batch, Rows
-from grpo.policy import LogProbs, Policy, Sample, log_softmax, pick
-from grpo.truncation import allowed_characters, restrict, truncates
+from grpo.policy import LogProbs, Sample, log_softmax, pick
+from grpo.truncation import allowed_characters, restrict
 
 
-@dataclass
+@dataclass(frozen=True)
 class Latent(Rows):
     """A distribution over the completions of B inputs, with the same methods as `Product`."""
 
     prior: Tensor  # (B,K) logits of π
     characters: Tensor  # (B,T,K,V) logits of q_z
-    batch: Batch
+    masked: Tensor  # (B,T) the inputs
+    mask: Tensor  # (B,T) bool, True at a blank
     config: object
+    truncates: bool = False  # draw from only some of the characters (grpo/truncation.py)
 
     def log_q(self, allowed: Tensor | None = None) -> Tensor:
         """Compute log q_z(v) of every character v, for each blank and each z: (B,T,K,V)."""
@@ -58,7 +60,7 @@ class Latent(Rows):
         """Compute L_t, the log-probability of what's in the first t blanks: (B,n,T) -> (B,T,n)."""
         y = completions.clamp(min=0).mT[:, :, None]  # (B,T,1,n) padding is -1
         each = log_q.take_along_dim(y, dim=3)  # (B,T,K,n) log q_z(y)
-        each = torch.where(self.batch.mask[..., None, None], each, 0)
+        each = torch.where(self.mask[..., None, None], each, 0)
         given_z = each.cumsum(dim=1)  # (B,T,K,n)
         return (self.log_pi()[:, None, :, None] + given_z).logsumexp(dim=2)
 
@@ -67,19 +69,19 @@ class Latent(Rows):
         up_to = self.up_to(log_q, completions)  # (B,T,n)
         before = torch.zeros_like(up_to)
         before[:, 1:] = up_to[:, :-1]
-        return torch.where(self.batch.mask[:, None], (up_to - before).mT, 0)
+        return torch.where(self.mask[:, None], (up_to - before).mT, 0)
 
-    def sample(self) -> Sample:
+    def sample(self, batch: Batch) -> Sample:
         """Draw z ~ π for each completion, then its characters from q_z."""
-        batch, allowed = self.batch, None
-        if truncates(self.config):
-            coins = batch.coins()[..., None, None]  # (B,T,1,1)
+        allowed = None
+        if self.truncates:
+            coins = batch.coins[..., None, None]  # (B,T,1,1)
             allowed = allowed_characters(self.characters, coins, self.config)  # (B,T,K,V)
         pi = self.log_pi().double().exp()[:, None]  # (B,1,K)
-        z = pick(pi, batch.latent_uniforms())  # (B,G)
+        z = pick(pi, batch.latents)  # (B,G)
         of_z = self.log_q(allowed).take_along_dim(z[:, None, :, None], dim=2)  # (B,T,G,V)
         y = pick(of_z.double().exp(), batch.uniforms.mT).mT  # (B,G,T)
-        return Sample(torch.where(batch.mask[:, None], y, batch.masked[:, None]), allowed)
+        return Sample(torch.where(self.mask[:, None], y, self.masked[:, None]), allowed)
 
     def log_probs(self, sample: Sample, reference: "Latent") -> LogProbs:
         """Compute log q and log q_ref of a sample. Gradients reach the policy."""
@@ -102,7 +104,7 @@ class Latent(Rows):
         `characters` (B,T,K,V) has a number for each blank, z and v. `choices` (B,K) has one for
         each z, and is added at the first blank.
         """
-        mask = self.batch.mask
+        mask = self.mask
         first = mask.cumsum(dim=1) == 1  # (B,T) and up to the next blank, which has no part in this
         given_z = (self.log_q().exp() * characters).sum(dim=-1)  # (B,T,K)
         each = given_z + first[..., None] * choices[:, None]  # (B,T,K)
@@ -126,15 +128,4 @@ class Latent(Rows):
         proposals = log_q.argmax(dim=-1).mT  # (B,K,T)
         best = self.up_to(log_q, proposals)[:, -1].argmax(dim=1)  # (B,)
         y = proposals.take_along_dim(best[:, None, None], dim=1)[:, 0]  # (B,T)
-        return torch.where(self.batch.mask, y, self.batch.masked)
-
-
-class LatentPolicy(Policy):
-    """A `Policy` whose network is a `LatentGenerator`."""
-
-    def __call__(self, batch: Batch) -> Latent:
-        parts = batch.masked.to(self.device).split(self.config.batch_size)
-        with self.autocast:
-            outputs = [self.network(masked) for masked in parts]
-        prior, characters = (torch.cat(x).to(batch.masked.device) for x in zip(*outputs))
-        return self.kind(prior, characters, batch, self.config)
+        return torch.where(self.mask, y, self.masked)

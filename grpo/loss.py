@@ -14,7 +14,8 @@ Shapes: B masked inputs, b inputs of an update, T characters, G completions of e
 import torch
 from torch import Tensor
 
-from grpo.distributed import gather, n_processes, total_over_processes
+from grpo import distributed
+from grpo.distributed import gather, total_over_processes
 from grpo.policy import LogProbs
 
 # Objectives: what to maximize for each drawn character. They take
@@ -24,9 +25,9 @@ from grpo.policy import LogProbs
 #     mask             (B,T)   True at a blank (gspo averages over them)
 #     config           the settings, for the bounds
 #
-# and return the objective (B,G,T), and where it's at a bound (B,G,T) bool, which is what the metric
-# clip_ratio counts. ρ = q/q_old is the importance ratio. In the first update after a rollout ρ is
-# 1, and all of them have the gradient A·∇log q(y).
+# and return the objective (B,G,T), and where a bound decides it (B,G,T) bool, which is what the
+# metric clip_ratio counts. ρ = q/q_old is the importance ratio. In the first update after a rollout
+# ρ is 1, and all of them have the gradient A·∇log q(y).
 
 
 def clip(logp, old_logp, A, mask, config) -> tuple[Tensor, Tensor]:
@@ -131,7 +132,7 @@ def blanks_that_learn(entropy: Tensor, mask: Tensor, config) -> Tensor:
 
 def mean_of_completions(mask: Tensor, config) -> Tensor:
     """Average the blanks of each completion, then the completions (2402.03300, eq. 3)."""
-    per_completion = mask / (len(mask) * n_processes())  # (b,T)
+    per_completion = mask / (len(mask) * distributed.PROCESSES)  # (b,T)
     return per_completion / mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
@@ -147,12 +148,12 @@ def bnpo(mask: Tensor, config) -> Tensor:
     """
     parts = mask.split(config.batch_size)
     means = torch.cat([part / part.sum().clamp(min=1) for part in parts])  # (b,T)
-    return means / (len(parts) * n_processes())
+    return means / (len(parts) * distributed.PROCESSES)
 
 
 def total(mask: Tensor, config) -> Tensor:
     """Sum the blanks of each completion, then average completions: the policy gradient itself."""
-    return mask / (len(mask) * n_processes())
+    return mask / (len(mask) * distributed.PROCESSES)
 
 
 def dr_grpo(mask: Tensor, config) -> Tensor:
@@ -189,7 +190,7 @@ def grpo_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the loss of one micro-batch: -> a scalar, and {name: scalar} for the metrics."""
     A = advantages[..., None]  # (B,G,1)
-    objective, at_bound = OBJECTIVES[config.objective](now.logp, old.logp, A, mask, config)
+    objective, clipped = OBJECTIVES[config.objective](now.logp, old.logp, A, mask, config)
     learns = learns[:, None]  # (B,1,T)
     kl = KL_ESTIMATORS[config.kl_estimator](now).expand_as(objective)  # (B,G,T)
     entropy = now.entropy[:, None].expand_as(objective)  # (B,G,T) the G draws share it
@@ -199,10 +200,19 @@ def grpo_loss(
     pg_loss = -(weights * learns * objective).sum() / G
     kl_penalty = config.kl_beta * (weights * kl).sum() / G
     loss = pg_loss + kl_penalty - config.entropy_coef * (weights * entropy).sum() / G
-    clip_ratio = (at_bound & learns).sum() / G  # summed over blanks
-    return loss, {
-        "loss": loss,
-        "pg_loss": pg_loss,
-        "kl_penalty": kl_penalty,
-        "clip_ratio": clip_ratio,
-    }
+    with torch.no_grad():
+        moved = now.logp - old.logp  # (B,G,T)
+        figures = {
+            "blanks": mask.sum(),
+            # summed over blanks
+            "entropy": now.entropy.sum(),
+            "mean_log_prob": now.logp.sum() / G,
+            "mean_kl": now.kl.sum(),
+            "approx_kl": (moved.exp() - 1 - moved).sum() / G,  # k3, of the policy that drew and now
+            "clip_ratio": (clipped & learns).sum() / G,
+            # averaged already
+            "loss": loss,
+            "pg_loss": pg_loss,
+            "kl_penalty": kl_penalty,
+        }
+    return loss, {name: x.detach().float() for name, x in figures.items()}

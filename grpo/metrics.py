@@ -1,13 +1,12 @@
 """Compute the metrics of one step.
 
-`rollout_metrics` looks at what was drawn, and at what it earned. `UpdateMetrics` collects what the
-updates give, as tensors, and never makes the CPU wait for a GPU. To add a metric of your own, add a
-line to either. It then appears in metrics.jsonl. If you want to see it in the progress bar, too,
-add it to `Log.shown` in grpo/run/log.py.
+`rollout_metrics` looks at what was drawn, and at what it earned. `update_metrics` averages what the
+updates gave. To add a metric of your own, add a line to the first. It then appears in
+metrics.jsonl, and if you name it in BAR, in the progress bar, too.
 
     frac_reward_zero_std   the share of dead groups, whose completions all earned the same
     entropy, mean_kl       of the policy, and from the reference: exact, per blank, in nats
-    clip_ratio             the share of drawn characters whose ratio is at a bound
+    clip_ratio             the share of drawn characters that the clip keeps from pushing
     approx_kl              how far the policy is from the one that drew
     loss                   pg_loss + kl_penalty - the entropy bonus
 
@@ -31,6 +30,7 @@ from grpo.distributed import gather, total_over_processes
 from grpo.policy import LogProbs, Sample
 from grpo.reward import distinct, judge_metrics
 
+BAR = {"reward": "mean_reward", "accepts": "accepts", "kl": "mean_kl"}  # and the rule, if any
 PER_BLANK = ("entropy", "mean_log_prob", "mean_kl", "approx_kl", "clip_ratio")
 
 
@@ -73,53 +73,20 @@ def to_floats(metrics: dict[str, Tensor]) -> dict[str, float]:
     return dict(zip(metrics, numbers.tolist()))
 
 
-class UpdateMetrics:
-    """Add up the metrics of a step's updates, and average at the end.
+def update_metrics(figures: list[dict[str, Tensor]], norms: list[Tensor]) -> dict[str, Tensor]:
+    """Average what `grpo_loss` returned for each micro-batch, and the gradient norm of each update.
 
     The metrics in PER_BLANK are means over the blanks of all updates, in whichever micro-batch and
     process those are. The losses of micro-batches add up, and are averaged over the updates.
     """
-
-    def __init__(self):
-        self.sums = {}  # {name: over all micro-batches}
-        self.norms = []  # of the gradient, one for each update
-
-    @torch.no_grad()
-    def add(
-        self,
-        now: LogProbs,
-        old: LogProbs,
-        figures: dict[str, Tensor],  # from `grpo_loss`
-        mask: Tensor,  # (B,T) True at a blank
-    ) -> None:
-        """Add the sums of one micro-batch over its blanks."""
-        G = now.logp.shape[1]
-        moved = now.logp - old.logp  # (B,G,T)
-        sums = {
-            "blanks": mask.sum(),
-            "entropy": now.entropy.sum(),
-            "mean_log_prob": now.logp.sum() / G,
-            "mean_kl": now.kl.sum(),
-            "approx_kl": (moved.exp() - 1 - moved).sum() / G,  # k3, of the policy that drew and now
-            **figures,
-        }
-        for name, x in sums.items():
-            self.sums[name] = self.sums.get(name, 0) + x.detach().float()
-
-    def end_update(self, grad_norm: Tensor) -> None:
-        """Close an update, whose gradient had this norm before it was clipped."""
-        self.norms.append(grad_norm)
-
-    def result(self) -> dict[str, Tensor]:
-        """Average over the blanks of all updates, or over the updates."""
-        sums = torch.stack([*self.sums.values()])
-        totals = dict(zip(self.sums, total_over_processes(sums)))
-        blanks = totals.pop("blanks").clamp(min=1)
-        means = {}
-        for name, total in totals.items():
-            means[name] = total / (blanks if name in PER_BLANK else len(self.norms))
-        means["grad_norm"] = torch.stack(self.norms).mean()  # last, because it comes from the loss
-        return means
+    sums = torch.stack([sum(each[name] for each in figures) for name in figures[0]])
+    totals = dict(zip(figures[0], total_over_processes(sums)))
+    blanks = totals.pop("blanks").clamp(min=1)
+    means = {}
+    for name, total in totals.items():
+        means[name] = total / (blanks if name in PER_BLANK else len(norms))
+    means["grad_norm"] = torch.stack(norms).mean()  # last, because it comes from the loss
+    return means
 
 
 def rollout_metrics(rollout: Rollout, rule: Rule | None) -> dict[str, Tensor]:

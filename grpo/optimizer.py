@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from grpo.distributed import n_processes, total_over_processes
+from grpo import distributed
+from grpo.distributed import total_over_processes
 
 BETAS = (0.9, 0.99)  # how slowly AdamW forgets the mean gradient, and the mean squared gradient
 
@@ -38,7 +39,6 @@ class Optimizer:
     def __init__(self, wrapped, grad_clip):
         self.wrapped = wrapped
         self.grad_clip = grad_clip
-        self.updates = 0  # how many were taken
         self.parameters = [p for group in wrapped.param_groups for p in group["params"]]
 
     def set_learning_rate(self, lr):
@@ -50,16 +50,16 @@ class Optimizer:
 
         The scalar `loss` is this process's own. Returns the norm of the gradient before the clip.
         """
-        loss = total_over_processes(loss)
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        if n_processes() > 1:  # one exchange for all of them
+        if distributed.PROCESSES > 1:
+            loss = total_over_processes(loss)
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            # one exchange for all of them
             joined = total_over_processes(torch.cat([g.flatten() for g in gradients]))
             for gradient, total in zip(gradients, joined.split([g.numel() for g in gradients])):
                 gradient.copy_(total.view_as(gradient))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip or math.inf)
         if (norm + loss).isfinite():  # here the CPU waits for the GPU
             self.wrapped.step()
-            self.updates += 1
         self.wrapped.zero_grad()
         return norm
 

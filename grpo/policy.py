@@ -5,7 +5,7 @@
 All blanks are independent, so the probability of a completion is a product over its blanks. The
 network turns a masked input into the logits s of every blank, and `Product` does the rest:
 
-    q.sample()                  draws G completions of each input, all blanks at once
+    q.sample(batch)             draws G completions of each input, all blanks at once
     q.log_probs(sample, q_ref)  computes their log-probabilities, and the exact KL and entropy
     q.log_likelihood(y)         computes log q of any completions
     q.best_guess()              fills each blank with its most likely character
@@ -21,22 +21,23 @@ GRPO estimates this KL from the drawn character (2402.03300, eq. 4). One step is
 everything here, so we can afford the sum over all characters. The gradient is by hand for two
 reasons: you can see what GRPO does to each logit, and the CUDA kernel has to do the same.
 
-A *generator* is a network. A *policy* is a generator called as a distribution, and *the* policy is
-the one that learns. The *base* is what it was before GRPO, and the *reference* what the KL compares
-it with. To *sample* is to fill all blanks from q at once, with *uniforms*, random numbers that were
-made with the batch.
+A *generator* is a network. A *policy* is a generator called as a distribution, policy(masked) -> q,
+and *the* policy is the one that learns. The *base* is what it was before GRPO, and the *reference*
+what the KL compares it with. To *sample* is to fill all blanks from q at once, with *uniforms*,
+random numbers that were made with the batch.
 
 Shapes: B masked inputs, T characters, G completions of each input, V vocabulary. A function that
 takes any number of completions calls that number n.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from grpo.batch import Batch, Rows
+from grpo.truncation import allowed_characters, penalize_repetition, restrict
 
 
 @dataclass(frozen=True)
@@ -142,23 +143,36 @@ class Product(Rows):
     """Independent blanks. Indexing it gives the distribution of some of the inputs."""
 
     logits: Tensor  # (B,T,V)
-    batch: Batch
+    masked: Tensor  # (B,T) the inputs
+    mask: Tensor  # (B,T) bool, True at a blank
     config: object
+    # on a GPU the kernel does this (grpo/kernel.py)
+    compute_log_probs: Callable = ComputeLogProbs.apply
+    truncates: bool = False  # draw from only some of the characters (grpo/truncation.py)
 
-    compute_log_probs = ComputeLogProbs.apply  # the kernel has its own (grpo/kernel.py)
-
-    def sample(self) -> Sample:
-        """Fill every blank G times in parallel, with the batch's own uniforms."""
-        batch, temperature = self.batch, self.config.temperature
-        q = (self.logits.double() / temperature).softmax(dim=-1)[:, None]  # (B,1,T,V)
+    def sample(self, batch: Batch) -> Sample:
+        """Fill every blank G times in parallel, with the batch's random numbers."""
+        logits, allowed = self.logits, None
+        if self.truncates:
+            allowed = allowed_characters(logits, batch.coins[..., None], self.config)  # (B,T,V)
+            logits = restrict(logits, allowed)
+        q = (logits.double() / self.config.temperature).softmax(dim=-1)[:, None]  # (B,1,T,V)
         y = pick(q, batch.uniforms)  # (B,G,T)
-        return Sample(torch.where(batch.mask[:, None], y, batch.masked[:, None]))
+        return Sample(torch.where(self.mask[:, None], y, self.masked[:, None]), allowed)
 
     def log_probs(self, sample: Sample, reference: "Product") -> LogProbs:
-        """Compute log q and log q_ref of a sample. Gradients reach this policy's logits."""
-        y, mask, temperature = sample.completions, self.batch.mask, self.config.temperature
-        compute = type(self).compute_log_probs
-        return LogProbs(*compute(self.logits, reference.logits, y, mask, temperature))
+        """Compute log q and log q_ref of a sample. Gradients reach this policy's logits.
+
+        With a truncation, logp and ref_logp are of the characters that could be drawn. KL and
+        entropy are of all characters: of the allowed ones they'd read 0 while the policy collapses.
+        """
+        rest = sample.completions, self.mask, self.config.temperature
+        logits = self.logits, reference.logits
+        logp, ref_logp, kl, entropy = self.compute_log_probs(*logits, *rest)
+        if sample.allowed is not None:
+            restricted = [restrict(each, sample.allowed) for each in logits]
+            logp, ref_logp, _, _ = self.compute_log_probs(*restricted, *rest)
+        return LogProbs(logp, ref_logp, kl, entropy)
 
     def log_likelihood(self, completions: Tensor) -> Tensor:
         """Compute log q of each character, without truncation: (B,n,T) -> (B,n,T).
@@ -167,7 +181,7 @@ class Product(Rows):
         """
         log_q = self.log_marginals()  # (B,T,V)
         y = completions.clamp(min=0).mT  # (B,T,n) padding is -1
-        return torch.where(self.batch.mask[:, None], log_q.gather(-1, y).mT, 0)
+        return torch.where(self.mask[:, None], log_q.gather(-1, y).mT, 0)
 
     def log_marginals(self) -> Tensor:
         """Compute log q of every character at each position: -> (B,T,V)."""
@@ -175,26 +189,37 @@ class Product(Rows):
 
     def best_guess(self) -> Tensor:
         """Fill each blank with its most likely character: -> (B,T)."""
-        return torch.where(self.batch.mask, self.logits.argmax(dim=-1), self.batch.masked)
+        return torch.where(self.mask, self.logits.argmax(dim=-1), self.masked)
+
+
+def at_temperature(q: Product, temperature: float) -> Product:
+    """Return the same distribution at another temperature. It may be a `Latent`, too."""
+    return replace(q, config=replace(q.config, temperature=temperature))
 
 
 class Policy:
-    """Call a network as a distribution: policy(batch) -> q. `policy.network` is what learns.
+    """Call a network as a distribution: policy(masked) -> q. `policy.network` is what learns.
 
     The network sees each masked input once, batch_size inputs at a time. It may live on a different
-    device from the batch. `kind` makes the distribution from its logits: `Product`, `Truncated`, or
-    the kernel's. grpo/run/network.py chooses one. Add your own kind there.
+    device from the inputs. `distribution` makes q from what it returns: a `Product` from logits, a
+    `Latent` from the logits of z and of the characters. grpo/run/network.py chooses.
     """
 
-    def __init__(self, network: torch.nn.Module, kind: Callable, config, autocast: torch.autocast):
+    def __init__(self, network: torch.nn.Module, distribution: Callable, config, autocast):
         self.network = network
         self.device = next(network.parameters()).device
-        self.kind = kind
+        self.distribution = distribution
         self.config = config
-        self.autocast = autocast  # to bfloat16, if that's the run's dtype
+        self.autocast = autocast  # a context: to bfloat16, if that's the run's dtype
 
-    def __call__(self, batch: Batch) -> Product:
-        parts = batch.masked.to(self.device).split(self.config.batch_size)
+    def __call__(self, masked: Tensor) -> Product:
+        parts = masked.to(self.device).split(self.config.batch_size)
         with self.autocast:
-            logits = torch.cat([self.network(masked) for masked in parts])  # (B,T,V)
-        return self.kind(logits.to(batch.masked.device), batch, self.config)
+            outputs = [self.network(part) for part in parts]
+        if isinstance(outputs[0], Tensor):  # only logits, so there's no latent
+            outputs = [(logits,) for logits in outputs]
+        *prior, logits = [torch.cat(each).to(masked.device) for each in zip(*outputs)]
+        blank, penalty = self.network.blank, self.config.repetition_penalty
+        if penalty != 1:
+            logits = penalize_repetition(logits, masked, blank, penalty)
+        return self.distribution(*prior, logits, masked, masked == blank, self.config)

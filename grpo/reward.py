@@ -3,13 +3,12 @@
     --reward=judge                                                how real does it look?
     --reward=correct                                              is the sum correct? (a rule)
     --reward=exact                                                is it what was there?
-    --reward=chain                                                the base model, read slowly
+    --reward=chain                                                what the base model finds likely
     --reward=judge:0.5,model/pretrained/sums_judge_weak.pt:0.5    two judges
     --reward=judge:1.0,my_rewards.py:even:0.1                     and one of your own
 
 Each of these maps the completions (B,G,T) and their `Batch` (grpo/batch.py) to (B,G), your own
-function, too. grpo/run/reward_setting.py reads the setting, and user_file.py beside it calls your
-function.
+function, too. grpo/run/load.py reads the setting.
 
 A judge is a model that maps tokens (N,T) to logits (N,T). The mean over what was blank is how sure
 it is, in log-odds, that this is real and nobody filled it in.
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from data.rules import Rule, check
 from data.vocabulary import MASK_ID
-from grpo.batch import Batch, make_batch
+from grpo.batch import Batch
 from grpo.policy import Policy
 
 JUDGE_BATCH = {
@@ -105,19 +104,20 @@ def exact(completions: Tensor, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def chain(base: Policy, completions: Tensor, batch: Batch) -> Tensor:
-    """Compute log p of completions, by the base model blank by blank: (B,G,T) -> (B,G), in nats.
+def chain(reader: Policy, completions: Tensor, batch: Batch) -> Tensor:
+    """Compute log p of completions, by a model that reads blank by blank: -> (B,G), in nats.
 
     From left to right, each blank is read with those before it filled in: by the chain rule,
     log p(y) = Σ_t log p(y_t | what's visible, y_1, ..., y_{t−1}). So here the blanks do see each
-    other, at the price of a forward pass for each. Equal beginnings are read only once.
+    other, at the price of a forward pass for each. Equal beginnings are read only once. The
+    temperature is 1, whatever the policy's.
     """
     place = batch.mask.cumsum(dim=1) * batch.mask  # (B,T) 1 at an input's first blank, then 2, ...
     log_p = torch.zeros(completions.shape[:2], device=completions.device)  # (B,G)
     for number in range(1, int(place.max()) + 1):
         hidden = (place >= number)[:, None]  # (B,1,T)
         texts, which = distinct(completions.masked_fill(hidden, MASK_ID))  # (D,T), (B,G)
-        log_q = base(make_batch(texts, texts == MASK_ID, 0, (0,))).log_marginals()  # (D,T,V)
+        log_q = reader(texts).log_marginals()  # (D,T,V)
         t = (place == number).int().argmax(dim=1)[:, None]  # (B,1) where that blank is
         y = completions.take_along_dim(t[..., None], dim=2)[..., 0]  # (B,G)
         there = (place == number).any(dim=1)[:, None]  # (B,1) not all inputs have so many blanks

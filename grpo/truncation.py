@@ -2,80 +2,32 @@
 
 A truncation finds the characters that each blank may be drawn from. Drawing and scoring then both
 see logits in which all others are as impossible as the blank itself, so what is sampled is what is
-differentiated. The set is found once, at the rollout, and its updates reuse it. `Truncated` is the
-`Product` that does so; grpo/latent.py does the same for each of its z.
+differentiated. The set is found once, at the rollout, and its updates reuse it
+(`Product.log_probs`).
 
-Each truncation is an `if` in `allowed_characters`. To add one of your own, write a line there, one
-in `truncates`, and its setting in Config (grpo/run/config.py).
+To add one of your own, write a function and a line in TRUNCATIONS, and its setting in Config
+(grpo/run/config.py).
 
 Shapes: B masked inputs, T characters, K values of a latent, V vocabulary.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import torch
 from torch import Tensor
-
-from grpo.policy import LogProbs, Product, Sample
 
 LEFT_OUT = -1e9  # a logit; like -inf, but it makes no NaN
 TOP_CHOICE = 0.1  # XTC leaves out characters that are at least this likely
 
-
-def truncates(config) -> bool:
-    """Tell whether any truncation is on."""
-    return bool(config.top_k or config.top_p < 1 or config.min_p or config.xtc_probability)
-
-
-class Truncated(Product):
-    """A `Product` that draws from the allowed characters alone."""
-
-    def sample(self) -> Sample:
-        allowed = allowed_characters(self.logits, self.batch.coins()[..., None], self.config)
-        restricted = Product(restrict(self.logits, allowed), self.batch, self.config)
-        return replace(restricted.sample(), allowed=allowed)
-
-    def log_probs(self, sample: Sample, reference: Product) -> LogProbs:
-        """Take logp and ref_logp from the allowed characters, and the rest from all characters.
-
-        A KL and an entropy of the allowed ones would read 0 while the policy collapses.
-        """
-        q, q_ref = (
-            Product(restrict(each.logits, sample.allowed), self.batch, self.config)
-            for each in (self, reference)
-        )
-        drawn = q.log_probs(sample, q_ref)
-        return replace(
-            super().log_probs(sample, reference), logp=drawn.logp, ref_logp=drawn.ref_logp
-        )
+# Each takes the probabilities q (...,V), with 0 for what another one has left out, the value of its
+# setting, and coins (...,1) in [0,1). It returns what may be drawn, (...,V) bool. Characters that
+# tie with the last one allowed are allowed, too.
 
 
-def restrict(logits: Tensor, allowed: Tensor) -> Tensor:
-    """Make all but the allowed characters impossible: (...,V), (...,V) bool -> (...,V)."""
-    return logits.masked_fill(~allowed, LEFT_OUT)
+def top_k(q: Tensor, k: int, coins: Tensor) -> Tensor:
+    """Keep the k most likely characters."""
+    return q >= q.topk(min(k, q.shape[-1]), dim=-1).values[..., -1:]
 
 
-def allowed_characters(logits: Tensor, coins: Tensor, config) -> Tensor:
-    """Find what may be drawn: logits (...,V), coins (...,1) in [0,1) -> (...,V) bool.
-
-    Characters that tie with the last one allowed are allowed, too.
-    """
-    q = (logits.double() / config.temperature).softmax(dim=-1)  # (...,V)
-    allowed = q > 0
-    if config.top_k:
-        k = min(config.top_k, q.shape[-1])
-        allowed = allowed & (q >= q.topk(k, dim=-1).values[..., -1:])
-    if config.top_p < 1:
-        allowed = allowed & top_p(q * allowed, config.top_p)
-    if config.min_p:  # relative to the most likely character (2407.01082)
-        allowed = allowed & (q >= config.min_p * q.amax(dim=-1, keepdim=True))
-    if config.xtc_probability:
-        allowed = allowed & ~(top_choices(q * allowed) & (coins < config.xtc_probability))
-    return allowed
-
-
-def top_p(q: Tensor, share: float) -> Tensor:
+def top_p(q: Tensor, share: float, coins: Tensor) -> Tensor:
     """Keep the most likely characters that add up to this share of q (1904.09751)."""
     falling = q.sort(dim=-1, descending=True).values  # (...,V)
     up_to = falling.cumsum(dim=-1)  # (...,V)
@@ -84,27 +36,51 @@ def top_p(q: Tensor, share: float) -> Tensor:
     return q >= falling.gather(-1, last)
 
 
-def top_choices(q: Tensor) -> Tensor:
-    """Find what XTC leaves out: all likely characters except the least likely one.
+def min_p(q: Tensor, share: float, coins: Tensor) -> Tensor:
+    """Keep what has at least this share of the most likely one's probability (2407.01082)."""
+    return q >= share * q.amax(dim=-1, keepdim=True)
+
+
+def xtc(q: Tensor, chance: float, coins: Tensor) -> Tensor:
+    """Leave out all likely characters except the least likely one, if the coin says so.
 
     XTC (exclude top choices) is text-generation-webui's pull request 6335. All G completions of an
     input draw from the same characters, so there's one coin for each blank.
     """
     top = q >= TOP_CHOICE * q.sum(dim=-1, keepdim=True)  # (...,V)
     least = torch.where(top, q, 2.0).amin(dim=-1, keepdim=True)  # (...,1)
-    return top & (q > least)
+    return ~(top & (q > least) & (coins < chance))
 
 
-def penalized(kind: Callable, blank: int) -> Callable:
-    """Wrap a kind of distribution, so that its logits, the last tensor, get penalized first."""
+# {setting: (function, the value that switches it off)}, in the order in which they act
+TRUNCATIONS = {
+    "top_k": (top_k, 0),
+    "top_p": (top_p, 1),
+    "min_p": (min_p, 0),
+    "xtc_probability": (xtc, 0),
+}
 
-    def penalize_and_make(*tensors):
-        *prior, logits, batch, config = tensors
-        penalty = config.repetition_penalty
-        logits = penalize_repetition(logits, batch.masked, blank, penalty)
-        return kind(*prior, logits, batch, config)
 
-    return penalize_and_make
+def truncates(config) -> bool:
+    """Tell whether any truncation is on."""
+    return any(getattr(config, name) != off for name, (_, off) in TRUNCATIONS.items())
+
+
+def allowed_characters(logits: Tensor, coins: Tensor, config) -> Tensor:
+    """Find what may be drawn: logits (...,V), coins (...,1) in [0,1) -> (...,V) bool."""
+    q = (logits.double() / config.temperature).softmax(dim=-1)  # (...,V)
+    allowed = q > 0
+    for name, (function, off) in TRUNCATIONS.items():
+        value = getattr(config, name)
+        if value != off:
+            kept = allowed & function(q * allowed, value, coins)
+            allowed = torch.where(kept.any(dim=-1, keepdim=True), kept, allowed)  # never nothing
+    return allowed
+
+
+def restrict(logits: Tensor, allowed: Tensor) -> Tensor:
+    """Make all but the allowed characters impossible: (...,V), (...,V) bool -> (...,V)."""
+    return logits.masked_fill(~allowed, LEFT_OUT)
 
 
 def penalize_repetition(logits: Tensor, masked: Tensor, blank: int, penalty: float) -> Tensor:

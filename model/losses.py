@@ -4,11 +4,10 @@ The generator learns to fill in hidden characters (masked language modeling, 181
 its inputs part of the blanks are filled in already, which is what a model that fills blank by blank
 gets to see. The judge learns to tell what was there from what the generator drew.
 
-Shapes: B inputs, T characters. A policy maps a `Batch` to a distribution over its completions, a
-judge maps tokens (B,T) to log-odds (B,T). `args` are the settings of `model/pretrain.py`.
+Shapes: B inputs, T characters. A policy maps masked inputs (B,T) to a distribution over their
+completions, a judge maps tokens (B,T) to log-odds (B,T). `args` are the settings of
+`model/pretrain.py`.
 """
-
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grpo.batch import INPUTS, Batch, make_batch
+from grpo.policy import at_temperature
 from grpo.reward import mean_over_blanks
 
 PRETRAINING = 2**31 + 1  # begins the seeds here, so that no run draws the same random numbers
@@ -41,16 +41,15 @@ def masked_batch(dataset, args, masking, seed, reveal=False):
 
 def generator_loss(policy, batch: Batch) -> Tensor:  # ()
     """Compute the mean of −log q of a hidden character, in nats."""
-    log_q = policy(batch).log_likelihood(batch.tokens[:, None])  # (B,1,T)
+    log_q = policy(batch.masked).log_likelihood(batch.tokens[:, None])  # (B,1,T)
     return -log_q.sum() / batch.mask.sum().clamp(min=1)
 
 
 @torch.no_grad()
 def draw_completions(policy, batch, temperature):
     """Draw one completion of each input, at this temperature: -> (B,T)."""
-    q = policy(batch)
-    q = replace(q, config=replace(q.config, temperature=temperature))
-    return q.sample().completions[:, 0]
+    q = at_temperature(policy(batch.masked), temperature)
+    return q.sample(batch).completions[:, 0]
 
 
 def judge_loss(judge, policy, dataset, args, temperature, seed):
@@ -59,14 +58,13 @@ def judge_loss(judge, policy, dataset, args, temperature, seed):
     For each input a coin decides whether the judge sees what was there or what the policy drew.
     Each character that was blank is graded on its own. The loss is least where a logit is log(p/q),
     with p the completion's probability in real text and q that under the policy (residual
-    energy-based models, 2004.11714). Grading only their mean isn't enough: the judge then learns to
-    blame one character, and that may be a visible one, which nobody counts. A drawn completion that
-    happens to be the real one still counts as drawn.
+    energy-based models, 2004.11714). Grading only their mean isn't enough: then one character can
+    decide for all, and the judge needn't learn more than that. A drawn completion that happens to
+    be the real one still counts as drawn.
     """
     batch = masked_batch(dataset, args, args.judge_masking, seed)
     drawn = draw_completions(policy, batch, temperature)  # (B,T)
-    # One of each row's numbers would do. The second one is what made the judges that ship.
-    coins = np.random.default_rng((*seed, 3)).random(batch.mask.shape)[:, 1:2] < 0.5  # (B,1)
+    coins = np.random.default_rng((*seed, 3)).random((len(drawn), 1)) < 0.5  # (B,1)
     real = torch.from_numpy(coins).to(drawn.device).expand(drawn.shape)  # (B,T)
     completions = torch.where(real, batch.tokens, drawn)  # (B,T)
     logits = judge(completions).float()  # (B,T)

@@ -4,13 +4,12 @@
 
 The generator learns to fill masked characters. The judge starts as a copy of the generator, and
 learns to tell the generator's draws from text. `model/losses.py` has both losses, and
-`model/report.py` measures how good the two models are. Ctrl-C saves what's done, and the same
-command goes on from there.
+`model/report.py` measures how good the two models are. If it's stopped, the same command goes on
+where it was, a hundred steps back at most.
 """
 
 import math
 import os
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -21,24 +20,18 @@ import torch
 from tqdm import tqdm
 
 from data.masking import parse_masking
-from data.user_mistake import Mistake, exit_on_mistake
-from grpo.distributed import n_processes
+from data.user_mistake import Mistake, run_program
+from grpo.run.arguments import read_arguments, within
 from grpo.run.checkpoint import load_model, model_file, write
-from grpo.run.config import Config, read_arguments, within
-from grpo.run.load import check_length, load_splits
+from grpo.run.config import Config
+from grpo.run.load import check_fit, load_splits
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
-from grpo.run.signals import StopSignals
-from model.losses import (
-    PRETRAINING,
-    generator_loss,
-    judge_loss,
-    masked_batch,
-)
+from model.losses import PRETRAINING, generator_loss, judge_loss, masked_batch
 from model.report import report
 from model.transformer import Generator, Judge, LatentGenerator, TransformerConfig
 
 UNFINISHED = "unfinished.pt"  # in out_dir, while the training isn't done
-SAVE_EVERY = 200  # steps
+SAVE_EVERY = 100  # steps
 
 
 @dataclass
@@ -55,7 +48,9 @@ class Settings:
     n_latent: int = 1  # how many values the latent can take (grpo/latent.py); 1: no latent
     batch_size: int = 64  # inputs per step
     generator_steps: int = within(2500, 0)  # training steps of the generator; 0: none
+    generator_rate: float = 8e-3  # its peak learning rate, of Muon; of AdamW it's a quarter
     judge_steps: int = within(1000, 0)  # training steps of the judge; 0: make no judge
+    judge_rate: float = 4e-3
     seed: int = within(1, 0)  # for the weights, inputs and draws
     # auto: bfloat16 if it is fast here. A step then takes two thirds of the time.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -82,16 +77,18 @@ def schedule(step, steps):
     return min(warm_up, cosine)
 
 
-def fit(name, model, loss_fn, steps, optimizers, unfinished=None):
-    """Train the model to minimize `loss_fn(step)`. It begins where `unfinished` says."""
-    start = unfinished.begin(name, optimizers) if unfinished else 0
+def fit(name, model, loss_fn, steps, optimizers, start=0, save=None):
+    """Train the model to minimize `loss_fn(step)`, from step `start` on.
+
+    Now and then this calls save(step, optimizers), if there is such a function.
+    """
     bar = tqdm(range(start, steps), name, initial=start, total=steps, dynamic_ncols=True)
     for step in bar:
-        if unfinished and (unfinished.signals.received or step % SAVE_EVERY == 0):
-            unfinished.save(name, step, optimizers)
         loss = loss_fn(step)
         if not loss.isfinite():
             raise FloatingPointError(f"{name}: the loss of step {step} is {loss.item()}")
+        if save and step % SAVE_EVERY == 0:
+            save(step, optimizers)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -100,45 +97,6 @@ def fit(name, model, loss_fn, steps, optimizers, unfinished=None):
             optimizer.step()
         model.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
-
-
-class Unfinished:
-    """What's done of a training, in a file that's gone when it ends."""
-
-    def __init__(self, path, settings, **models):
-        """Restore the models if there is such a file. It must be of the same settings."""
-        self.path, self.settings, self.models = path, settings, models
-        self.state = None
-        self.signals = StopSignals()
-        if path.exists():
-            self.state = torch.load(path, weights_only=True)
-            if self.state["settings"] != settings:
-                raise Mistake(f"{path} is of other settings; name another out_dir, or remove it")
-            for name, model in models.items():
-                model.load_state_dict(self.state[name])
-
-    @property
-    def training(self):
-        """Name the training that's unfinished, or return None."""
-        return self.state and self.state["training"]
-
-    def begin(self, name, optimizers):
-        """Return the step at which the training called `name` goes on."""
-        if self.training != name:
-            return 0
-        for optimizer, state in zip(optimizers, self.state["optimizers"]):
-            optimizer.load_state_dict(state)
-        return self.state["step"]
-
-    def save(self, name, step, optimizers):
-        """Save everything after `step` steps. If a signal asked for it, end the program."""
-        self.state = {"training": name, "step": step, "settings": self.settings}
-        self.state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
-        self.state |= {name: model.state_dict() for name, model in self.models.items()}
-        write(self.path, self.state)
-        if self.signals.received:
-            tqdm.write(f"{name}: step {step} is saved; the same command goes on", sys.stderr)
-            sys.exit(128 + self.signals.received)
 
 
 def make_models(args, vocab_size):
@@ -183,21 +141,11 @@ def pretrain(args):
         batch_size=args.batch_size,
         dtype=args.dtype,
     )
-    train, val = load_splits(config)
-    for masking, steps in (
-        (args.masking, args.generator_steps),
-        (args.judge_masking, args.judge_steps),
-    ):
-        if steps:
-            val.batch(1, masking, (0,))  # which raises a Mistake if it finds nothing to hide
+    known = load_model(args.start, Generator).vocab_size if args.start else None
+    train, val = load_splits(config, known)
     generator, judge = make_models(args, train.vocab_size)
     set_threads(generator)
-    check_length(args.block_size, generator, judge)
-    out = Path(args.out_dir)
-    # if we can't write here, or somebody else began to, fail now
-    out.mkdir(parents=True, exist_ok=(out / UNFINISHED).exists())
-    models = {"generator": generator, "judge": judge}
-    unfinished = Unfinished(out / UNFINISHED, settings, **models)
+    check_fit(args.start, generator, args.block_size)
     policy = make_policy(generator, config, device)
     score = make_judge(judge, config, device)
 
@@ -212,43 +160,63 @@ def pretrain(args):
         seed = (PRETRAINING, args.seed, 1, step)
         return judge_loss(score, policy, train, args, temperature, seed)
 
-    peak = 2e-3 if args.start else 8e-3
-    with unfinished.signals:
-        if unfinished.training != "judge":
-            optimizers = make_optimizers(generator, peak)
-            steps = args.generator_steps
-            fit("generator", generator, loss_of_generator, steps, optimizers, unfinished)
-            write(out / "generator.pt", model_file(generator, torch.float16))
+    out = Path(args.out_dir)
+    models = {"generator": generator, "judge": judge}
+    losses = {"generator": loss_of_generator, "judge": loss_of_judge}
+    rates = {"generator": args.generator_rate, "judge": args.judge_rate}
+    steps = {"generator": args.generator_steps, "judge": args.judge_steps}
+    unfinished = read_unfinished(out / UNFINISHED, settings)
+    for name, model in models.items():
+        if not steps[name] or unfinished.get("training", name) != name:
+            continue
+        start, optimizers = 0, make_optimizers(model, rates[name])
+        if unfinished:
+            start = unfinished["step"]
+            for each in models:
+                models[each].load_state_dict(unfinished[each])
+            for optimizer, state in zip(optimizers, unfinished["optimizers"]):
+                optimizer.load_state_dict(state)
+            unfinished = {}
+        elif name == "judge":
             judge.trunk.load_state_dict(generator.trunk.state_dict())
-        if args.judge_steps:
-            optimizers = make_optimizers(judge, 4e-3)
-            fit("judge", judge, loss_of_judge, args.judge_steps, optimizers, unfinished)
-            write(out / "judge.pt", model_file(judge, torch.float16))
-    unfinished.path.unlink(missing_ok=True)
+
+        def save(step, optimizers, training=name):
+            content = {name: model.state_dict() for name, model in models.items()}
+            content["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+            content |= {"training": training, "step": step, "settings": settings}
+            write(out / UNFINISHED, content)
+
+        fit(name, model, losses[name], steps[name], optimizers, start, save)
+        write(out / f"{name}.pt", model_file(model, torch.float16))
+    (out / UNFINISHED).unlink(missing_ok=True)
     masking = args.judge_masking if args.judge_steps else args.masking
     report(policy, score if args.judge_steps else None, val, train.rule, masking, device)
 
 
-def parse(arguments: list[str]) -> Settings:
-    """Read config files and flags. Raises a Mistake if a setting isn't allowed."""
-    usage = "python -m model.pretrain [config.py ...] [--key=value ...] [--help]"
-    args = Settings(**read_arguments(Settings, arguments, usage))
+def read_unfinished(path: Path, settings: dict) -> dict:
+    """Read what's done of a training that was stopped, or {}. It must be of the same settings."""
+    if not path.exists():
+        return {}
+    content = torch.load(path, weights_only=True)
+    if content["settings"] != settings:
+        raise Mistake(f"{path} is of other settings; name another out_dir, or remove it")
+    return content
+
+
+def main(arguments: list[str]) -> None:
+    given, words = read_arguments(Settings, arguments, __doc__)
+    args = Settings(**given)
+    if words:
+        raise Mistake(f"{words[0]!r} is neither a config file (a .py) nor a flag (--key=value)")
     parse_masking(args.masking)
     parse_masking(args.judge_masking)
     if args.n_embd % 32:
-        raise Mistake(f"n_embd={args.n_embd} is not allowed; it takes a multiple of 32")
+        raise Mistake(f"n_embd={args.n_embd} isn't a multiple of 32; name one")
     out = Path(args.out_dir)
-    if not args.out_dir or (out.exists() and not (out / UNFINISHED).exists()):
+    if out.exists() and not (out / UNFINISHED).exists():
         raise Mistake(f"out_dir={args.out_dir} exists; remove it, or name another --out_dir")
-    if n_processes() > 1:
-        raise Mistake("model.pretrain runs in one process; start it without torchrun")
-    return args
-
-
-def main(arguments):
-    with exit_on_mistake("pretrain"):
-        pretrain(parse(arguments))
+    pretrain(args)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program(main)

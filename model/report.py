@@ -37,7 +37,7 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
     batch = make_batch(*dataset.batch(size, masking, (REPORT, 0)), 1, (REPORT, 0))
     batch = batch.map(lambda x: x.to(device))
     tokens, mask = batch.tokens, batch.mask  # each (N,T)
-    log_q = policy(batch).log_likelihood(tokens[:, None])  # (N,1,T)
+    log_q = policy(batch.masked).log_likelihood(tokens[:, None])  # (N,1,T)
     print(f"held-out inputs with masking={masking}: nats {-log_q.sum() / mask.sum():.3f}")
     if judge:
         both = torch.stack([tokens, draw_completions(policy, batch, 1.0)], dim=1)  # (N,2,T)

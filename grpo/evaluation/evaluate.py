@@ -6,6 +6,8 @@ never needs to be asked by the reward. Next to it stands what the judge accepts,
 get without GRPO. The rows:
 
     before, after: sampled, argmax   the base model or the policy in one pass; 16 draws or one guess
+    before, τ = 0.3                  text: the base model's draws at a low temperature
+    the truth                        what was there before it was hidden
     exact marginals                  sums: independent blanks with perfect probabilities, which is
                                      where pretraining would end
     cheat: common words              text: the most frequent word of each length, blindly
@@ -13,6 +15,7 @@ get without GRPO. The rows:
                                      which estimates log p
     left to right, right to left   * sums: the base model in two passes, a number each, or with one
                                      blank a pass
+    the same, best reward of 16    * of those two-pass draws the one that earns the most
     one by one                     * text: one blank a pass, first the one that it's surest of
 
 * needs `python -m grpo.evaluation out --again`. In several passes all but the last one draw, unless
@@ -27,7 +30,7 @@ The columns:
                        do the blanks agree?
     accepts, fooled    the share with a judge's score above 0: of all, and of what the rule rejects
                        (empty if that's fewer than 20)
-    different          different good completions among an input's 16
+    different_correct  different good completions among an input's 16
     pass@k             the share of inputs with a good one (text: an exact one) among k
     n blanks           what's good of the inputs with so many blanks
 
@@ -39,7 +42,6 @@ Shapes: N held-out inputs, n completions of each, T characters.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -53,11 +55,10 @@ from grpo.batch import Batch
 from grpo.evaluation import exact
 from grpo.evaluation.rivals import best_by_judge, fill_in_passes, fill_with_common_words
 from grpo.metrics import mean_number_of_different
-from grpo.policy import Product
+from grpo.policy import Product, at_temperature
 from grpo.reward import Rewards, chain, distinct, judge_metrics, judge_scores
 from grpo.run.load import SAMPLES, HeldOut, Models
 from grpo.run.network import uncompiled
-from grpo.truncation import truncates
 
 JUDGED = 4  # the judge takes its time, so it reads only so many of an input's completions
 
@@ -101,19 +102,17 @@ def distance(completions: Tensor, batch: Batch) -> float:
     return sum(map(abs, frequency.values())) / 2
 
 
-def score(
-    models: Models, rewards: Rewards, completions: Tensor, held_out: HeldOut
-) -> dict[str, Tensor]:
-    """Ask the judge and the parts of the reward about completions (N,n,T): -> {name: (N,n)}.
+def score(models: Models, rewards: Rewards, completions: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Ask the judge and the reward's other judges and functions: (N,n,T) -> {name: (N,n)}.
 
-    Those that have a column anyway aren't asked again.
+    Parts of the reward that have a column anyway aren't asked again.
     """
-    batch = held_out.batch
-    parts = {"judge": judge_scores(models.judge, completions, batch)} if models.judge else {}
+    batch = batch.first(completions.shape[1])
+    scores = {"judge": judge_scores(models.judge, completions, batch)} if models.judge else {}
     for name, (part, _) in rewards.parts.items():
-        if name not in ("judge", "chain", "exact", held_out.rule_name):
-            parts[name] = part(completions, batch)
-    return parts
+        if name.endswith(".pt") or ".py:" in name:
+            scores[name] = part(completions, batch)
+    return scores
 
 
 def score_metrics(
@@ -137,43 +136,46 @@ def score_metrics(
     return {name: float(x) for name, x in figures.items()}
 
 
-def table_rows(
+def drawn_rows(models: Models, held_out: HeldOut) -> dict[str, Product]:
+    """List the rows that are drawn in one pass: {title: what they're drawn from}."""
+    base, policy = models.base(held_out.batch.masked), models.policy(held_out.batch.masked)
+    rows = {"before, sampled": base, "after, sampled": policy}
+    if held_out.answers is None:
+        rows["before, τ = 0.3"] = at_temperature(base, 0.3)
+    return rows
+
+
+def other_rows(
     models: Models, rewards: Rewards | None, held_out: HeldOut, everything: bool
-) -> Iterator[tuple[str, Tensor, float, Product | None]]:
-    """Yield the rows of the table: a title, completions (N,n,T), how many passes they took, and the
-    distribution they were drawn from, if it was one pass of a policy.
+) -> Iterator[tuple[str, Tensor, float]]:
+    """Yield the other rows: a title, completions (N,n,T), and how many passes they took.
 
     `everything` adds those that take more than some seconds.
     """
     batch, rule = held_out.batch, held_out.rule
-    base, policy = models.base(batch), models.policy(batch)
-    yield "the truth", batch.tokens[:, None], 0, None
-    yield "before, sampled", base.sample().completions, 1, base
-    yield "before, argmax", base.best_guess()[:, None], 1, None
-    if held_out.answers is None:
-        cold = replace(base, config=replace(base.config, temperature=0.3))
-        yield "before, τ = 0.3", cold.sample().completions, 1, cold
+    base = models.base(batch.masked)
+    yield "the truth", batch.tokens[:, None], 0
+    yield "before, argmax", base.best_guess()[:, None], 1
+    yield "after, argmax", models.policy(batch.masked).best_guess()[:, None], 1
     if isinstance(rule, WordRule):
-        yield "cheat: common words", fill_with_common_words(batch, rule.lexicon), 0, None
-    yield "after, sampled", policy.sample().completions, 1, policy
-    yield "after, argmax", policy.best_guess()[:, None], 1, None
+        yield "cheat: common words", fill_with_common_words(batch, rule.lexicon), 0
     if not everything:
         return
     if models.judge:
-        completions = base.sample().completions  # (N,n,T)
+        completions = base.sample(batch).completions  # (N,n,T)
         scores = judge_scores(models.judge, completions, batch)  # (N,n)
-        yield "best of 16, judge", best_by_judge(base, completions, scores), 1, None
+        yield "best of 16, judge", best_by_judge(base, completions, scores), 1
     fill = partial(fill_in_passes, models.base, batch)
     if held_out.answers is None:
-        yield "one by one, argmax", *fill("confidence"), None
+        yield "one by one, argmax", *fill("confidence")
         return
     twice, passes = fill("left to right", 2, SAMPLES)  # (N,16,T)
-    yield "left to right, 2 passes", twice, passes, None
+    yield "left to right, 2 passes", twice, passes
     reward, _ = rewards(twice, batch)  # (N,16)
     best = twice.take_along_dim(reward.argmax(dim=1)[:, None, None], dim=1)  # (N,1,T)
-    yield "the same, best reward of 16", best, passes, None
-    yield "right to left, 2 passes, argmax", *fill("right to left", 2), None
-    yield "right to left, argmax", *fill("right to left"), None
+    yield "the same, best reward of 16", best, passes
+    yield "right to left, 2 passes, argmax", *fill("right to left", 2)
+    yield "right to left, argmax", *fill("right to left")
 
 
 @torch.no_grad()
@@ -189,22 +191,30 @@ def evaluate(
 
     `everything` adds the rows that take long. With `quiet` there's no bar.
     """
-    result, drawn = {}, []
     batch, answers = held_out.batch, held_out.answers
-    rows = table_rows(models, rewards, held_out, everything)
-    for title, completions, passes, q in tqdm(
-        rows, desc="table", leave=False, disable=True if quiet else None
-    ):
-        if q and answers is not None and not truncates(q.config):
-            figures = exact.figures(exact.probabilities(q, answers), batch.mask)
-        else:
-            figures = measure(completions, held_out)
-        figures["chain"] = chain(models.base, completions[:, :1], batch).mean().item()
+    result, drawn = {}, []
+
+    def add(title: str, figures: dict, completions: Tensor, passes: float) -> dict[str, Tensor]:
+        """Complete the figures of a row, and return the scores of its completions."""
         few = completions[:, :JUDGED]  # (N,n,T)
-        scores = score(models, rewards, few, held_out)
+        scores = score(models, rewards, few, batch)
+        figures["chain"] = chain(models.reader, completions[:, :1], batch).mean().item()
         result[title] = figures | score_metrics(scores, few, held_out) | {"passes": passes}
-        if title == "after, sampled":
-            drawn = list_completions(batch, few, scores)
+        bar.update()
+        return scores
+
+    with tqdm(desc="table", leave=False, disable=True if quiet else None) as bar:
+        for title, q in drawn_rows(models, held_out).items():
+            completions = q.sample(batch).completions  # (N,16,T)
+            if answers is None or q.truncates:
+                figures = measure(completions, held_out)
+            else:
+                figures = exact.figures(exact.probabilities(q, answers), batch.mask)
+            scores = add(title, figures, completions, 1)
+            if title == "after, sampled":
+                drawn = list_completions(batch, completions[:, :JUDGED], scores)
+        for title, completions, passes in other_rows(models, rewards, held_out, everything):
+            add(title, measure(completions, held_out), completions, passes)
     if answers is not None:
         marginals = exact.marginals(answers, batch.mask)
         result["exact marginals"] = exact.figures(marginals, batch.mask)
@@ -225,23 +235,6 @@ def list_completions(batch: Batch, completions: Tensor, scores: dict[str, Tensor
 
 @torch.no_grad()
 @uncompiled()
-def try_out(models: Models, rewards: Rewards, held_out: HeldOut, first: Batch) -> None:
-    """Try the table on two inputs, so that its errors show up before training.
-
-    And try the reward on the `first` inputs with any characters in their blanks, because that's
-    what it gets to see.
-    """
-    few = replace(held_out, batch=held_out.batch[:2])
-    evaluate(models, rewards, few, everything=True, quiet=True)
-    generator = models.base.network
-    noise = first.noise(SAMPLES, first.mask.shape[1])  # (B,16,T)
-    anything = (noise * (generator.vocab_size - 1)).long()  # (B,16,T)
-    anything = anything + (anything >= generator.blank)  # leave out the blank: nobody draws it
-    rewards(torch.where(first.mask[:, None], anything, first.tokens[:, None]), first)
-
-
-@torch.no_grad()
-@uncompiled()
 def peek(models: Models, rewards: Rewards, held_out: HeldOut, step: int) -> str:
     """Say how good the policy is on held-out inputs, and show how it fills three of them.
 
@@ -249,11 +242,10 @@ def peek(models: Models, rewards: Rewards, held_out: HeldOut, step: int) -> str:
     have the most blanks, because those are the most likely to clash.
     """
     batch = held_out.batch
-    once = replace(batch, uniforms=batch.uniforms[:, :1])
-    completions = models.policy(once).sample().completions  # (N,1,T)
+    completions = models.policy(batch.masked).sample(batch.first(1)).completions  # (N,1,T)
     name = held_out.rule.name if held_out.rule else "exact"
     line = f"step {step}: {name} {measure(completions, held_out)[name]:.3f}"
-    for name, scores in score(models, rewards, completions, held_out).items():  # (N,1)
+    for name, scores in score(models, rewards, completions, batch).items():  # (N,1)
         if name == "judge":
             line += f", the judge accepts {(scores > 0).float().mean():.3f}"
         else:

@@ -24,7 +24,7 @@ def probabilities(q: Product, answers: list[list[str]]) -> list[Tensor]:
     found = []
     for i, texts in enumerate(answers):
         completions = encode("".join(texts)).view(1, len(texts), -1)  # (1,n,T)
-        log_q = q[i : i + 1].log_likelihood(completions.to(q.batch.mask.device))  # (1,n,T)
+        log_q = q[i : i + 1].log_likelihood(completions.to(q.mask.device))  # (1,n,T)
         found.append(log_q[0].double().sum(dim=-1).exp().cpu())
     return found
 

@@ -37,13 +37,13 @@ def fill_in_passes(
     planned = blanks.clamp(max=passes) if passes else blanks  # (M,) how many passes each input gets
     filled, left = batch.masked.clone(), batch.mask.clone()  # (M,T)
     for done in range(int(planned.max())):
-        now = make_batch(filled, left, 1, (PASSES, done))
-        q = policy(now)
+        q = policy(filled)
         best = q.best_guess()  # (M,T)
         characters = best
         if n:
             last = (planned - done == 1)[:, None]  # (M,1)
-            characters = torch.where(last, best, q.sample().completions[:, 0])  # (M,T)
+            now = make_batch(filled, left, 1, (PASSES, done))
+            characters = torch.where(last, best, q.sample(now).completions[:, 0])  # (M,T)
         preference = torch.arange(T, device=left.device).expand(left.shape).float()  # (M,T)
         if order == "left to right":
             preference = -preference

@@ -29,9 +29,7 @@ def format_rows(rows: dict[str, list[dict[str, float]]]) -> list[str]:
     """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text."""
     names = dict.fromkeys(name for runs in rows.values() for row in runs for name in row)
     names = [name for name in FIRST if name in names] + [n for n in names if n not in FIRST]
-    shorter = {"different_correct": "different"}
-    titles = (shorter.get(name, name.removeprefix("reward_")) for name in names)
-    lines = [["filled by", *titles]]
+    lines = [["filled by", *(name.removeprefix("reward_") for name in names)]]
     for title, runs in rows.items():
         cells = [cell([row[name] for row in runs if name in row], len(runs)) for name in names]
         lines.append([title, *cells])

@@ -11,12 +11,10 @@ The first one is the reference. Every other one has Welch's interval of its diff
     undecided  otherwise
 """
 
-import sys
 from pathlib import Path
 from statistics import NormalDist, mean, variance
 
-from data.user_mistake import Mistake, exit_on_mistake
-from grpo.run.config import Parser
+from data.user_mistake import Mistake, run_program
 from grpo.run.log import read_lines
 
 EQUAL = 0.03
@@ -25,7 +23,8 @@ EQUAL = 0.03
 def student(df: float, confidence: float) -> float:
     """Return the two-sided quantile of Student's t, by the expansion of Cornish and Fisher.
 
-    It's off by .4% at 2 degrees of freedom, and by less with more.
+    At 2 degrees of freedom, three runs, it's .75% too small, and at 1 degree 11%. With more it's
+    closer.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     first = (z**3 + z) / 4
@@ -95,16 +94,15 @@ def rows(arms: dict[str, list[dict]]) -> list[list[str]]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = Parser(prog="python -m grpo.experiments.compare")
-    parser.add_argument("results", nargs="+", help="folders of `fair`, the reference first")
-    with exit_on_mistake("compare"):
-        arms = {}
-        for path in parser.parse_args(arguments).results:
-            arms |= read_arms(path)
-        head = "variant,settings,seeds,correct,difference,verdict,lost".split(",")
-        for line in [head, ["---"] * len(head), *rows(arms)]:
-            print("|", " | ".join(line), "|")
+    if not arguments:
+        raise Mistake("name folders of `fair`, the reference first")
+    arms = {}
+    for path in arguments:
+        arms |= read_arms(path)
+    head = "variant,settings,seeds,correct,difference,verdict,lost".split(",")
+    for line in [head, ["---"] * len(head), *rows(arms)]:
+        print("|", " | ".join(line), "|")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program(main)

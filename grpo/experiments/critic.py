@@ -18,7 +18,6 @@ from data.vocabulary import MASK_ID
 from grpo.batch import Batch
 from grpo.experiments.rewards import successes
 from grpo.run.checkpoint import load_model
-from grpo.run.load import END
 from model.transformer import Generator, Judge
 
 
@@ -43,16 +42,14 @@ def value(masked: Tensor) -> Tensor:
 def advantage(completions: Tensor, batch: Batch) -> Tensor:
     """Pay 1 for a correct sum, minus what the critic expected: -> (B,G).
 
-    The critic predicts first. Then it learns from this step's rewards, by their squared error. No
-    checkpoint holds it, so a resumed run begins with a new one.
+    The critic predicts first. Then it learns from this step's rewards, by their squared error,
+    unless somebody only measures, without gradients. No checkpoint holds it, so a resumed run
+    begins with a new one.
     """
     reward = successes(completions, batch)  # (B,G)
-    with torch.enable_grad():  # whoever asks for a reward may have switched it off
-        expected = value(batch.masked)  # (B,1)
-        loss = F.mse_loss(expected.expand_as(reward), reward)
-    _, step = batch.seed
-    if step != END:  # the table's inputs are held out
-        loss.backward()
+    expected = value(batch.masked)  # (B,1)
+    if torch.is_grad_enabled():  # the table's inputs are held out, so it may not learn from them
+        F.mse_loss(expected.expand_as(reward), reward).backward()
         optimizer.step()
         optimizer.zero_grad()
     return reward - expected.detach()

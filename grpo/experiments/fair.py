@@ -1,11 +1,12 @@
 """Measure a variant of GRPO fairly: tuned on its own, over several seeds, on sums.
 
     python -m grpo.experiments.fair out-none config/rule.py --baseline=none --scale_rewards=none
-    python -m grpo.experiments.fair out-no-kl config/rule.py --grid kl_beta=0
-    python -m grpo.experiments.fair out-q supervised any --power=1 --grid rate=1e-3,2e-3,4e-3
+    python -m grpo.experiments.fair out-no-kl config/rule.py --kl_beta=0
+    python -m grpo.experiments.fair out-q supervised any --power=1 --rate=1e-3,2e-3,4e-3
 
-Of held-out sums, half are for choosing settings and half for reporting. Each candidate of the grid
-(by default four values of β times three learning rates) gets a run with a seed that isn't reported,
+Of held-out sums, half are for choosing settings and half for reporting. A flag with several values
+is a row of the grid. Each candidate (by default four values of β times three learning rates, unless
+the command sets them) gets a run with a seed that isn't reported,
 on the half for choosing. If the best one sits at an edge of the grid, the grid grows by one value
 there. The best three get a second seed. Then the winner gets the seeds that are reported, on the
 other half. That's 25 runs: at half a minute each, a quarter of an hour.
@@ -18,6 +19,7 @@ grpo/experiments/claims.md has what came of many variants.
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -28,19 +30,21 @@ from statistics import mean
 import torch
 from tqdm import tqdm
 
-from data.files import PROJECT, shipped_path
-from data.user_mistake import Mistake, exit_on_mistake
+from data.files import PROJECT
+from data.rules import SumRule
+from data.user_mistake import Mistake, run_program
 from grpo.evaluation import exact
 from grpo.experiments import supervised
 from grpo.run.checkpoint import LATEST, write
-from grpo.run.config import Config, Parser, load_config
-from grpo.run.load import load_generator
-from grpo.run.origin import differences, made_with
+from grpo.run.config import Config, load_config
+from grpo.run.fingerprint import fingerprint, hashed
+from grpo.run.load import Models, load_generator, load_rewards
 from grpo.truncation import truncates
 
+CPU = torch.device("cpu")
 CHOOSING = 101, 102  # the seeds that choose
 FINALISTS = 3
-DATASETS = {"choose": "sums_choose", "report": "sums"}
+HALVES = {"choose": "choose", "report": "val"}
 GRID = {
     "grpo": {"kl_beta": [0.01, 0.02, 0.05, 0.1], "learning_rate": [5e-4, 1e-3, 2e-3]},
     "supervised": {"rate": [5e-4, 1e-3, 2e-3, 4e-3, 8e-3]},
@@ -53,19 +57,28 @@ LOST = 1e-6  # with less than this for all correct answers together, an input is
 class Variant:
     """A variant, its candidates, and its runs: each is a half, a candidate and a seed."""
 
-    def __init__(self, folder: Path, words: list[str]):
-        self.folder = folder
+    def __init__(self, folder: Path, words: list[str], grid: dict[str, list[float]]):
+        self.folder, self.words, self.grid = folder, words, grid
         self.kind = "supervised" if words[0] == "supervised" else "grpo"
-        self.words = words  # of the command line
         if self.kind == "supervised":
-            # what it's made with besides: the student, and the reward of its answers
-            words = [word.replace("--start=", "--generator_checkpoint=") for word in words]
-            ours = "--generator_checkpoint=", "--reward="
-            self.config = load_config([word for word in words if word.startswith(ours)])
-            self.made_with = made_with(self.config, TEACHING)
+            self.settings = self.supervised_settings()
+            self.config = Config(
+                generator_checkpoint=self.settings.start, reward=self.settings.reward or "judge"
+            )
         else:
-            self.config = load_config(words)
-            self.made_with = made_with(self.config)
+            self.settings = self.config = load_config(words)
+
+    def supervised_settings(self, **candidate) -> supervised.Settings:
+        answers, flags = self.words[1:2], self.words[2:]
+        flags = flags + [f"--{name}={value:g}" for name, value in candidate.items()]
+        return supervised.read([*answers, "out", *flags])[2]
+
+    def made_by(self) -> str:
+        """Hash the code and files that its runs depend on."""
+        if ".py:" in self.config.reward:  # execute it, to see what it loads
+            load_rewards(self.config, Models(None, None, None, None, None), SumRule(), CPU)
+        teaching = [(PROJECT / path).read_bytes() for path in TEACHING]
+        return hashed(fingerprint(self.config).encode(), *teaching)
 
     def command(self, half: str, candidate: dict, seed: int) -> list[str]:
         """Write the command of a run."""
@@ -74,8 +87,8 @@ class Variant:
         if self.kind == "supervised":
             _, answers, *others = self.words
             return ["-m", "grpo.experiments.supervised", answers, str(out_dir), *others, *flags]
-        flags += [f"--dataset={DATASETS[half]}", f"--out_dir={out_dir}"]
-        return [str(shipped_path("train_grpo.py")), *self.words, *flags]
+        flags += [f"--held_out={HALVES[half]}", f"--out_dir={out_dir}"]
+        return [str(PROJECT / "train_grpo.py"), *self.words, *flags]
 
     def folder_of(self, half: str, candidate: dict, seed: int) -> Path:
         return self.folder / "-".join([half, *(f"{x:g}" for x in candidate.values()), str(seed)])
@@ -101,9 +114,9 @@ class Variant:
     def describe(self, out_dir: Path, half: str) -> dict:
         """Sum a run up: exact figures, pass@k, and what's lost."""
         file = out_dir / ("generator.pt" if self.kind == "supervised" else LATEST)
-        config = Config(dataset=DATASETS[half], reward="correct", judge_checkpoint="")
+        config = Config(held_out=HALVES[half], reward="correct", judge_checkpoint="")
         models, _, held_out = load_generator(file, config)
-        q = models.policy(held_out.batch)
+        q = models.policy(held_out.batch.masked)
         shares = exact.probabilities(q, held_out.answers)  # N times (answers,)
         p = torch.stack([each.sum() for each in shares]).clamp(max=1)  # (N,)
         return {
@@ -147,104 +160,98 @@ def beyond(values: list[float], best: float) -> list[float]:
     return [best * best / values[1]] if best == values[0] else []
 
 
-def check(args, variant: Variant, grid: dict[str, list[float]]) -> None:
-    """Raise a Mistake if a run would, or if the folder holds anything else. Else open it."""
-    ours = {*grid, "seed", "dataset", "out_dir"}
-    for word in args.words:
-        if word.startswith("--") and word[2:].partition("=")[0] in ours:
-            raise Mistake(f"fair sets {word.partition('=')[0]} itself; see --grid and --seeds")
-    if {*CHOOSING} & {*args.seeds}:
-        raise Mistake(f"seeds {CHOOSING} choose, so they can't be reported; leave them out")
-    for name, values in grid.items():
+def open_variant(variant: Variant) -> None:
+    """Open the folder. Raises a Mistake if a run would, or if it holds anything else."""
+    for name, values in variant.grid.items():
         for value in values:
-            words = [*args.words, f"--{name}={value:g}"]
             if variant.kind == "grpo":
-                load_config(words)
+                load_config([*variant.words, f"--{name}={value:g}"])
             else:
-                _, answers, *flags = words
-                supervised.read([answers, "out", *flags])
-    if variant.kind == "grpo":
-        if variant.config.dataset != "sums" or truncates(variant.config):
-            raise Mistake("fair is for sums without a truncation, whose figures are exact")
-    folder = Path(args.out_dir)
-    opened = folder / "fair.json"
-    now = {"words": args.words, "settings": asdict(variant.config), "made_with": variant.made_with}
+                variant.supervised_settings(**{name: value})
+    if variant.config.dataset != "sums" or truncates(variant.config):
+        raise Mistake("fair is for sums without a truncation, whose figures are exact")
+    opened = variant.folder / "fair.json"
+    now = {
+        "words": variant.words,
+        "settings": asdict(variant.settings),
+        "made_by": variant.made_by(),
+    }
     if opened.exists():
         then = json.loads(opened.read_bytes())
-        changed = differences(then["made_with"], now["made_with"])
-        if (then["words"], then["settings"]) != (now["words"], now["settings"]):
-            changed = ["other settings", *changed]
+        changed = [name for name in now if then[name] != now[name]]
         if changed:
-            raise Mistake(f"out_dir={folder} has runs made with {', '.join(changed)}; name another")
-    elif folder.exists():
-        raise Mistake(f"out_dir={folder} holds something else; name another folder")
+            raise Mistake(
+                f"{variant.folder} has runs with other {' and '.join(changed)}; name another folder"
+            )
+    elif variant.folder.exists():
+        raise Mistake(f"{variant.folder} holds something else; name another folder")
     write(opened, json.dumps(now).encode())
 
 
-def read_grid(given: list[str], kind: str) -> dict[str, list[float]]:
-    """Read NAME=VALUE,VALUE,... of each --grid, which replaces or joins the default grid."""
-    grid = dict(GRID[kind])
-    for text in given:
-        name, _, values = text.partition("=")
-        try:
-            grid[name] = [float(value) for value in values.split(",")]
-        except ValueError:
-            raise Mistake(f"--grid {text} isn't NAME=VALUE,VALUE,...; change it") from None
-    return grid
-
-
 def whole_numbers(text: str) -> list[int]:
-    """Read 1,2,5 or 1-10. Raises a ValueError if that's none."""
+    """Read 1,2,5 or 1-10. Raises a Mistake if it's neither."""
     first, dash, last = text.partition("-")
-    numbers = [*range(int(first), int(last) + 1)] if dash else [int(x) for x in text.split(",")]
-    if not numbers:
-        raise ValueError
-    return numbers
+    try:
+        if dash:
+            return [*range(int(first), int(last) + 1)]
+        return [int(x) for x in text.split(",")]
+    except ValueError:
+        raise Mistake(f"{text!r} isn't whole numbers such as 1,2,5 or 1-10; change it") from None
+
+
+def read(arguments: list[str]) -> tuple[Variant, list[int]]:
+    """Read the command line: -> the variant, and the seeds to report. Raises a Mistake."""
+    if len(arguments) < 2:
+        raise Mistake("name a folder, and a config, or `supervised` and what it learns")
+    folder, *arguments = arguments
+    grid = dict(GRID["supervised" if arguments[0] == "supervised" else "grpo"])
+    words, seeds = [], "1-10"
+    for argument in arguments:
+        name, _, value = argument.removeprefix("--").partition("=")
+        if name == "seeds":
+            seeds = value
+        elif name in ("seed", "held_out", "out_dir"):
+            raise Mistake(f"fair sets {name} itself; see --seeds")
+        elif argument.startswith("--") and "," in value and re.fullmatch(r"[-+.,e\d]+", value):
+            grid[name] = [float(x) for x in value.split(",")]
+        else:
+            grid.pop(name, None)  # it's fixed
+            words.append(argument)
+    reported = whole_numbers(seeds)
+    if {*CHOOSING} & {*reported} or not reported:
+        raise Mistake(f"seeds={seeds}: {CHOOSING} choose, so they can't be reported; name others")
+    return Variant(Path(folder), words, grid), reported
 
 
 def main(arguments: list[str]) -> None:
-    parser = Parser(prog="python -m grpo.experiments.fair", allow_abbrev=False, epilog=__doc__)
-    add = parser.add_argument
-    add("out_dir", help="the folder of this variant; config files and flags of a run follow")
-    add("--grid", action="append", default=[], help="a setting and its values: kl_beta=0.05,0.1")
-    add("--seeds", type=whole_numbers, default=[*range(1, 11)], help="to report: 1,2,5 or 1-10")
-    with exit_on_mistake("fair"):
-        args, args.words = parser.parse_known_args(arguments)
-        if not args.words:
-            raise Mistake("name a config, or `supervised` and what it learns")
-        variant = Variant(Path(args.out_dir), args.words)
-        grid = read_grid(args.grid, variant.kind)
-        check(args, variant, grid)
-        made = {}
-        planned = math.prod(map(len, grid.values())) + FINALISTS + len(args.seeds)
-        bar = tqdm(desc="fair", total=planned, dynamic_ncols=True)
+    variant, seeds = read(arguments)
+    open_variant(variant)
+    made = {}
+    planned = math.prod(map(len, variant.grid.values())) + FINALISTS + len(seeds)
+    bar = tqdm(desc="fair", total=planned, dynamic_ncols=True)
 
-        def make(half, candidates, seeds):
-            return [[one(half, c, seed) for seed in seeds] for c in candidates]
+    def make(half, candidates, seeds):
+        return [[one(half, c, seed) for seed in seeds] for c in candidates]
 
-        def one(half, candidate, seed):
-            key = str((half, candidate, seed))
-            if key not in made:
-                run = made[key] = variant.run(half, candidate, seed)
-                bar.update()
-                tuned = " ".join(f"{name}={value:g}" for name, value in candidate.items())
-                share = f"{run['correct']:.3f}" if "correct" in run else "diverged"
-                bar.write(f"{half} {tuned} seed {seed}: {share}")
-            return made[key]
+    def one(half, candidate, seed):
+        key = str((half, candidate, seed))
+        if key not in made:
+            run = made[key] = variant.run(half, candidate, seed)
+            bar.update()
+            tuned = " ".join(f"{name}={value:g}" for name, value in candidate.items())
+            share = f"{run['correct']:.3f}" if "correct" in run else "diverged"
+            bar.write(f"{half} {tuned} seed {seed}: {share}")
+        return made[key]
 
-        try:
-            tuned = choose(grid, make)
-            (runs,) = make("report", [tuned], args.seeds)
-        except KeyboardInterrupt:
-            bar.write("stopped; the same command goes on from here", sys.stderr)
-            raise
-        bar.close()
-        content = "".join(json.dumps(run) + "\n" for run in made.values())
-        write(Path(args.out_dir, "runs.jsonl"), content.encode())
-        correct = [run["correct"] for run in runs]
-        chosen = ", ".join(f"{name}={value:g}" for name, value in tuned.items())
-        print(f"{chosen}: correct {mean(correct):.3f} ({min(correct):.3f} to {max(correct):.3f})")
+    tuned = choose(variant.grid, make)
+    (runs,) = make("report", [tuned], seeds)
+    bar.close()
+    content = "".join(json.dumps(run) + "\n" for run in made.values())
+    write(variant.folder / "runs.jsonl", content.encode())
+    correct = [run["correct"] for run in runs]
+    chosen = ", ".join(f"{name}={value:g}" for name, value in tuned.items())
+    print(f"{chosen}: correct {mean(correct):.3f} ({min(correct):.3f} to {max(correct):.3f})")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program(main)

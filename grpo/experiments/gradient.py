@@ -39,15 +39,16 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from data.rules import SumRule
-from data.user_mistake import exit_on_mistake
+from data.user_mistake import Mistake, run_program
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, make_batch
 from grpo.experiments.fair import whole_numbers
-from grpo.experiments.supervised import NOTHING, correct, whole_number_above_0
+from grpo.experiments.supervised import NOTHING, correct
 from grpo.loss import grpo_loss, loss_weights
 from grpo.optimizer import Optimizer, learning_rate, make_adamw
-from grpo.run.config import Config, Parser, read_arguments, within
-from grpo.run.load import load_models, load_rewards, load_splits
+from grpo.run.arguments import read_arguments, within
+from grpo.run.config import Config
+from grpo.run.load import Models, load_models, load_rewards, load_splits
 from train_grpo import grpo_step
 
 CPU = torch.device("cpu")
@@ -76,12 +77,20 @@ class Settings(Config):
     update: bool = False  # learn from the same draws first, as config/rule.py does
 
 
+@dataclass
+class Microscope:
+    steps: str = "0,20,40"
+    pool: int = 128  # how many inputs
+    repeat: int = 40  # how many estimates
+
+
 def read(*flags: str) -> Settings:
-    return Settings(**read_arguments(Settings, " ".join(flags).split()))
+    given, _ = read_arguments(Settings, " ".join(flags).split())
+    return Settings(**given)
 
 
 def rewards_of(config):
-    return load_rewards(config, None, None, SumRule(), CPU)
+    return load_rewards(config, Models(None, None, None, None, None), SumRule(), CPU)
 
 
 def train(steps: int, size: int) -> tuple:
@@ -108,7 +117,7 @@ def gradient(value: Tensor, policy) -> Tensor:  # () -> (P,)
 def exact(policy, inputs) -> Tensor:
     """Compute ∇ mean p: -> (P,)."""
     answers, exists = correct(inputs)  # (B,n,T), (B,n)
-    log_q = policy(inputs).log_likelihood(answers).double().sum(dim=-1)  # (B,n)
+    log_q = policy(inputs.masked).log_likelihood(answers).double().sum(dim=-1)  # (B,n)
     p = log_q.where(exists, NOTHING).exp().sum(dim=1)  # (B,)
     return gradient(p.mean(), policy)
 
@@ -116,10 +125,10 @@ def exact(policy, inputs) -> Tensor:
 def estimate(policy, drawer, batch, config) -> Tensor:
     """Estimate ∇ mean p of a policy from what another one (or the same) draws: -> (P,)."""
     with torch.no_grad():
-        q_old = drawer(batch)
-        sample = q_old.sample()
+        q_old = drawer(batch.masked)
+        sample = q_old.sample(batch)
         old = q_old.log_probs(sample, q_old)
-    now = policy(batch).log_probs(sample, q_old)
+    now = policy(batch.masked).log_probs(sample, q_old)
     reward, _ = rewards_of(config)(sample.completions, batch)  # (B,G)
     A = compute_advantages(reward, config)  # (B,G)
     if config.product:  # only this ratio turns old draws into new ones, on average
@@ -178,22 +187,19 @@ def describe(g: Tensor, truth: Tensor) -> dict[str, float]:
     return {name: x.item() for name, x in columns.items()}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = Parser(prog="python -m grpo.experiments.gradient")
-    add = parser.add_argument
-    add("question", choices=QUESTIONS)
-    add("--steps", type=whole_numbers, default=[0, 20, 40])
-    add("--pool", type=whole_number_above_0, default=128, help="how many inputs")
-    add("--repeat", type=whole_number_above_0, default=40, help="how many estimates")
-    with exit_on_mistake("gradient"):
-        args = parser.parse_args(arguments)
-        trained = train(max(args.steps), args.pool)
-        for step in args.steps:
-            print(f"\nstep {step:<3}   size    bias at most     var     cos   cos E")
-            for flags in QUESTIONS[args.question]:
-                row = describe(*repeat(flags, step, args.repeat, *trained))
-                print("     ", *(f"{x:7.3g}" for x in row.values()), "", flags, flush=True)
+def main(arguments: list[str]) -> None:
+    given, words = read_arguments(Microscope, arguments, __doc__)
+    if len(words) != 1 or words[0] not in QUESTIONS:
+        raise Mistake(f"name one question: {', '.join(QUESTIONS)}")
+    args = Microscope(**given)
+    steps = whole_numbers(args.steps)
+    trained = train(max(steps), args.pool)
+    for step in steps:
+        print(f"\nstep {step:<3}   size    bias at most     var     cos   cos E")
+        for flags in QUESTIONS[words[0]]:
+            row = describe(*repeat(flags, step, args.repeat, *trained))
+            print("     ", *(f"{x:7.3g}" for x in row.values()), "", flags, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

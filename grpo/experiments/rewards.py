@@ -26,7 +26,7 @@ def ask(rule, completions: Tensor) -> Tensor:
 
 def coin(completions: Tensor, batch: Batch) -> Tensor:
     """Toss a coin."""
-    return (batch.noise(completions.shape[1]) < 0.5).float()
+    return (batch.noise < 0.5).float()
 
 
 def successes(completions: Tensor, batch: Batch) -> Tensor:
@@ -46,7 +46,7 @@ def shifted(completions: Tensor, batch: Batch) -> Tensor:
 
 def lucky(completions: Tensor, batch: Batch) -> Tensor:
     """Let a wrong sum pass by chance."""
-    passes = batch.noise(completions.shape[1]) < LUCKY
+    passes = batch.noise < LUCKY  # (B,G)
     return torch.maximum(successes(completions, batch), passes.float())
 
 

@@ -10,7 +10,7 @@ Which answers are there for an input?
     any       the sum that was there, which is what pretraining learned from
     smallest  the one with the smallest first summand
     all       every correct answer
-    chain     what the base model writes one blank a pass, left to right or in --order (1606.07947):
+    slow      what the base model writes one blank a pass, left to right or in --order (1606.07947):
               its likeliest character or, with --share=0.4, the first in the alphabet that's at
               least .4 times as probable, which makes a convention of it
     search    the first one that earns more than 0, by default from the judge: first numbers are
@@ -33,8 +33,7 @@ Shapes: N inputs of a round, B of an update, n answers to each, T characters.
 """
 
 import json
-from argparse import Namespace
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,22 +42,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.sums.rule import correct_answers
-from data.user_mistake import Mistake, exit_on_mistake
+from data.user_mistake import Mistake, run_program
 from data.vocabulary import MASK_ID, VOCABULARY, decode, encode
 from grpo.batch import Batch, make_batch
 from grpo.optimizer import make_adamw
 from grpo.policy import Policy
 from grpo.reward import Rewards
+from grpo.run.arguments import TINY, read_arguments, within
 from grpo.run.checkpoint import load_model, model_file, write
-from grpo.run.config import Config, Parser
-from grpo.run.load import (
-    SAMPLES,
-    Models,
-    check_length,
-    load_models,
-    load_rewards,
-    load_splits,
-)
+from grpo.run.config import Config
+from grpo.run.load import SAMPLES, Models, check_fit, load_models, load_rewards, load_splits
 from grpo.run.network import make_policy
 from model.losses import PRETRAINING
 from model.pretrain import fit, make_optimizers
@@ -83,7 +76,7 @@ def correct(batch: Batch, only_smallest: bool = False) -> tuple[Tensor, Tensor]:
     return answers, there
 
 
-def chain(base: Policy, batch: Batch, share: float, order: tuple[int, ...]) -> Tensor:  # (N,1,T)
+def slow(base: Policy, batch: Batch, share: float, order: tuple[int, ...]) -> Tensor:  # (N,1,T)
     """Let the base model fill one position a pass, in this order (by default left to right).
 
     Of the characters that are at least `share` times as probable as the likeliest one, it takes the
@@ -92,7 +85,7 @@ def chain(base: Policy, batch: Batch, share: float, order: tuple[int, ...]) -> T
     filled, left = batch.masked.clone(), batch.mask.clone()  # (N,T)
     for t in order or range(filled.shape[1]):
         if left[:, t].any():
-            q = base(make_batch(filled, left, 1, (0,))).log_marginals()[:, t].exp()  # (N,V)
+            q = base(filled).log_marginals()[:, t].exp()  # (N,V)
             plausible = q >= share * q.amax(dim=-1, keepdim=True)  # (N,V)
             first = plausible.int().argmax(dim=-1)  # (N,)
             filled[:, t] = torch.where(left[:, t], first, filled[:, t])
@@ -122,9 +115,8 @@ def search(base: Policy, batch: Batch, rewards: Rewards) -> tuple[Tensor, Tensor
             break
         digits = ZERO + number[rows, None] // 10 ** place[rows] % 10  # (n,T)
         filled = torch.where(first[rows], digits, batch.masked[rows])  # (n,T)
-        left = batch.mask[rows] & ~first[rows]  # (n,T)
-        guess = base(make_batch(filled, left, 1, (0,))).best_guess()  # (n,T)
-        reward, _ = rewards(guess[:, None], batch[rows])  # (n,1)
+        guess = base(filled).best_guess()  # (n,T)
+        reward, _ = rewards(guess[:, None], batch[rows].first(1))  # (n,1)
         found = reward[:, 0] > 0  # (n,)
         answers[rows[found]] = guess[found]
         there[rows[found]] = True
@@ -142,7 +134,7 @@ def answer(
     """Answer the inputs of a batch: -> answers (N,n,T), and which of them are there (N,n) bool.
 
     models.policy is the student. If there are `rewards`, only answers that earn more than 0 are
-    there. `share` and `order` are those of chain().
+    there. `share` and `order` are those of slow().
     """
     if kind == "search":
         return search(models.base, batch, rewards)
@@ -150,15 +142,15 @@ def answer(
     if kind in ("all", "smallest"):
         answers, there = correct(batch, only_smallest=kind == "smallest")
     elif kind == "accepted":
-        answers = models.policy(batch).sample().completions  # (N,16,T)
-    elif kind == "chain":
-        answers = chain(models.base, batch, share, order)
+        answers = models.policy(batch.masked).sample(batch).completions  # (N,16,T)
+    elif kind == "slow":
+        answers = slow(models.base, batch, share, order)
     else:
         answers = batch.tokens[:, None]
     if there is None:
         there = torch.ones(answers.shape[:2], dtype=torch.bool)
     if rewards:
-        reward, _ = rewards(answers, batch)  # (N,n)
+        reward, _ = rewards(answers, batch.first(answers.shape[1]))  # (N,n)
         there = there & (reward > 0)
     return answers, there
 
@@ -185,8 +177,8 @@ class Answers:
 
     def loss(self, policy, rows: Tensor, power: float) -> Tensor:  # rows (B,) -> ()
         """Compute (1 − p^λ) / λ, or −log p, averaged over inputs that have an answer."""
-        batch = make_batch(self.tokens[rows], self.mask[rows], 1, (0,))
-        log_q = policy(batch).log_likelihood(self.answers[rows]).double().sum(dim=-1)  # (B,n)
+        masked = self.tokens[rows].masked_fill(self.mask[rows], MASK_ID)  # (B,T)
+        log_q = policy(masked).log_likelihood(self.answers[rows]).double().sum(dim=-1)  # (B,n)
         there = self.there[rows]  # (B,n)
         log_p = log_q.where(there, NOTHING).logsumexp(dim=1)  # (B,)
         loss = (1 - (power * log_p).exp()) / power if power else -log_p  # (B,)
@@ -194,23 +186,52 @@ class Answers:
         return loss.where(known, 0).sum() / known.sum().clamp(min=1)
 
 
-def teach(args: Namespace) -> None:
-    """Let the student learn the answers, and write it."""
-    if not args.out_dir or Path(args.out_dir).exists():
-        raise Mistake(f"out_dir={args.out_dir} exists; name another folder")
+KINDS = "any smallest all slow search accepted".split()
+
+
+@dataclass
+class Settings:
+    start: str = Config.generator_checkpoint  # the generator that learns
+    reward: str = ""  # an answer has to earn more than 0 [search, accepted: judge]
+    inputs: int = 100_000  # how many sums it learns from
+    updates: int = 1200
+    rounds: int = 1  # how often to answer new inputs
+    batch_size: int = 128  # inputs of an update
+    rate: float = 2e-3  # peak learning rate
+    adamw: bool = False  # use GRPO's optimizer, not pretraining's Muon
+    power: float = 0.0  # λ: 0 is -log p, 1 is 1 - p
+    share: float = within(1.0, TINY, 1)  # of slow: how probable is enough
+    order: str = ""  # of slow: 2-6-1-5-0-4 fills the ones first
+    seed: int = 1
+
+
+def read(arguments: list[str]) -> tuple[str, Path, Settings]:
+    """Read the command line: -> what it learns, its folder, settings. Raises a Mistake."""
+    given, words = read_arguments(Settings, arguments, __doc__)
+    if len(words) != 2 or words[0] not in KINDS:
+        raise Mistake(f"name what it learns ({', '.join(KINDS)}), and a folder to write")
+    args = Settings(**given)
     if args.updates % args.rounds or args.inputs % args.rounds:
         raise Mistake(f"rounds={args.rounds} has to divide both inputs and updates; change one")
+    if not all(place.isdigit() for place in args.order.split("-") if args.order):
+        raise Mistake(f"order={args.order} isn't positions such as 2-6-1-5-0-4; change it")
+    return words[0], Path(words[1]), args
+
+
+def teach(kind: str, out_dir: Path, args: Settings) -> None:
+    """Let the student learn the answers, and write it."""
+    if out_dir.exists():
+        raise Mistake(f"{out_dir} exists; name another folder")
     config = Config(reward=args.reward or "judge", batch_size=PART)
-    if not {*args.order} <= {*range(config.block_size)}:
-        raise Mistake(f"order={args.order} has to be positions from 0 to {config.block_size - 1}")
-    options = {"share": args.share, "order": args.order}  # of chain
+    order = tuple(int(place) for place in args.order.split("-") if args.order)
+    options = {"share": args.share, "order": order}  # of slow
     models = load_models(config, CPU)
     student = load_model(args.start, Generator)
-    check_length(config.block_size, student)
-    train, _ = load_splits(replace(config, generator_checkpoint=args.start))
+    check_fit(args.start, student, config.block_size)
+    train, _ = load_splits(config, student.vocab_size)
     rewards = None
-    if args.reward or args.answers in ("search", "accepted"):
-        rewards = load_rewards(config, models.judge, models.base, train.rule, CPU)
+    if args.reward or kind in ("search", "accepted"):
+        rewards = load_rewards(config, models, train.rule, CPU)
     policy = make_policy(student, config, CPU)
     models = models._replace(policy=policy)
     size, length = args.inputs // args.rounds, args.updates // args.rounds
@@ -221,7 +242,7 @@ def teach(args: Namespace) -> None:
         if step % length == 0:
             seed = (args.seed, step // length)
             inputs = train.batch(size, config.masking, seed)
-            answers = Answers(args.answers, models, rewards, options, *inputs, seed)
+            answers = Answers(kind, models, rewards, options, *inputs, seed)
         rng = np.random.default_rng((PRETRAINING, args.seed, 0, step))
         rows = rng.choice(size, args.batch_size, replace=args.batch_size > size)  # (B,)
         return answers.loss(policy, torch.from_numpy(rows), args.power)
@@ -230,65 +251,14 @@ def teach(args: Namespace) -> None:
     if args.adamw:
         optimizers = [make_adamw(student, replace(config, learning_rate=args.rate))]
     fit("student", student, loss, args.updates, optimizers)
-    write(Path(args.out_dir) / "generator.pt", model_file(student, torch.float16))
+    write(out_dir / "generator.pt", model_file(student, torch.float16))
     prompts = decode(answers.tokens.masked_fill(answers.mask, MASK_ID))
-    write(Path(args.out_dir) / "prompts.json", json.dumps({"prompts": prompts}).encode())
+    write(out_dir / "prompts.json", json.dumps({"prompts": prompts}).encode())
 
 
-KINDS = "any smallest all chain search accepted".split()
-
-
-def whole_number_above_0(text: str) -> int:
-    """Read a whole number above 0."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def finite_number_from_0(text: str) -> float:
-    """Read a finite number that isn't negative."""
-    if not 0 <= float(text) < float("inf"):
-        raise ValueError
-    return float(text)
-
-
-def fraction_of_1(text: str) -> float:
-    """Read a number above 0 and at most 1."""
-    if not 0 < float(text) <= 1:
-        raise ValueError
-    return float(text)
-
-
-def positions(text: str) -> tuple[int, ...]:
-    """Read numbers with commas between them."""
-    return tuple(int(number) for number in text.split(","))
-
-
-def read(arguments: list[str] | None = None) -> Namespace:
-    """Read the command line, or raise a Mistake."""
-    parser = Parser(prog="python -m grpo.experiments.supervised")
-    add = parser.add_argument
-    add("answers", choices=KINDS)
-    add("out_dir")
-    add("--start", default=Config.generator_checkpoint, help="the generator that learns")
-    add("--reward", default="", help="an answer has to earn more than 0 [search, accepted: judge]")
-    add("--inputs", type=whole_number_above_0, default=100_000, help="how many sums it learns from")
-    add("--updates", type=whole_number_above_0, default=1200)
-    add("--rounds", type=whole_number_above_0, default=1, help="how often to answer new inputs")
-    add("--batch_size", type=whole_number_above_0, default=128, help="inputs of an update")
-    add("--rate", type=finite_number_from_0, default=2e-3, help="peak learning rate")
-    add("--adamw", action="store_true", help="use GRPO's optimizer, not pretraining's Muon")
-    add("--power", type=finite_number_from_0, default=0.0, help="λ: 0 is -log p, 1 is 1 - p")
-    add("--share", type=fraction_of_1, default=1.0, help="of chain: how probable is enough")
-    add("--order", type=positions, default=(), help="of chain: 2,6,1,5,0,4 fills the ones first")
-    add("--seed", type=whole_number_above_0, default=1)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    with exit_on_mistake("supervised"):
-        teach(read(arguments))
+def main(arguments: list[str]) -> None:
+    teach(*read(arguments))
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

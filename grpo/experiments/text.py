@@ -21,9 +21,10 @@ Shapes: N words, n completions of each, T characters.
 """
 
 import json
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,14 +33,15 @@ from torch import Tensor
 from data.dataset import Dataset, read_splits
 from data.masking import SHORT
 from data.rules import check
-from data.user_mistake import Mistake, exit_on_mistake
+from data.user_mistake import Mistake, run_program
 from data.vocabulary import encode
 from grpo.batch import make_batch
-from grpo.evaluation.evaluate import distance, table_rows
+from grpo.evaluation.evaluate import distance, drawn_rows, other_rows
 from grpo.experiments.compare import interval
 from grpo.reward import chain, exact, judge_scores
+from grpo.run.arguments import read_arguments
 from grpo.run.checkpoint import LATEST, load_weights, read, training_state, write
-from grpo.run.config import Config, Parser
+from grpo.run.config import Config
 from grpo.run.load import SAMPLES, HeldOut, load_judge, load_models
 
 SEED = 2**31 + 5  # begins the seeds here, so that no training draws the same random numbers
@@ -78,7 +80,7 @@ def blocks(x: Tensor) -> list[float]:
 
 
 @torch.no_grad()
-def measure(completions: Tensor, held_out: HeldOut, copies: Tensor, base, judges: dict) -> dict:
+def measure(completions: Tensor, held_out: HeldOut, copies: Tensor, reader, judges: dict) -> dict:
     """Compute the figures of completions (N,n,T): -> {column: a number a block}."""
     batch = held_out.batch
     right = exact(completions, batch).mean(dim=1)  # (N,)
@@ -87,7 +89,7 @@ def measure(completions: Tensor, held_out: HeldOut, copies: Tensor, base, judges
         "exact": right,
         "new": right[~copies],
         "valid": good.float().mean(dim=1),
-        "chain": chain(base, completions, batch).mean(dim=1),
+        "chain": chain(reader, completions, batch).mean(dim=1),
     }
     for name, judge in judges.items():
         accepted = (judge_scores(judge, completions, batch) > 0).float()  # (N,n)
@@ -118,73 +120,76 @@ def minus(run: dict, other: dict) -> dict:
     return {name: [a - b for a, b in zip(run[name], other[name])] for name in both}
 
 
+@dataclass
+class Settings:
+    judge: str = ""  # another judge than a run's own
+    half: Literal["val", "choose"] = "val"
+    json: str = ""  # write the figures to this file
+
+
 @torch.no_grad()
 def main(arguments: list[str]) -> None:
-    parser = Parser(prog="python -m grpo.experiments.text")
-    add = parser.add_argument
-    add("runs", nargs="+", help="folders of runs; those joined by commas are one row")
-    add("--judge", required=True, help="another judge than a run's own")
-    add("--half", choices=["report", "choose"], default="report")
-    add("--json", help="write the figures to this file")
-    with exit_on_mistake("text"):
-        args = parser.parse_args(arguments)
-        groups = [group.split(",") for group in args.runs]
-        settings = {}
-        for folder in (folder for group in groups for folder in group):
-            settings[folder] = Config(**training_state(Path(folder) / LATEST)["config"])
-            if settings[folder].masking != "short":
-                raise Mistake(f"{folder} doesn't hide one short word (--masking=short)")
-        first = settings[groups[0][0]]
-        T = first.block_size
-        config = Config(
-            generator_checkpoint=first.generator_checkpoint,
-            judge_checkpoint=first.judge_checkpoint,
-            block_size=T,
-        )
-        train, val = read_splits("text" if args.half == "report" else "text_choose", T)
-        held_out, copies = every_word(train, val, T)
-        models = load_models(config, CPU)
-        other = {"other": load_judge(args.judge, config, CPU)}
-        own = other | ({"own": models.judge} if models.judge else {})
-        table, figures = {}, {}
-        for title, completions, _, _ in table_rows(models, None, held_out, everything=True):
-            if "after" not in title:
-                drawn = completions[:, :DRAWN]
-                figures[title] = measure(drawn, held_out, copies, models.base, own)
-                table[title] = summary([figures[title]])
-        for group in groups:
-            found = {"sampled": [], "argmax": []}
-            for folder in group:
-                path = Path(folder) / LATEST
-                load_weights(models.policy.network, read(path)["weights"], path)
-                judge = load_judge(settings[folder].judge_checkpoint, config, CPU)
-                judges = {"own": judge} if judge else {}
-                if settings[folder].judge_checkpoint != args.judge:
-                    judges |= other
-                q = models.policy(held_out.batch)
-                rows = {
-                    "sampled": q.sample().completions[:, :DRAWN],
-                    "argmax": q.best_guess()[:, None],
-                }
-                for kind, row in rows.items():
-                    found[kind].append(measure(row, held_out, copies, models.base, judges))
-            for kind, runs in found.items():
-                table[f"{group[0]} (runs: {len(runs)}), {kind}"] = summary(runs)
-            gained = [minus(run, figures["before, argmax"]) for run in found["argmax"]]
-            table[f"{group[0]}, argmax, minus before, argmax"] = summary(gained)
-        columns = "exact new valid accepts fooled other chain distance".split()
-        print(f"{len(copies)} words, {copies.float().mean():.2f} of them near-copies")
-        print("filled by".ljust(44), *(f"{name:>14}" for name in columns))
-        for title, row in table.items():
-            cells = [f"{row[c][0]:.3f} ±{row[c][1]:.3f}" if c in row else "" for c in columns]
-            print(title.ljust(44), *(f"{text:>14}" for text in cells))
-        if args.json:
-            state = training_state(Path(groups[0][0]) / LATEST)
-            files = state["made_with"]["files"]
-            weights = [files[first.generator_checkpoint], files.get(first.judge_checkpoint)]
-            content = {"table": table, "settings": state["config"], "weights": weights}
-            write(args.json, json.dumps(content, indent=1).encode())
+    given, words = read_arguments(Settings, arguments, __doc__)
+    args = Settings(**given)
+    groups = [group.split(",") for group in words]
+    if not groups or not args.judge:
+        raise Mistake("name the folders of runs, and another judge with --judge=FILE.pt")
+    settings = {}
+    for folder in (folder for group in groups for folder in group):
+        settings[folder] = Config(**training_state(Path(folder) / LATEST)["config"])
+        if settings[folder].masking != "short":
+            raise Mistake(f"{folder} doesn't hide one short word (--masking=short)")
+    first = settings[groups[0][0]]
+    T = first.block_size
+    config = Config(
+        generator_checkpoint=first.generator_checkpoint,
+        judge_checkpoint=first.judge_checkpoint,
+        block_size=T,
+    )
+    train, val = read_splits("text", args.half, T)
+    held_out, copies = every_word(train, val, T)
+    batch = held_out.batch
+    models = load_models(config, CPU)
+    vocab_size = models.base.network.vocab_size
+    other = {"other": load_judge(args.judge, config, CPU, vocab_size)}
+    own = other | ({"own": models.judge} if models.judge else {})
+    table, figures = {}, {}
+    rows = {title: q.sample(batch).completions for title, q in drawn_rows(models, held_out).items()}
+    for title, completions, _ in other_rows(models, None, held_out, everything=True):
+        rows[title] = completions
+    for title, completions in rows.items():
+        if "after" not in title:
+            figures[title] = measure(completions[:, :DRAWN], held_out, copies, models.reader, own)
+            table[title] = summary([figures[title]])
+    for group in groups:
+        found = {"sampled": [], "argmax": []}
+        for folder in group:
+            path = Path(folder) / LATEST
+            load_weights(models.policy.network, read(path)["weights"], path)
+            judge = load_judge(settings[folder].judge_checkpoint, config, CPU, vocab_size)
+            judges = {"own": judge} if judge else {}
+            if settings[folder].judge_checkpoint != args.judge:
+                judges |= other
+            q = models.policy(batch.masked)
+            found["sampled"].append(q.sample(batch).completions[:, :DRAWN])
+            found["argmax"].append(q.best_guess()[:, None])
+            for kind in found:
+                found[kind][-1] = measure(found[kind][-1], held_out, copies, models.reader, judges)
+        for kind, runs in found.items():
+            table[f"{group[0]} (runs: {len(runs)}), {kind}"] = summary(runs)
+        gained = [minus(run, figures["before, argmax"]) for run in found["argmax"]]
+        table[f"{group[0]}, argmax, minus before, argmax"] = summary(gained)
+    columns = "exact new valid accepts fooled other chain distance".split()
+    print(f"{len(copies)} words, {copies.float().mean():.2f} of them near-copies")
+    print("filled by".ljust(44), *(f"{name:>14}" for name in columns))
+    for title, row in table.items():
+        cells = [f"{row[c][0]:.3f} ±{row[c][1]:.3f}" if c in row else "" for c in columns]
+        print(title.ljust(44), *(f"{text:>14}" for text in cells))
+    if args.json:
+        state = training_state(Path(groups[0][0]) / LATEST)
+        content = {"table": table, "settings": state["config"], "made_by": state["made_by"]}
+        write(args.json, json.dumps(content, indent=1).encode())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program(main)

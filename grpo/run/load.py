@@ -1,26 +1,29 @@
-"""Read the files that settings name: the networks and the data."""
+"""Read the files that settings name: the networks, the data and the rewards."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from data.dataset import Dataset, make_if_missing, read_prompts, read_splits
-from data.rules import TAKEN, Rule
+from data.files import shipped_path
+from data.rules import Rule
 from data.user_mistake import Mistake
 from data.vocabulary import decode
+from data.weights import parse_weights
 from grpo.batch import Batch, make_batch
 from grpo.distributed import is_first, wait_for_all
 from grpo.policy import Policy
 from grpo.reward import Rewards, chain, exact, judge_scores, rule_reward
+from grpo.run.arguments import mistake_in, run_file
 from grpo.run.checkpoint import LATEST, load_model, load_weights, read, training_state
 from grpo.run.config import Config, saved_settings
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
-from grpo.run.reward_setting import parse_reward
-from grpo.run.user_file import load_function, user_reward
 from model.transformer import Generator, Judge
 
 EVALUATION_SEED = 2**31  # larger than any run's own seed
@@ -32,7 +35,7 @@ SAMPLES = 16  # how many completions of each held-out input we draw
 class HeldOut:
     """Inputs that no run trains on, and the rule by which we measure completions."""
 
-    batch: Batch  # N inputs, with the uniforms for 16 completions of each
+    batch: Batch  # N inputs, with the random numbers for 16 completions of each
     rule: Rule | None  # says which completions are good (data/rules.py)
 
     @property
@@ -62,10 +65,11 @@ class Models(NamedTuple):
     policy: Policy  # learns
     reference: Policy  # the KL is measured from it
     base: Policy  # the policy before GRPO, to compare with
-    judge: object  # maps texts to log-odds, or None
+    reader: Policy  # reads blank by blank for *chain*: the base model, as it was pretrained
+    judge: Callable | None  # maps texts to log-odds
 
 
-def load_run(out_dir: str, given: dict[str, str]) -> tuple[Config, Models, Rewards, HeldOut]:
+def load_run(out_dir: str, given: dict) -> tuple[Config, Models, Rewards, HeldOut]:
     """Load what a finished run ended with. `given` replaces some of its settings."""
     path = Path(out_dir) / LATEST
     saved = saved_settings(training_state(path), given, path)
@@ -74,132 +78,179 @@ def load_run(out_dir: str, given: dict[str, str]) -> tuple[Config, Models, Rewar
     return config, *load_generator(path, config)
 
 
-def load_generator(path: str | Path, config) -> tuple[Models, Rewards, HeldOut]:
+def load_generator(path: str | Path, config: Config) -> tuple[Models, Rewards, HeldOut]:
     """Load a generator as the policy of a run with these settings."""
     device = pick_device(config.device)
     models = load_models(config, device)
     load_weights(models.policy.network, read(path)["weights"], path)
-    _, held_out = load_data(config, device)
-    rewards = load_rewards(config, models.judge, models.base, held_out.rule, device)
-    return models, rewards, held_out
+    _, held_out = load_data(config, models.base.network.vocab_size, device)
+    return models, load_rewards(config, models, held_out.rule, device), held_out
 
 
-def load_models(config, device: torch.device) -> Models:
+def load_models(config: Config, device: torch.device) -> Models:
     """Load the generator, the reference and the judge, and put them on their devices.
 
-    Raises a Mistake if one was made for shorter texts, or the reference doesn't fit the generator.
+    Raises a Mistake if one of them doesn't fit the others, or was made for shorter texts.
     """
-    generator, base = (load_model(config.generator_checkpoint, Generator) for _ in range(2))
+    generator = load_model(config.generator_checkpoint, Generator)
+    check_fit(config.generator_checkpoint, generator, config.block_size)
     set_threads(generator)
-    reference = load_model(config.reference_checkpoint or config.generator_checkpoint, Generator)
-    check_length(config.block_size, generator, reference)
+    reference = deepcopy(generator)
+    if config.reference_checkpoint:
+        reference = load_model(config.reference_checkpoint, Generator)
+        check_fit(config.reference_checkpoint, reference, config.block_size)
     ours, its = generator.trunk.config, reference.trunk.config
     same_outputs = (ours.vocab_size, ours.n_latent) == (its.vocab_size, its.n_latent)
     if not same_outputs or (config.reference_mode != "static" and ours != its):
         raise Mistake(
-            f"the generator is a {ours}, and the reference another kind of network, a {its}; name"
-            " another reference_checkpoint"
+            f"reference_checkpoint={config.reference_checkpoint} is another kind of network than"
+            f" {config.generator_checkpoint}; name another"
         )
     reference_device = pick_device(config.reference_device or config.device)
+    plain = replace(config, kernel="torch")  # the policy scores, and takes only logits from these
+    as_pretrained = replace(plain, temperature=1.0, repetition_penalty=1.0)
     return Models(
+        reference=make_policy(reference, plain, reference_device),
+        base=make_policy(deepcopy(generator), plain, device),
+        reader=make_policy(deepcopy(generator), as_pretrained, device),
         policy=make_policy(generator, config, device),
-        # the policy draws and scores, and takes only the logits of the reference
-        reference=make_policy(reference, replace(config, kernel="torch"), reference_device),
-        base=make_policy(base, config, device),
-        judge=load_judge(config.judge_checkpoint, config, device),
+        judge=load_judge(config.judge_checkpoint, config, device, generator.vocab_size),
     )
 
 
-def load_judge(path: str, config, device: torch.device) -> Callable | None:
+def load_judge(path: str, config: Config, device: torch.device, vocab_size: int):
     """Load a judge: tokens (N,T) -> log-odds (N,T). An empty path is no judge."""
     if not path:
         return None
     network = load_model(path, Judge)
-    check_length(config.block_size, network)
-    generator = read(config.generator_checkpoint)["architecture"]
-    if network.trunk.config.vocab_size < generator["vocab_size"]:
-        raise Mistake(
-            f"judge {path} knows fewer characters than {config.generator_checkpoint}; name another"
-        )
+    check_fit(path, network, config.block_size, vocab_size)
     return make_judge(network, config, device)
 
 
-def check_length(block_size: int, *networks: torch.nn.Module) -> None:
-    """Raise a Mistake for a network that was made for texts shorter than block_size."""
-    for network in networks:
-        longest = network.trunk.config.block_size
-        if block_size > longest:
-            raise Mistake(
-                f"block_size={block_size} is more than the {longest} characters that the"
-                f" {type(network).__name__.lower()} was made for; lower block_size, or name another"
-                " file"
-            )
+def check_fit(path: str, network: torch.nn.Module, block_size: int, vocab_size: int = 0) -> None:
+    """Raise a Mistake if a network was made for shorter texts, or for fewer characters."""
+    made_for = network.trunk.config
+    if block_size > made_for.block_size:
+        raise Mistake(
+            f"block_size={block_size} is more than the {made_for.block_size} characters that {path}"
+            " was made for; lower it, or name another file"
+        )
+    if vocab_size > made_for.vocab_size:
+        raise Mistake(
+            f"{path} knows only {made_for.vocab_size} different characters, and the generator"
+            f" {vocab_size}; name another"
+        )
 
 
-def load_splits(config) -> tuple[Dataset, Dataset]:
-    """Load train and val of the dataset. A prompts_file replaces the inputs of train.
+def load_splits(config: Config, vocab_size: int | None = None) -> tuple[Dataset, Dataset]:
+    """Load what to train on, and what's held out. A prompts_file replaces the inputs of train.
 
     If a dataset that ships is missing, the first process makes it. Raises a Mistake if the dataset
-    has a character that the generator doesn't know.
+    has more than the `vocab_size` characters that the generator knows.
     """
     if is_first():
         make_if_missing(config.dataset)
     wait_for_all()  # no process reads before the first one has written
-    train, val = read_splits(config.dataset, config.block_size)
-    path = config.generator_checkpoint
-    known = path and read(path)["architecture"]["vocab_size"]
-    if path and known < train.vocab_size and train.inputs.max() >= known:
+    train, held_out = read_splits(config.dataset, config.held_out, config.block_size)
+    if vocab_size and vocab_size < train.vocab_size and train.inputs.max() >= vocab_size:
         raise Mistake(
-            f"dataset={config.dataset} has characters that {path} doesn't know; name another"
+            f"dataset={config.dataset} has characters that {config.generator_checkpoint} doesn't"
+            " know; name another"
         )
     if config.prompts_file:
         train = read_prompts(config.prompts_file, train, config.block_size)
-    return train, val
+    return train, held_out
 
 
-def load_data(config, device: torch.device):
+def load_data(config: Config, vocab_size: int, device: torch.device) -> tuple[Dataset, HeldOut]:
     """Load the inputs to train on, and a `HeldOut`, whose rule checks the completions of both."""
-    train, val = load_splits(config)
+    train, held_out = load_splits(config, vocab_size)
     # The inputs are the same for every seed, so that runs can be compared. The draws aren't, so
     # that the spread of their figures includes the luck of the draw.
-    tokens, mask = val.batch(config.eval_inputs, config.masking, (EVALUATION_SEED, 0))  # each (N,T)
+    seed = (EVALUATION_SEED, 0)
+    tokens, mask = held_out.batch(config.eval_inputs, config.masking, seed)  # each (N,T)
     batch = make_batch(tokens, mask, SAMPLES, (EVALUATION_SEED + config.seed, END))
     return train, HeldOut(batch.map(lambda x: x.to(device)), train.rule)
 
 
+def warnings(config: Config, train: Dataset, held_out: HeldOut) -> list[str]:
+    """Say what's allowed and may surprise: a seed that repeats, prompts that aren't held out."""
+    lines = []
+    if config.init_from == "pretrained":
+        before = read(config.generator_checkpoint).get("training")
+        if before and before["config"]["seed"] == config.seed:
+            lines.append(
+                f"{config.generator_checkpoint} was trained with seed={config.seed}, too, so this"
+                " run meets the same inputs and draws again; another --seed makes new ones"
+            )
+    if config.prompts_file:
+        prompts = {*decode(train.inputs)}
+        common = prompts & {*decode(held_out.batch.masked)}
+        if common:
+            lines.append(
+                f"{len(common)} of {len(prompts)} prompts are inputs of the table, too, so it"
+                " doesn't say how the policy does on what it hasn't seen"
+            )
+    return lines
+
+
 def load_rewards(
-    config, judge: Callable | None, base: Policy, rule: Rule | None, device: torch.device
+    config: Config, models: Models, rule: Rule | None, device: torch.device
 ) -> Rewards:
-    """Make the rewards that the setting `reward` names, with the run's own judge, base and rule.
+    """Make the rewards that the setting `reward` names.
 
     Raises a Mistake for a judge or a rule that it names and the run doesn't have.
     """
     parts = {}
-    for name, weight in parse_reward(config.reward).items():
-        if ".py:" in name:
-            path, _, name = name.rpartition(":")  # in the metrics, my.py:f is called f
-            if name in {*TAKEN, *parts}:
-                raise Mistake(
-                    f"reward={config.reward}: the name {name} is taken; rename the function"
-                )
-            part = partial(user_reward, name, load_function(path, name))
-        elif name == "judge":
-            if judge is None:
-                raise Mistake(f"reward={config.reward} needs a judge; name one as judge_checkpoint")
-            part = partial(judge_scores, judge)
-        elif name == "chain":
-            part = partial(chain, base)
-        elif name == "exact":
-            if config.prompts_file:
-                raise Mistake("reward=exact needs to know what was there, and prompts don't say it")
-            part = exact
+    own = {"chain": partial(chain, models.reader), "exact": exact}
+    if models.judge:
+        own["judge"] = partial(judge_scores, models.judge)
+    if rule:
+        own[rule.name] = partial(rule_reward, rule)
+    if config.prompts_file:  # nobody knows what was there
+        del own["exact"]
+    for name, weight in parse_weights("reward", config.reward).items():
+        if name in own:
+            part = own[name]
         elif name.endswith(".pt"):
-            part = partial(judge_scores, load_judge(name, config, device))
-        elif rule and name == rule.name:
-            part = partial(rule_reward, rule)
+            vocab_size = models.base.network.vocab_size
+            part = partial(judge_scores, load_judge(name, config, device, vocab_size))
+        elif ".py:" in name:
+            path, _, function = name.rpartition(":")
+            part = partial(user_reward, path, load_function(path, function))
         else:
-            allowed = ["judge", "chain", "exact", "JUDGE.pt", "FILE.py:FUNCTION"]
-            allowed += [rule.name] if rule else []
-            raise Mistake(f"reward={name}: this dataset has no such rule; use {', '.join(allowed)}")
+            allowed = ", ".join([*own, "JUDGE.pt", "FILE.py:FUNCTION"])
+            raise Mistake(f"reward={name} isn't one that this run has; use {allowed}")
         parts[name] = (part, weight)
     return Rewards(parts)
+
+
+def load_function(path: str | Path, name: str) -> Callable:
+    """Load a user's own function. Raises a Mistake if the file fails or has no such function."""
+    function = run_file(path, "reward file").get(name)
+    if not callable(function):
+        raise Mistake(
+            f"reward file {path} has no function {name}; write def {name}(completions, batch) there"
+        )
+    return function
+
+
+def user_reward(path: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
+    """Call a user's function, which returns (B,G). If it fails, raise a Mistake."""
+    B, G, T = completions.shape
+    try:  # it gets copies, because it may write into them
+        values = function(completions.clone(), batch.map(torch.clone))
+        values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
+    except Exception as error:
+        raise mistake_in(shipped_path(path).resolve(), error) from error
+    if values.shape != (B, G):
+        raise Mistake(
+            f"the reward in {path} returned the shape {tuple(values.shape)} for completions of the"
+            f" shape (B, G, T) = {(B, G, T)}; return (B, G) = {(B, G)}, a number for each"
+        )
+    bad = ~values.isfinite()  # (B,G)
+    if bad.any():
+        raise Mistake(
+            f"the reward in {path} returned NaN or infinity for {decode(completions[bad])[0]!r}"
+        )
+    return values

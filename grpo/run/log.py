@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-import os
+import shlex
 import sys
 from dataclasses import asdict
 from datetime import datetime
@@ -11,36 +11,27 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from data.files import command_line, shipped_path
+from data.files import write_whole
 from data.user_mistake import Mistake
-from grpo.distributed import is_first, largest_of_processes, n_processes
-from grpo.run.checkpoint import LATEST, training_state, write
+from grpo.distributed import is_first
+from grpo.metrics import BAR
+from grpo.run.checkpoint import LATEST, write
 from grpo.run.config import Config
-from grpo.run.signals import StopSignals
 
 try:
     import fcntl
 except ImportError:  # Windows has no fcntl, so nothing gets locked there
     fcntl = None
 
-# everything it shows fits into 80 columns
-BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+BAR_FORMAT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # fits into 80 columns
 WANDB = {"silent": True, "init_timeout": 30}  # seconds
-
-
-def say(text: str) -> None:
-    """Print lines above the bar. Once nobody reads them, as after `| head -1`, they go nowhere."""
-    try:
-        tqdm.write(text)
-        print(end="", flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+METRICS, SNAPSHOTS, LOCK = "metrics.jsonl", "snapshots.jsonl", "run.lock"
 
 
 class Log:
-    """Write a run's files, move its bar, and tell whether the user wants it to stop.
+    """Write a run's files, and move its bar. Only the first of several processes does so.
 
-    Only the first process writes and prints. Use it as `with Log(config, start, rule) as log`.
+    Use it as `with Log(config, start, rule) as log`.
     """
 
     def __init__(self, config: Config, start: int, rule: str, quiet: bool = False):
@@ -49,45 +40,31 @@ class Log:
         `rule` is the name of the dataset's rule, or empty.
         """
         self.config = config
-        # {name in the bar: metric}; the bar shows those that the run has
-        self.shown = {"reward": "mean_reward", rule: rule, "accepts": "accepts", "kl": "mean_kl"}
-        self.first = is_first()
-        self.talks = self.first and not quiet
-        self.signals = StopSignals(second_one_ends=n_processes() == 1)
+        self.shown = BAR | ({rule: rule} if rule else {})
+        self.saved = start  # steps that are in the checkpoint
+        self.talks = is_first() and not quiet
         self.dead_steps = 0  # in a row
-        self.file = self.wandb = None
-        if self.first:
-            self.file = lock_folder(Path(config.out_dir), start)
-            noted = {"rule": rule, "changes": config.changes, "made_with": config.made_with}
-            content = json.dumps(asdict(config) | noted, indent=1)
-            write(Path(config.out_dir) / "config.json", content.encode())
+        self.lock = self.wandb = None
+        if is_first():
+            self.lock = open_folder(Path(config.out_dir), start)
+            content = asdict(config) | {"rule": rule, "made_by": config.made_by}
+            write(Path(config.out_dir) / "config.json", json.dumps(content, indent=1).encode())
             if config.wandb_project:
                 self.wandb = self.ask_wandb(start_wandb, config)
         self.bar = tqdm(
-            desc="GRPO",
             total=config.max_iters,
             initial=start,
             disable=None if self.talks else True,  # None: only a terminal gets a bar
-            bar_format=BAR,
+            bar_format=BAR_FORMAT,
         )
 
     def __enter__(self):
-        """From here on, Ctrl-C and SIGTERM only tell `stop_requested`."""
-        self.signals.__enter__()
         return self
-
-    def stop_requested(self) -> int:
-        """Return the signal that arrived, or 0. All processes get the same answer."""
-        return largest_of_processes(self.signals.received)
-
-    def end_training(self):
-        """Close the bar, and let Ctrl-C and SIGTERM end the program as usual again."""
-        self.bar.close()
-        self.signals.__exit__()
 
     def say(self, text: str):
         if self.talks:
-            say(text)
+            tqdm.write(text)
+            sys.stdout.flush()  # if it's a file, somebody may be watching
 
     def ask_wandb(self, function, *arguments, **options):
         """Call a function of wandb. In trouble, print one warning and leave wandb alone."""
@@ -95,65 +72,51 @@ class Log:
             return function(*arguments, **options)
         except Exception as error:  # the network, the login, or wandb's own process
             self.wandb = None
-            line = f"{type(error).__name__}: {error}".splitlines()[0]
-            say(f"wandb failed, continuing without it: {line}")
+            tqdm.write(f"wandb failed, continuing without it: {type(error).__name__}: {error}")
 
     def write(self, step: int, metrics: dict[str, float]):
         """Write a line of metrics.jsonl, and show its numbers in the bar and in wandb."""
-        if not self.first:
+        if not is_first():
             return
-        self.file.write(json.dumps({"iteration": step, **metrics}) + "\n")
-        self.file.flush()
-        shown = {name: f"{metrics[key]:.3f}" for name, key in self.shown.items() if key in metrics}
-        self.bar.set_postfix(shown, refresh=False)
+        append(Path(self.config.out_dir) / METRICS, {"iteration": step, **metrics})
+        shown = [f"{name} {metrics[key]:.2f}" for name, key in self.shown.items() if key in metrics]
+        self.bar.set_postfix_str(" ".join(shown), refresh=False)
         self.bar.update()
         if self.wandb:
             self.ask_wandb(self.wandb.log, metrics, step=step)
-        self.dead_steps = self.dead_steps + 1 if metrics["frac_reward_zero_std"] == 1 else 0
+        dead = metrics["frac_reward_zero_std"] == 1 and self.config.baseline != "none"
+        self.dead_steps = self.dead_steps + 1 if dead else 0
         if self.dead_steps == 10 or (self.dead_steps and step == 0):
             line = "all completions of an input earned the same, so there's nothing to learn"
-            say(f"warning: step {step}: {line}")
+            tqdm.write(f"warning: step {step}: {line}")
 
     def table(self, result: dict, completions: list[dict], text: str):
         """Save and print the table, and suggest what to run next."""
-        save_table(self.config.out_dir, result, completions)
+        out = self.config.out_dir
+        save_table(out, result, completions)
         if self.wandb:
             self.ask_wandb(self.wandb.log, result)
-        out, masked = self.config.out_dir, completions[0]["input"]
+        example = shlex.quote(completions[0]["input"])
         self.say(
-            f"{text}\n"
-            f"in {out}: evaluation.json, completions.jsonl, metrics.jsonl, {LATEST}; next:\n"
-            f"  {command_line('-m', 'grpo.tools.fill', masked, f'--run={out}')}\n"
-            f"  {command_line('-m', 'grpo.tools.replay', out)}    # watch it learn"
+            f"{text}\nin {out}: evaluation.json, completions.jsonl, {METRICS}, {LATEST}; next:\n"
+            f"  python -m grpo.tools.fill {example} --run={shlex.quote(out)}\n"
+            f"  python -m grpo.tools.replay {shlex.quote(out)}    # watch it learn"
         )
 
     def __exit__(self, kind, error, _):
         """Close everything. If the run ends early, say how to resume."""
-        self.end_training()
-        if not self.first:
+        self.bar.close()
+        if not is_first():
             return
-        with contextlib.suppress(OSError):  # on a full disk, closing fails again
-            self.file.close()
+        self.lock.close()
         if self.wandb:
             self.ask_wandb(self.wandb.finish, exit_code=int(kind is not None))
         if kind:
-            line = f"the run ends early: {how_to_resume(self.config)}"
-            if isinstance(error, OSError):  # most likely the disk is full
-                raise Mistake(f"{error}; {line}") from None
-            tqdm.write(line, sys.stderr)
-
-
-def how_to_resume(config: Config) -> str:
-    """Say how many steps of a run are saved, and which command continues."""
-    out = config.out_dir
-    if not (Path(out) / LATEST).exists():
-        return f"0 of {config.max_iters} steps are saved"
-    state = training_state(Path(out) / LATEST)
-    words = [str(shipped_path("train_grpo.py")), "--init_from=resume", f"--out_dir={out}"]
-    saved = f"{state['iteration']} of {config.max_iters} steps are saved"
-    if ".py:" in config.reward:  # a FILE.py runs only if the command names it
-        words.append(f"--reward={config.reward}")
-    return f"{saved}; to resume: {command_line(*words)}"
+            line = f"the run ends early: {self.saved} of {self.config.max_iters} steps are saved"
+            command = f"python train_grpo.py --init_from=resume --out_dir={self.config.out_dir}"
+            if ".py:" in self.config.reward:  # a FILE.py runs only if the command names it
+                command += f" --reward={self.config.reward}"
+            tqdm.write(f"{line}; to resume: {command}" if self.saved else line, sys.stderr)
 
 
 def start_wandb(config: Config):
@@ -169,8 +132,14 @@ def start_wandb(config: Config):
         resume="auto",  # if a run in this folder was killed, wandb continues its log
     )
     if not run.disabled:
-        say(f"wandb: {run.url or run.dir}")
+        tqdm.write(f"wandb: {run.url or run.dir}")
     return run
+
+
+def append(path: Path, line: dict) -> None:
+    """Add a line to a .jsonl file."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def read_lines(path: str | Path) -> list[dict]:
@@ -179,7 +148,7 @@ def read_lines(path: str | Path) -> list[dict]:
     What is NaN or infinite becomes None, because the JSON of a web page knows neither.
     """
     lines = []
-    with contextlib.suppress(ValueError):  # it isn't JSON, or not even UTF-8
+    with contextlib.suppress(ValueError, FileNotFoundError):  # not JSON, or not even UTF-8
         for line in Path(path).read_bytes().splitlines(keepends=True):
             if not line.endswith(b"\n"):
                 break
@@ -188,43 +157,45 @@ def read_lines(path: str | Path) -> list[dict]:
 
 
 def cut_back(path: Path, start: int) -> None:
-    """Remove the lines of step `start` and of later steps from a .jsonl file."""
-    kept = sum(line["iteration"] < start for line in read_lines(path))
-    os.truncate(path, sum(map(len, path.read_bytes().splitlines(keepends=True)[:kept])))
+    """Keep the lines of a .jsonl file that are about the steps before `start`."""
+    kept = [json.dumps(line) for line in read_lines(path) if line["iteration"] < start]
+    write_whole(path, "".join(line + "\n" for line in kept).encode())
 
 
-def lock_folder(folder: Path, start: int) -> TextIO:
-    """Open metrics.jsonl in a run's folder for appending, and lock it to keep other runs out.
+def open_folder(folder: Path, start: int) -> TextIO:
+    """Lock a run's folder to keep other runs out: -> the open lock.
 
     A new run moves a folder that holds an old run aside. A resumed run keeps the lines of its first
     `start` steps. Raises a Mistake if another run is using the folder, or if it holds no run.
     """
-    path = folder / "metrics.jsonl"
-    holds_run = path.exists() or (folder / LATEST).exists()
+    holds_run = any((folder / name).exists() for name in (METRICS, LATEST, LOCK))
     if folder.is_dir() and any(folder.iterdir()) and not holds_run:
         raise Mistake(f"out_dir={folder} isn't empty, and holds no run; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    file = open(path, "a", encoding="utf-8")
-    try:
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Mistake(f"out_dir={folder} is in use by another run; name another out_dir") from None
-    if not start and (path.stat().st_size or (folder / LATEST).exists()):
-        if Path.cwd().is_relative_to(folder.resolve()):
-            raise Mistake(
-                f"out_dir={folder} holds a run, and you're in it, so it can't be moved aside; name"
-                " another out_dir"
-            )
+    lock = lock_folder(folder)
+    if holds_run and not start:
         # a name that out* doesn't match, so that nobody compares a run with its predecessor
         name = f"old-{folder.name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
-        aside = folder.rename(folder.with_name(name))
-        say(f"{folder} held a run, which is in {aside} now")
-        return lock_folder(folder, start)
-    cut_back(path, start)
-    for name in ("evaluation.json", "completions.jsonl", "replay.html"):  # of a shorter run
+        tqdm.write(f"{folder} held a run, which is in {folder.rename(folder.with_name(name))} now")
+        folder.mkdir()
+        lock.close()
+        lock = lock_folder(folder)
+    for name in METRICS, SNAPSHOTS:
+        cut_back(folder / name, start)
+    for name in "evaluation.json", "completions.jsonl", "replay.html":  # of a shorter run
         (folder / name).unlink(missing_ok=True)
-    return file
+    return lock
+
+
+def lock_folder(folder: Path) -> TextIO:
+    """Lock a folder until the file that this returns is closed, or the process ends."""
+    lock = open(folder / LOCK, "w")
+    try:
+        if fcntl:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Mistake(f"out_dir={folder} is in use by another run; name another out_dir") from None
+    return lock
 
 
 def save_table(out_dir: str | Path, result: dict, completions: list[dict]) -> None:

@@ -9,14 +9,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from data.user_mistake import Mistake
 from grpo import kernel
-from grpo.latent import Latent, LatentPolicy
+from grpo.latent import Latent
 from grpo.policy import Policy, Product
-from grpo.truncation import Truncated, penalized, truncates
+from grpo.truncation import truncates
 from model.transformer import Generator, Judge
 
 SINGLE_THREAD_BELOW = (
@@ -35,15 +36,10 @@ def make_policy(network: Generator, config, device: torch.device) -> Policy:
     """Put a generator on its device, and wrap it as a `Policy`."""
     place(network, config, device)
     network.trunk.recompute = config.gradient_checkpointing
-    policy = LatentPolicy if network.n_latent > 1 else Policy
-    kind = Truncated if truncates(config) else Product
-    if network.n_latent > 1:
-        kind = Latent
+    distribution = partial(Latent if network.n_latent > 1 else Product, truncates=truncates(config))
     if kernel.usable(config, device, network):
-        kind = kernel.FusedProduct
-    if config.repetition_penalty != 1:
-        kind = penalized(kind, network.blank)
-    return policy(network, kind, config, autocast(config, device))
+        distribution = partial(Product, compute_log_probs=kernel.FusedLogProbs.apply)
+    return Policy(network, distribution, config, autocast(config, device))
 
 
 def make_judge(network: Judge, config, device: torch.device) -> Callable:

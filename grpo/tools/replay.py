@@ -11,26 +11,23 @@ import json
 from pathlib import Path
 
 from data.files import write_whole
-from data.user_mistake import Mistake, exit_on_mistake
-from grpo.run.config import Parser
-from grpo.run.log import read_lines
-from grpo.run.runs import group_runs, read_json
-from grpo.run.snapshots import FILE
+from data.user_mistake import Mistake, run_program
+from grpo.run.fingerprint import group_runs, read_json
+from grpo.run.log import METRICS, SNAPSHOTS, read_lines
 
 PAGE = Path(__file__).with_suffix(".html")
 
 
 def read_run(folder: str) -> dict:
     """Read a run's metrics and snapshots. Raises a Mistake if it hasn't finished a step."""
-    metrics, snapshots = Path(folder) / "metrics.jsonl", Path(folder) / FILE
-    steps = read_lines(metrics) if metrics.exists() else []
+    steps = read_lines(Path(folder) / METRICS)
     if not steps:
-        raise Mistake(f"{metrics} is missing or empty; name the out_dir of a run that took a step")
+        raise Mistake(f"{folder} has no {METRICS}; name the out_dir of a run that took a step")
     return {
         "name": folder,
-        "rule": read_json(folder, "config.json").get("rule", ""),
+        "rule": read_json(folder, "config.json")["rule"],
         "metrics": steps,
-        "snapshots": read_lines(snapshots) if snapshots.exists() else [],
+        "snapshots": read_lines(Path(folder) / SNAPSHOTS),
     }
 
 
@@ -46,25 +43,18 @@ def make_page(folders: list[str]) -> str:
         for folder in members:
             runs[folder]["group"] = number
     shown = [run for run in runs.values() if "group" in run]  # a seed counts once in its group
-    content = json.dumps({"runs": shown, "labels": [", ".join(label) for label in groups]})
+    content = json.dumps({"runs": shown, "labels": [*groups]})
     content = content.replace("<", "\\u003c")  # so that no text can close the <script>
     return PAGE.read_text(encoding="utf-8").replace("DATA", content, 1)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    with exit_on_mistake("replay"):
-        parser = Parser(
-            prog="python -m grpo.tools.replay",
-            description="Write a web page on how runs learned: curves, and completions over time.",
-        )
-        parser.add_argument(
-            "folders", metavar="out_dir", nargs="+", help="a run's folder; name several to compare"
-        )
-        folders = parser.parse_args(arguments).folders
-        path = Path(folders[0] if len(folders) == 1 else ".") / "replay.html"
-        write_whole(path, make_page(folders).encode())
-        print(f"open in a browser: {path}")
+def main(folders: list[str]) -> None:
+    if not folders or folders[0].startswith("-"):
+        raise Mistake("name the folder of a run: python -m grpo.tools.replay out")
+    path = Path(folders[0] if len(folders) == 1 else ".") / "replay.html"
+    write_whole(path, make_page(folders).encode())
+    print(f"open in a browser: {path}")
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

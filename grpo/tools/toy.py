@@ -13,18 +13,17 @@ The others do nothing.
 Shapes: T characters, V vocabulary, G completions, B = 1 input.
 """
 
-import sys
-from functools import partial
-
 import torch
 
-from data.user_mistake import exit_on_mistake
+from data.user_mistake import Mistake, run_program
 from data.vocabulary import VOCABULARY, decode, encode
 from grpo.batch import make_batch
+from grpo.metrics import update_metrics
 from grpo.optimizer import Optimizer
 from grpo.policy import Product, Sample
 from grpo.reward import Rewards
-from grpo.run.config import Config, check, read_arguments
+from grpo.run.arguments import read_arguments
+from grpo.run.config import Config, check
 from model.transformer import IMPOSSIBLE
 from train_grpo import grpo_step
 
@@ -44,12 +43,21 @@ def reward(completions, batch):
 
 def train(arguments: list[str] = ()) -> list[dict[str, float]]:
     """Train the table. Returns its numbers before the first step, then after each step."""
-    config = Config(**read_arguments(Config, [*DEFAULTS.split(), *arguments], __doc__ or ""))
+    given, words = read_arguments(Config, [*DEFAULTS.split(), *arguments], __doc__)
+    if words:
+        raise Mistake(f"{words[0]!r} is neither a config file (a .py) nor a flag (--key=value)")
+    config = Config(**given)
     check(config)
     base = torch.full((1, 4, len(VOCABULARY)), IMPOSSIBLE)  # (1,T,V)
     base[:, range(4), FOUR] = 0  # each blank has two letters, equally likely
     table = base.double().requires_grad_()  # (1,T,V)
-    policy, reference = (partial(Product, logits, config=config) for logits in (table, base))
+
+    def policy(masked):
+        return Product(table, masked, MASK, config)
+
+    def reference(masked):
+        return Product(base, masked, MASK, config)
+
     rewards = Rewards({"words": (reward, 1)})
     optimizer = Optimizer(torch.optim.SGD([table], config.learning_rate), config.grad_clip)
     rows, metrics = [], {}
@@ -57,7 +65,8 @@ def train(arguments: list[str] = ()) -> list[dict[str, float]]:
         seed = (config.seed, step)
         batch = make_batch(FOUR[:, 0], MASK, config.group_size, seed)
         with torch.no_grad():
-            exact = policy(batch).log_probs(Sample(FOUR), reference(batch))
+            q, q_ref = policy(batch.masked), reference(batch.masked)
+            exact = q.log_probs(Sample(FOUR), q_ref)
         p = exact.logp[0].sum(dim=-1).exp()  # (4,)
         row = dict(zip(WORDS, p.tolist()))
         row["reward"] = sum(row[word] * WORDS[word] for word in WORDS)
@@ -65,19 +74,19 @@ def train(arguments: list[str] = ()) -> list[dict[str, float]]:
         rows.append(row | metrics)
         if step == 0:
             batch.uniforms[:, :, MASK[0]] = IN_TURN[torch.arange(config.group_size) % 4]
-        _, all_metrics = grpo_step(policy, reference, rewards, optimizer, batch, config)
-        metrics = {name: float(all_metrics[name]) for name in ("loss", "clip_ratio")}
+        _, *updates = grpo_step(policy, reference, rewards, optimizer, batch, config)
+        figures = update_metrics(*updates)
+        metrics = {name: float(figures[name]) for name in ("loss", "clip_ratio")}
     return rows
 
 
 def main(arguments: list[str]) -> None:
-    with exit_on_mistake("grpo.tools.toy"):
-        rows = train(arguments)
-        print("step", *(f"{name[:8]:>8}" for name in rows[-1]))
-        last = len(rows) - 1
-        for step in sorted({1, min(10, last), last}):
-            print(f"{step:4}", *(f"{x:z8.3f}" for x in rows[step].values()))  # z: no -0.000
+    rows = train(arguments)
+    print("step", *(f"{name[:8]:>8}" for name in rows[-1]))
+    last = len(rows) - 1
+    for step in sorted({1, min(10, last), last}):
+        print(f"{step:4}", *(f"{x:z8.3f}" for x in rows[step].values()))  # z: no -0.000
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program(main)

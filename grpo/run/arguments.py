@@ -1,0 +1,135 @@
+"""Read a command line into the settings of a dataclass, and execute a user's Python files.
+
+    config/latent.py --group_size=8 --compile        # left to right, the last one wins
+
+A config file is Python, and we execute it. What it assigns has to be a setting, unless the name
+begins with _. Every program of the project reads its flags here.
+"""
+
+import contextlib
+import difflib
+import inspect
+import os
+import sys
+import traceback
+import types
+from collections.abc import Sequence
+from dataclasses import Field, field, fields
+from pathlib import Path
+from typing import get_args
+
+from data.files import shipped_path
+from data.user_mistake import Mistake
+
+LARGEST = 2**31 - 1
+TINY = 1e-9  # stands for "more than 0", and 1 - TINY for "less than 1"
+
+
+def within(default: float, least: float, largest: float = LARGEST) -> Field:
+    """Declare a number that's at least `least`. Without this, a whole number is 1 or more, and any
+    other number 0 or more."""
+    return field(default=default, metadata={"range": (least, largest)})
+
+
+def convert(setting: Field, value: object) -> object:
+    """Convert a value to the type of its setting. Raises a ValueError that says what's allowed."""
+    kind = setting.type
+    if kind in (int, float):
+        low, high = setting.metadata.get("range", (int(kind is int), LARGEST))
+        with contextlib.suppress(ValueError):
+            if low <= kind(str(value)) <= high:  # as a text, so that 1.5 is no whole number
+                return kind(str(value))
+        what = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{str(value)!r} is not {what} from {low} to {high}")
+    if kind is str and isinstance(value, str):
+        return os.path.expanduser(value)  # no shell expands the ~ of --out_dir=~/runs
+    choices = ("true", "false") if kind is bool else get_args(kind)
+    text = str(value).lower()
+    if text not in choices:
+        raise ValueError(f"{value!r} is not {' or '.join(choices) or 'a text'}")
+    return text == "true" if kind is bool else text
+
+
+def read_settings(settings: type, given: dict[str, object], source: str = "") -> dict[str, object]:
+    """Convert {name: value} to the types of the settings.
+
+    Raises a Mistake that begins with its `source`, for example the name of a config file.
+    """
+    known = {setting.name: setting for setting in fields(settings)}
+    values = {}
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean --{near[0]}?" if near else "--help lists them all"
+            raise Mistake(f"{source}there is no setting {name}; {hint}")
+        try:
+            values[name] = convert(known[name], value)
+        except ValueError as error:
+            raise Mistake(f"{source}{name}: {error}") from None
+    return values
+
+
+def read_arguments(
+    settings: type, arguments: Sequence[str], usage: str = ""
+) -> tuple[dict[str, object], list[str]]:
+    """Read a command line: -> {setting: value}, as flags and config files say, and other words.
+
+    With -h or --help this prints the usage and the source of `settings`, a dataclass, and ends the
+    program.
+    """
+    if {"-h", "--help"} & {*arguments}:
+        print(usage, inspect.getsource(settings), sep="\n\n")
+        for setting in fields(settings):
+            if get_args(setting.type):
+                print(f"{setting.name}: {', '.join(get_args(setting.type))}")
+        sys.exit()
+    kinds = {setting.name: setting.type for setting in fields(settings)}
+    values, words = {}, []
+    for argument in arguments:
+        if argument.startswith("-"):
+            name, equals, text = argument.removeprefix("--").partition("=")
+            if not equals and kinds.get(name, bool) is not bool:
+                raise Mistake(f"--{name} has no value; write --{name}=VALUE")
+            values |= read_settings(settings, {name: text if equals else True})
+        elif argument.endswith(".py"):
+            values |= read_settings(settings, read_config_file(argument, kinds), f"{argument}: ")
+        else:
+            words.append(argument)
+    return values, words
+
+
+def read_config_file(path: str, known: dict[str, type]) -> dict[str, object]:
+    """Return what a config file assigns: settings, and whatever else could be a misspelled one."""
+    given = {}
+    for name, value in run_file(path, "config file").items():
+        is_code = callable(value) or inspect.ismodule(value)
+        if name in known or not (is_code or name.startswith("_")):
+            given[name] = value
+    return given
+
+
+def run_file(path: str | Path, what: str) -> dict[str, object]:
+    """Execute a user's Python file, and return its names. If it fails, this raises a Mistake."""
+    path = shipped_path(path).resolve()
+    if not path.is_file():
+        raise Mistake(f"there is no {what} {path}; name another")
+    sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
+    name = path.stem
+    if getattr(sys.modules.get(name), "__file__", str(path)) != str(path):
+        name = f"{name} of the user"  # random.py must not replace Python's own
+    module = sys.modules[name] = types.ModuleType(name)  # dataclasses and pickle look there
+    module.__file__ = str(path)
+    try:
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))
+    except Exception as error:
+        del sys.modules[name]
+        raise mistake_in(path, error) from error
+    return vars(module)
+
+
+def mistake_in(path: Path, error: Exception) -> Mistake:
+    """Say in one line what a user's file raised, and in which of its lines."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    line = f", line {lines[-1]}" if lines else ""
+    return Mistake(f"{path}{line}: {type(error).__name__}: {error}")

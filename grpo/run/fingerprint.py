@@ -1,0 +1,129 @@
+"""Say what made a result, and which results may be averaged.
+
+A result depends on its settings, and on the bytes of the code and files that made it.
+`fingerprint` hashes the second. Only runs in which both are equal are averaged, so a changed
+comment sets runs apart, too.
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from data.dataset import files_of
+from data.files import PROJECT, shipped_path
+from data.user_mistake import Mistake
+from data.weights import parse_weights
+from grpo import distributed
+from grpo.run.checkpoint import LATEST
+from grpo.run.config import PLACES
+from grpo.run.network import pick_device, pick_dtype
+
+# what a run executes; tools, tests and experiments don't change what it computes
+CODE = """train_grpo.py grpo/*.py grpo/*.cu grpo/run/*.py grpo/evaluation/*.py model/transformer.py
+data/*.py data/sums/*.py"""
+TO_READ = {"one_file.py", "tokens.py"}  # no run imports these
+# what may differ between runs that are averaged; the device is in the fingerprint
+IGNORED = ("seed", "eval_interval", "device", *PLACES)
+
+
+def hashed(*contents: bytes) -> str:
+    """Shorten contents to twelve hexadecimal digits, which differ if one of them does."""
+    digests = b"".join(hashlib.sha256(content).digest() for content in contents)
+    return hashlib.sha256(digests).hexdigest()[:12]
+
+
+def fingerprint(config) -> str:
+    """Hash the code, every file that the settings name, and the kind of machine.
+
+    Call it after the reward has been called, because only then has a FILE.py loaded all it needs.
+    """
+    code = sorted(path for pattern in CODE.split() for path in PROJECT.glob(pattern))
+    code = [path for path in code if path.name not in TO_READ]
+    names = [config.generator_checkpoint, config.reference_checkpoint, config.judge_checkpoint]
+    names += [config.prompts_file, *files_of(config.dataset, config.held_out)]
+    for part in parse_weights("reward", config.reward):
+        if part.endswith(".pt"):
+            names.append(part)
+        elif ".py:" in part:
+            names += loaded_with(part.rpartition(":")[0])
+    named = [shipped_path(name) for name in names if name]
+    named = [path / LATEST if path.is_dir() else path for path in named]
+    contents = [path.read_bytes() for path in (*code, *named) if path.is_file()]
+    device = pick_device(config.device)
+    machine = [
+        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        pick_dtype(config.dtype, device),
+        torch.__version__,
+        distributed.PROCESSES,
+    ]
+    return hashed(*contents, str(machine).encode())
+
+
+def loaded_with(file: str) -> list[Path]:
+    """List a user's FILE.py, and what Python has loaded from its folder, in a fixed order.
+
+    In the project's own folder, that leaves out the project.
+    """
+    path = shipped_path(file).resolve()
+    found = {path}
+    for module in [*sys.modules.values()]:
+        loaded = Path(getattr(module, "__file__", None) or "/").resolve()
+        installed = loaded.is_relative_to(sys.prefix)
+        ours = PROJECT.is_relative_to(path.parent) and loaded.is_relative_to(PROJECT)
+        if loaded.is_relative_to(path.parent) and loaded.is_file() and not (installed or ours):
+            found.add(loaded)
+    return sorted(found)
+
+
+def made_by(config, before: dict | None) -> str:
+    """Name what makes this run, given the training state that it's resumed from, if any.
+
+    That's its fingerprint. If it was begun with other settings or code, the name has a hash of that
+    history, too, so it's averaged only with runs that have the same one.
+    """
+    now = fingerprint(config)
+    if before is None:
+        return now
+    then, settings = before["config"], asdict(config)
+    changed = {name: then[name] for name in settings if then[name] != settings[name]}
+    if before["made_by"].split()[0] == now and {*changed} <= {*PLACES}:
+        return before["made_by"]
+    history = json.dumps([before["made_by"], before["iteration"], changed])
+    return f"{now} after {hashed(history.encode())}"
+
+
+def group_runs(results: dict[str, object]) -> dict[str, list[str]]:
+    """Group runs, given {folder: its result}, by all that made them: -> {label: folders}.
+
+    A label lists what the groups differ in. Two runs with one seed count once if their results are
+    equal. If they aren't, each run of the group stands alone, and its label has its folder.
+    """
+    runs = {folder: read_json(folder, "config.json") for folder in results}
+    names = dict.fromkeys(name for run in runs.values() for name in run if name not in IGNORED)
+    differ = [name for name in names if len({str(run.get(name)) for run in runs.values()}) > 1]
+    groups = {}
+    for folder, run in runs.items():
+        label = ", ".join(f"{name}={run.get(name)}" for name in differ)
+        group = groups.setdefault(label, [])
+        twins = [each for each in group if runs[each]["seed"] == run["seed"]]
+        if not any(results[each] == results[folder] for each in twins):
+            group.append(folder)
+    separate = {}
+    for label, group in groups.items():
+        if len({runs[folder]["seed"] for folder in group}) == len(group):
+            separate[label or group[0]] = group
+        else:
+            separate |= {f"{label} {folder}".strip(): [folder] for folder in group}
+    return separate
+
+
+def read_json(folder: str, name: str) -> dict:
+    """Read a file of a run's folder, or raise a Mistake if there's none."""
+    path = Path(folder) / name
+    if not path.exists():
+        raise Mistake(f"{path} is missing; name the out_dir of a run that's finished")
+    return json.loads(path.read_bytes())
