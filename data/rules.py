@@ -70,8 +70,7 @@ def ask(rule: Rule, completion: str, masked: str) -> bool:
         return rule.is_good(completion, masked)
     except Exception as error:
         raise Mistake(
-            f"rule {rule.name} fails for {completion!r} ({type(error).__name__}: {error}); it has to"
-            " tell of any characters"
+            f"rule {rule.name} fails for {completion!r} ({type(error).__name__}: {error}); change it"
         ) from error
 
 
