@@ -69,9 +69,8 @@ def ask(rule: Rule, completion: str, masked: str) -> bool:
     try:
         return rule.is_good(completion, masked)
     except Exception as error:
-        raise Mistake(
-            f"rule {rule.name} fails for {completion!r} ({type(error).__name__}: {error}); change it"
-        ) from error
+        what = f"{type(error).__name__}: {error}"
+        raise Mistake(f"rule {rule.name} fails for {completion!r} ({what}); change it") from error
 
 
 def check(rule: Rule, completions: Tensor, masked: Tensor) -> Tensor:
