@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.files import PROJECT, shipped_path
+from data.files import PROJECT
 from data.masking import MASKINGS, make_mask
 from data.rules import LINE_RULES, Rule, WordRule, ask
 from data.sums.prepare import prepare as prepare_sums
@@ -44,7 +44,6 @@ class Dataset:
 
     inputs: Tensor  # (inputs,T)
     lines: list[str]  # the whole split; of a text, that's one line
-    kind: str  # what to call this in a message
     rule: Rule | None  # says which completions are good (data/rules.py)
     vocab_size: int  # the inputs need this many characters of VOCABULARY
 
@@ -63,7 +62,7 @@ class Dataset:
                 break  # it's hopeless
             tokens[empty], mask[empty] = self.draw(int(empty.sum()), masking, rng)
         raise Mistake(
-            f"masking={masking} finds nothing to hide in {self.kind}; use another of"
+            f"masking={masking} finds nothing to hide in this dataset; use another of"
             f" {', '.join(MASKINGS)}"
         )
 
@@ -81,19 +80,20 @@ class Dataset:
 def files_of(dataset: str, held_out: str = "val") -> tuple[Path, Path]:
     """Name the files to train on and to measure on: data/NAME/train.txt and data/NAME/val.txt.
 
-    NAME may be an absolute path. What's held out of our own datasets has another half, choose.txt:
-    settings are chosen on that, and results reported on val.txt.
+    NAME may be an absolute path. What isn't in the working directory is in the project. What's held
+    out of our own datasets has another half, choose.txt: settings are chosen on that, and results
+    reported on val.txt.
     """
-    folder = (
-        PROJECT / "data" / dataset if dataset in DIGITS else shipped_path(Path("data", dataset))
-    )
+    folder = Path("data", dataset)
+    if not folder.exists():
+        folder = PROJECT / folder
     return folder / "train.txt", folder / f"{held_out}.txt"
 
 
 def make_if_missing(dataset: str) -> None:
     """Make the sums that ship, unless they're there already."""
-    train, val = files_of(dataset)
-    if dataset in DIGITS and not (train.exists() and val.exists()):
+    train, _ = files_of(dataset)  # the last file to be written
+    if dataset in DIGITS and not train.exists():
         print(f"making {train.parent}", flush=True)
         prepare_sums(train.parent, DIGITS[dataset])
 
@@ -105,10 +105,10 @@ def read_splits(dataset: str, held_out: str, block_size: int) -> tuple[Dataset, 
     """
     files = files_of(dataset, held_out)
     train, other = (read_dataset(file, block_size) for file in files)
-    if train.kind != other.kind or set(other.lines) <= set(train.lines):
+    if type(train.rule) is not type(other.rule) or set(other.lines) <= set(train.lines):
         raise Mistake(
-            f"{files[1]} is {other.kind}, and train.txt is {train.kind}; they have to be of one"
-            " kind, and not all of what's held out may be in train.txt"
+            f"{files[1]} has to be of the same kind as train.txt (a text, lines, or lines that a"
+            " rule calls good), and not all of it may be in there; change it"
         )
     return train, other
 
@@ -116,45 +116,34 @@ def read_splits(dataset: str, held_out: str, block_size: int) -> tuple[Dataset, 
 def read_dataset(file: Path, block_size: int) -> Dataset:
     """Read train.txt or val.txt, or raise a Mistake that says what's wrong with it.
 
-    If all lines have block_size characters, each is an input. Any other file is a text, of which we
-    keep the words of a to z, and every window of block_size characters is an input.
+    If most lines have block_size characters, each line is an input. Any other file is a text, of
+    which we keep the words of a to z, and every window of block_size characters is an input.
     """
-    try:
-        content = file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise Mistake(
-            f"there is no {file}; a dataset is a folder with train.txt and val.txt"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise Mistake(f"{file} isn't UTF-8 ({error.reason}); save it as UTF-8") from None
+    content = file.read_text(encoding="utf-8-sig", errors="replace")
     lines = [line for line in content.splitlines() if line]
-    others = [line for line in lines if len(line) != block_size]
-    if 2 * len(others) >= len(lines):
-        return text_dataset(file, content, block_size)
-    if others:
-        raise Mistake(
-            f"{file} has the line {others[0]!r:.100}, but most have block_size={block_size}"
-            " characters; change that line, or block_size"
-        )
-    return lines_dataset(file, lines, block_size)
+    fitting = sum(len(line) == block_size for line in lines)
+    if 2 * fitting > len(lines):
+        return lines_dataset(file, lines, block_size)
+    return text_dataset(file, content, block_size)
 
 
 def lines_dataset(file: Path, lines: list[str], block_size: int) -> Dataset:
     """Make a dataset of lines. It has the first rule that finds all of them good, if there's one.
 
-    Raises a Mistake if a character isn't in the vocabulary.
+    Raises a Mistake if a line has another length, or characters that aren't in the vocabulary.
     """
-    allowed = VOCABULARY.replace(BLANK, "")
-    unknown = "".join(sorted(set("".join(lines)) - set(allowed)))
-    if unknown:
-        raise Mistake(f"{file} has the characters {unknown!r:.100}; use only {allowed!r}")
+    allowed = set(VOCABULARY) - {BLANK}
+    for line in lines:
+        if len(line) != block_size or not set(line) <= allowed:
+            raise Mistake(
+                f"{file} has the line {line!r:.100}, but most have block_size={block_size}"
+                " characters; change it, or block_size, and use only a to z, digits, +, = and space"
+            )
     fitting = (rule for rule in LINE_RULES if all(ask(rule, line, line) for line in lines))
-    rule = next(fitting, None)
     return Dataset(
         inputs=encode("".join(lines)).view(-1, block_size),
         lines=lines,
-        kind=f"lines that are all {rule.name}" if rule else "lines",
-        rule=rule,
+        rule=next(fitting, None),
         vocab_size=len(VOCABULARY),
     )
 
@@ -162,17 +151,15 @@ def lines_dataset(file: Path, lines: list[str], block_size: int) -> Dataset:
 def text_dataset(file: Path, content: str, block_size: int) -> Dataset:
     """Make a dataset of a text's words. Raises a Mistake if most of it isn't a to z."""
     text = normalize(content)
-    if len(text) < max(block_size, len(content) / 2):
-        first = content.partition("\n")[0]
+    broken = "\N{REPLACEMENT CHARACTER}" in content
+    if broken or len(text) < max(block_size, len(content) / 2):
         raise Mistake(
-            f"{file} isn't lines of block_size={block_size} characters each (the first has"
-            f" {len(first)}), and as a text it has only {len(text)} letters and spaces; change"
-            " block_size, or the file"
+            f"{file} is neither lines of block_size={block_size} characters each, nor a text in"
+            " UTF-8 that's mostly a to z; change block_size, or the file"
         )
     return Dataset(
         inputs=encode(text).unfold(0, block_size, 1),  # (windows,T), which share memory
         lines=[text],
-        kind="a text",
         rule=WordRule(text),
         vocab_size=TEXT_CHARACTERS,
     )
@@ -187,16 +174,10 @@ def encode_prompt(
     with `name` if the text has others, is too long, or has no blank.
     """
     known = VOCABULARY[:vocab_size]
-    for c in text:
-        if c not in known:
-            raise Mistake(f"{name} {text!r:.100} has {c!r}; this model only knows {known!r}")
-    if len(text) > longest:
+    if not set(text) <= set(known) or len(text) > longest or BLANK not in text:
         raise Mistake(
-            f"{name} {text!r:.100} has {len(text)} characters, more than {longest}; shorten it"
-        )
-    if BLANK not in text:
-        raise Mistake(
-            f"{name} {text!r:.100} has no blank; write {BLANK} for each character to fill in"
+            f"{name} {text!r:.100} can't be filled; write at most {longest} of the characters"
+            f" {known!r}, with {BLANK} for each one to fill in"
         )
     return encode(text)
 
@@ -209,16 +190,13 @@ def read_prompts(path: str, train: Dataset, block_size: int) -> Dataset:
     """
     setting = f"prompts_file={path}"
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise Mistake(f"{setting} can't be read as JSON ({error}); fix it") from None
-    prompts = content.get("prompts") if isinstance(content, dict) and len(content) == 1 else None
-    if not isinstance(prompts, list) or set(map(type, prompts)) != {str}:
-        raise Mistake(f'{setting} has to hold {{"prompts": ["th_ c_t", ...]}} and nothing else')
+        prompts = json.loads(Path(path).read_text(encoding="utf-8-sig"))["prompts"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise Mistake(
+            f'{setting} has to hold {{"prompts": ["th_ c_t", ...]}} as JSON ({error!r}); fix it'
+        ) from None
     rows = torch.full((len(prompts), block_size), PAD)  # (prompts,T)
     for i, prompt in enumerate(prompts):
         tokens = encode_prompt(prompt, block_size, f"{setting}: prompt {i}", train.vocab_size)
-        if train.rule and train.rule.answers(prompt) == []:
-            raise Mistake(f"{setting}: prompt {i} {prompt!r} has no good answer; change it")
         rows[i, : len(tokens)] = tokens
     return replace(train, inputs=rows)

@@ -22,8 +22,7 @@ def shipped_path(path: str | Path) -> Path:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader finds the complete old one or the complete new one.
 
-    This holds even after a power cut. If the write fails, nothing is left lying around, and the
-    error names the file.
+    This holds even after a power cut. If the write fails, nothing is left lying around.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
@@ -33,8 +32,5 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        error.filename = str(path)  # a full disk names none
-        raise
     finally:
         temporary.unlink(missing_ok=True)
