@@ -10,7 +10,8 @@ where it was, a hundred steps back at most.
 
 import math
 import os
-from dataclasses import asdict, dataclass, replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,18 +20,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in train_grpo.py
 import torch
 from tqdm import tqdm
 
-from data.masking import parse_masking
 from data.user_mistake import Mistake, run_program
 from grpo.run.arguments import read_arguments, within
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config
+from grpo.run.fingerprint import hashed
 from grpo.run.load import check_fit, load_splits
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
 from model.losses import PRETRAINING, generator_loss, judge_loss, masked_batch
 from model.report import report
 from model.transformer import Generator, Judge, LatentGenerator, TransformerConfig
 
-UNFINISHED = "unfinished.pt"  # in out_dir, while the training isn't done
 SAVE_EVERY = 100  # steps
 
 
@@ -64,8 +64,9 @@ def make_optimizers(model, learning_rate):
     rest = [p for p in model.parameters() if p not in taken]
     # With match_rms_adamw, Muon's steps are as long as those of AdamW at the same learning rate
     # (2502.16982).
-    how = {"weight_decay": 0.05, "adjust_lr_fn": "match_rms_adamw"}
-    muon = torch.optim.Muon(matrices, lr=learning_rate, **how)
+    muon = torch.optim.Muon(
+        matrices, lr=learning_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+    )
     adamw = torch.optim.AdamW(rest, lr=learning_rate / 4, betas=(0.9, 0.98), weight_decay=0.05)
     return muon, adamw
 
@@ -77,18 +78,22 @@ def schedule(step, steps):
     return min(warm_up, cosine)
 
 
-def fit(name, model, loss_fn, steps, optimizers, start=0, save=None):
-    """Train the model to minimize `loss_fn(step)`, from step `start` on.
+def fit(name, model, loss_fn, steps, optimizers, unfinished=None):
+    """Train the model to minimize `loss_fn(step)`.
 
-    Now and then this calls save(step, optimizers), if there is such a function.
+    With a file `unfinished`, this saves itself there now and then, and goes on from what's there.
     """
+    start, changing = 0, [model, *optimizers]  # all that training changes
+    if unfinished and unfinished.exists():
+        saved = torch.load(unfinished, weights_only=True)
+        start = saved["step"]
+        for each, state in zip(changing, saved["states"]):
+            each.load_state_dict(state)
     bar = tqdm(range(start, steps), name, initial=start, total=steps, dynamic_ncols=True)
     for step in bar:
         loss = loss_fn(step)
         if not loss.isfinite():
             raise FloatingPointError(f"{name}: the loss of step {step} is {loss.item()}")
-        if save and step % SAVE_EVERY == 0:
-            save(step, optimizers)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -97,23 +102,29 @@ def fit(name, model, loss_fn, steps, optimizers, start=0, save=None):
             optimizer.step()
         model.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
+        done = step + 1
+        if unfinished and (done % SAVE_EVERY == 0 or done == steps):
+            states = [each.state_dict() for each in changing]
+            write(unfinished, {"step": done, "states": states})
 
 
-def make_models(args, vocab_size):
-    """Make a generator, new or from a file, and a judge with random weights.
+def load_or_make(args, config):
+    """Load the generator to begin from, or make one with random weights. Load its dataset, too.
 
-    `pretrain` copies the generator's trunk into the judge, once the generator is trained.
+    -> generator, what to train on, what's held out.
     """
-    torch.manual_seed(args.seed)
     if args.start:
         generator = load_model(args.start, Generator)
+        check_fit(args.start, generator, args.block_size)
+        train, val = load_splits(config, generator.vocab_size)
     else:
+        train, val = load_splits(config)
         width = args.n_embd
-        sizes = (vocab_size, args.block_size, args.n_layer, width // 32, width)
+        sizes = (train.vocab_size, args.block_size, args.n_layer, width // 32, width)
         generator = Generator(TransformerConfig(*sizes))
     if args.n_latent > 1 and generator.n_latent == 1:
         generator = with_latent(generator, args.n_latent)
-    return generator, Judge(replace(generator.trunk.config, n_latent=1))
+    return generator, train, val
 
 
 def with_latent(product, n_latent):
@@ -131,8 +142,15 @@ def with_latent(product, n_latent):
 
 
 def pretrain(args):
-    """Train the generator, then the judge, and write each in float16 as soon as it is trained."""
-    settings = asdict(args)
+    """Train the generator, then the judge, and write each in float16 as soon as it is trained.
+
+    Until both are, out_dir has a folder that's named by the settings, from which the same settings
+    go on.
+    """
+    out = Path(args.out_dir)
+    unfinished = out / f"unfinished-{hashed(str(args).encode())}"
+    if out.exists() and not unfinished.exists():
+        raise Mistake(f"out_dir={out} exists, with other settings; remove it, or name another")
     device = args.device = pick_device(args.device)
     config = Config(
         dataset=args.dataset,
@@ -141,11 +159,12 @@ def pretrain(args):
         batch_size=args.batch_size,
         dtype=args.dtype,
     )
-    known = load_model(args.start, Generator).vocab_size if args.start else None
-    train, val = load_splits(config, known)
-    generator, judge = make_models(args, train.vocab_size)
+    torch.manual_seed(args.seed)
+    generator, train, val = load_or_make(args, config)
+    judge = Judge(replace(generator.trunk.config, n_latent=1))
+    if args.judge_steps:
+        val.batch(1, args.judge_masking, (0,))  # if this finds nothing to hide, fail now
     set_threads(generator)
-    check_fit(args.start, generator, args.block_size)
     policy = make_policy(generator, config, device)
     score = make_judge(judge, config, device)
 
@@ -160,47 +179,21 @@ def pretrain(args):
         seed = (PRETRAINING, args.seed, 1, step)
         return judge_loss(score, policy, train, args, temperature, seed)
 
-    out = Path(args.out_dir)
-    models = {"generator": generator, "judge": judge}
-    losses = {"generator": loss_of_generator, "judge": loss_of_judge}
-    rates = {"generator": args.generator_rate, "judge": args.judge_rate}
-    steps = {"generator": args.generator_steps, "judge": args.judge_steps}
-    unfinished = read_unfinished(out / UNFINISHED, settings)
-    for name, model in models.items():
-        if not steps[name] or unfinished.get("training", name) != name:
-            continue
-        start, optimizers = 0, make_optimizers(model, rates[name])
-        if unfinished:
-            start = unfinished["step"]
-            for each in models:
-                models[each].load_state_dict(unfinished[each])
-            for optimizer, state in zip(optimizers, unfinished["optimizers"]):
-                optimizer.load_state_dict(state)
-            unfinished = {}
-        elif name == "judge":
-            judge.trunk.load_state_dict(generator.trunk.state_dict())
-
-        def save(step, optimizers, training=name):
-            content = {name: model.state_dict() for name, model in models.items()}
-            content["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
-            content |= {"training": training, "step": step, "settings": settings}
-            write(out / UNFINISHED, content)
-
-        fit(name, model, losses[name], steps[name], optimizers, start, save)
-        write(out / f"{name}.pt", model_file(model, torch.float16))
-    (out / UNFINISHED).unlink(missing_ok=True)
-    masking = args.judge_masking if args.judge_steps else args.masking
-    report(policy, score if args.judge_steps else None, val, train.rule, masking, device)
-
-
-def read_unfinished(path: Path, settings: dict) -> dict:
-    """Read what's done of a training that was stopped, or {}. It must be of the same settings."""
-    if not path.exists():
-        return {}
-    content = torch.load(path, weights_only=True)
-    if content["settings"] != settings:
-        raise Mistake(f"{path} is of other settings; name another out_dir, or remove it")
-    return content
+    optimizers = make_optimizers(generator, args.generator_rate)
+    file = unfinished / "generator.pt"
+    fit("generator", generator, loss_of_generator, args.generator_steps, optimizers, file)
+    write(out / "generator.pt", model_file(generator, torch.float16))
+    if args.judge_steps:
+        judge.trunk.load_state_dict(generator.trunk.state_dict())
+        optimizers = make_optimizers(judge, args.judge_rate)
+        file = unfinished / "judge.pt"
+        fit("judge", judge, loss_of_judge, args.judge_steps, optimizers, file)
+        write(out / "judge.pt", model_file(judge, torch.float16))
+    shutil.rmtree(unfinished, ignore_errors=True)
+    if args.judge_steps:
+        report(policy, score, val, train.rule, args.judge_masking, device)
+    else:
+        report(policy, None, val, train.rule, args.masking, device)
 
 
 def main(arguments: list[str]) -> None:
@@ -208,13 +201,8 @@ def main(arguments: list[str]) -> None:
     args = Settings(**given)
     if words:
         raise Mistake(f"{words[0]!r} is neither a config file (a .py) nor a flag (--key=value)")
-    parse_masking(args.masking)
-    parse_masking(args.judge_masking)
     if args.n_embd % 32:
         raise Mistake(f"n_embd={args.n_embd} isn't a multiple of 32; name one")
-    out = Path(args.out_dir)
-    if out.exists() and not (out / UNFINISHED).exists():
-        raise Mistake(f"out_dir={args.out_dir} exists; remove it, or name another --out_dir")
     pretrain(args)
 
 
