@@ -16,30 +16,31 @@ From Python:
         print(text, log_prob)
 
 Nothing is drawn here, so everybody sees the same list. The first column is the exact probability
-that the model writes this completion in one pass, without truncation or penalty. If there's a rule,
-a completion is `correct`, `valid`, or whatever the rule is called, or else `wrong`. If the run has
-a judge, it has `accepted` a completion with a score above 0, and `rejected` the rest.
+that the model writes this completion in one pass, without truncation or penalty. Of a run's folder
+we know more: if it has a rule, a completion is `correct`, `valid`, or whatever the rule is called,
+or else `wrong`. If the run has a judge, it has `accepted` a completion with a score above 0, and
+`rejected` the rest.
 
 Shapes: T characters, V vocabulary, n completions.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from data.dataset import encode_prompt
-from data.rules import Rule, SumRule
-from data.sums.rule import SUM
+from data.rules import check
 from data.user_mistake import Mistake, run_program
-from data.vocabulary import BLANK, MASK_ID, decode, encode, highlight
+from data.vocabulary import MASK_ID, decode, encode, highlight
 from grpo.batch import make_batch
-from grpo.reward import Rewards, judge_scores
+from grpo.reward import judge_scores
 from grpo.run.arguments import read_arguments, within
-from grpo.run.checkpoint import load_model, read
+from grpo.run.checkpoint import load_model
 from grpo.run.config import Config
-from grpo.run.load import load_models, load_rewards, load_splits
+from grpo.run.load import load_run
 from grpo.run.network import make_policy
 from model.transformer import Generator
 
@@ -50,7 +51,7 @@ CPU = torch.device("cpu")
 @dataclass
 class Settings:
     run: str = "out"  # a run's folder or a generator's file
-    reward: str = ""  # also show this reward, such as my.py:f
+    reward: str = ""  # also show this reward of the run, such as my.py:f
     k: int = within(5, 1, 20)  # how many completions to show
 
 
@@ -77,59 +78,22 @@ def fill(
     return list(zip(decode(found), log_prob.tolist()))[:k]
 
 
-@dataclass
-class Known:
-    """What we know about a model besides its weights: by default nothing."""
-
-    models: dict[str, Generator]  # {title: what to show}
-    longest: int  # in characters
-    rule: Rule | None = None
-    judge: object = None
-    rewards: Rewards | None = None
-    temperature: float = 1.0
-
-
-def load(file: str, texts: list[str], reward: str) -> Known:
-    """Load a run, also the generator it began with and its judge, or just a generator's file."""
-    after = load_model(file, Generator)
-    training = read(file).get("training")
-    longest = after.trunk.config.block_size
-    config = Config(generator_checkpoint=file, judge_checkpoint="", block_size=longest)
-    known = Known({file: after}, longest)
-    if training:
-        config = replace(Config(**training["config"]), device="cpu", reference_checkpoint="")
-        base = config.generator_checkpoint
-        known.models = {f"before  {base}": load_model(base, Generator), f"after   {file}": after}
-        known.rule = load_splits(config)[0].rule
-        known.temperature = config.temperature
-        known.longest = config.block_size  # the judge may not know longer texts
-    elif all(SUM.fullmatch(text.replace(BLANK, "1")) for text in texts):
-        known.rule = SumRule()
-    models = load_models(replace(config, compile=False), CPU)
-    known.judge = models.judge
-    if reward:
-        known.rewards = load_rewards(replace(config, reward=reward), models, known.rule, CPU)
-    return known
-
-
-def show(model: Generator, masked: Tensor, known: Known, k: int) -> None:
-    """Print k completions of masked (T,), each with what we know about it."""
-    blank = masked == MASK_ID  # (T,)
-    batch = make_batch(masked[None], blank[None], 1, (0,))
-    (blanks,) = decode(batch.masked)
-    print("  probability")
-    for text, log_prob in fill(model, masked, k, known.temperature):
-        cells = [f"  {math.exp(log_prob):11.2g}"]
-        if known.rule:
-            cells.append(known.rule.name if known.rule.is_good(text, blanks) else "wrong")
-        completions = encode(text)[None, None]  # (1,1,T)
-        if known.judge:
-            score = judge_scores(known.judge, completions, batch).item()
-            cells.append("accepted" if score > 0 else "rejected")
-        if known.rewards:
-            reward, _ = known.rewards(completions, batch)  # (1,1)
-            cells.append(f"{reward.item():6.3f}")
-        print(*cells, highlight(text, blank.tolist()), sep="  ")
+def describe(completion: str, masked: Tensor, run: tuple, with_reward: bool) -> list[str]:
+    """Say what a run's rule, judge and reward make of a completion of masked (T,)."""
+    _, models, rewards, held_out = run
+    batch = make_batch(masked[None], masked[None] == MASK_ID, 1, (0,))
+    tokens = encode(completion)[None, None]  # (1,1,T)
+    cells = []
+    if held_out.rule:
+        good = check(held_out.rule, tokens, batch.masked)  # (1,1)
+        cells.append(held_out.rule_name if good else "wrong")
+    if models.judge:
+        score = judge_scores(models.judge, tokens, batch)  # (1,1)
+        cells.append("accepted" if score > 0 else "rejected")
+    if with_reward:
+        reward, _ = rewards(tokens, batch)  # (1,1)
+        cells.append(f"{reward.item():6.3f}")
+    return cells
 
 
 def main(arguments: list[str]) -> None:
@@ -137,16 +101,28 @@ def main(arguments: list[str]) -> None:
     settings = Settings(**given)
     if not texts:
         raise Mistake('name a text with blanks: python -m grpo.tools.fill "4_7+4_1=888"')
-    known = load(settings.run, texts, settings.reward)
+    run = None
+    if Path(settings.run).is_dir():
+        # every run has the reward `chain`, and its own may be a file that we'd have to execute
+        changes = {"reward": settings.reward or "chain", "device": "cpu", "kernel": "torch"}
+        run = load_run(settings.run, changes | {"compile": False})
+        config, models, *_ = run
+        before, after = f"before  {config.generator_checkpoint}", f"after   {settings.run}"
+        generators = {before: models.base.network, after: models.policy.network}
+    elif settings.reward:
+        raise Mistake(f"reward={settings.reward} needs the folder of a run; name one as --run")
+    else:
+        generators = {settings.run: load_model(settings.run, Generator)}
+        config = Config(block_size=generators[settings.run].trunk.config.block_size)
     for text in texts:
-        if isinstance(known.rule, SumRule) and not SUM.fullmatch(text.replace(BLANK, "1")):
-            raise Mistake(
-                f"text {text!r} isn't a sum, which is all that {settings.run} learned to fill"
-            )
-        for title, model in known.models.items():
-            masked = encode_prompt(text, known.longest, "text", model.vocab_size)  # (T,)
-            print(title)
-            show(model, masked, known, settings.k)
+        for title, generator in generators.items():
+            masked = encode_prompt(text, config.block_size, "text", generator.vocab_size)  # (T,)
+            print(title, "  probability", sep="\n")
+            for completion, log_prob in fill(generator, masked, settings.k, config.temperature):
+                cells = [f"  {math.exp(log_prob):11.2g}"]
+                if run:
+                    cells += describe(completion, masked, run, bool(settings.reward))
+                print(*cells, highlight(completion, (masked == MASK_ID).tolist()), sep="  ")
 
 
 if __name__ == "__main__":

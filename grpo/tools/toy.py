@@ -15,15 +15,14 @@ Shapes: T characters, V vocabulary, G completions, B = 1 input.
 
 import torch
 
-from data.user_mistake import Mistake, run_program
+from data.user_mistake import run_program
 from data.vocabulary import VOCABULARY, decode, encode
 from grpo.batch import make_batch
 from grpo.metrics import update_metrics
 from grpo.optimizer import Optimizer
 from grpo.policy import Product, Sample
 from grpo.reward import Rewards
-from grpo.run.arguments import read_arguments
-from grpo.run.config import Config, check
+from grpo.run.config import load_config
 from model.transformer import IMPOSSIBLE
 from train_grpo import grpo_step
 
@@ -43,11 +42,7 @@ def reward(completions, batch):
 
 def train(arguments: list[str] = ()) -> list[dict[str, float]]:
     """Train the table. Returns its numbers before the first step, then after each step."""
-    given, words = read_arguments(Config, [*DEFAULTS.split(), *arguments], __doc__)
-    if words:
-        raise Mistake(f"{words[0]!r} is neither a config file (a .py) nor a flag (--key=value)")
-    config = Config(**given)
-    check(config)
+    config = load_config([*DEFAULTS.split(), *arguments])
     base = torch.full((1, 4, len(VOCABULARY)), IMPOSSIBLE)  # (1,T,V)
     base[:, range(4), FOUR] = 0  # each blank has two letters, equally likely
     table = base.double().requires_grad_()  # (1,T,V)
