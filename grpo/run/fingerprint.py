@@ -96,22 +96,19 @@ def made_by(config, before: dict | None) -> str:
     return f"{now} after {hashed(history.encode())}"
 
 
-def group_runs(results: dict[str, object]) -> dict[str, list[str]]:
-    """Group runs, given {folder: its result}, by all that made them: -> {label: folders}.
+def group_runs(folders: list[str]) -> dict[str, list[str]]:
+    """Group runs that differ in nothing but their seed: -> {label: folders}.
 
-    A label lists what the groups differ in. Two runs with one seed count once if their results are
-    equal. If they aren't, each run of the group stands alone, and its label has its folder.
+    A label lists what the groups differ in. If a seed comes twice in a group, each of its runs
+    stands alone.
     """
-    runs = {folder: read_json(folder, "config.json") for folder in results}
-    names = dict.fromkeys(name for run in runs.values() for name in run if name not in IGNORED)
+    runs = {folder: read_json(folder, "config.json") for folder in folders}
+    names = [name for name in runs[folders[0]] if name not in IGNORED]
     differ = [name for name in names if len({str(run.get(name)) for run in runs.values()}) > 1]
     groups = {}
     for folder, run in runs.items():
         label = ", ".join(f"{name}={run.get(name)}" for name in differ)
-        group = groups.setdefault(label, [])
-        twins = [each for each in group if runs[each]["seed"] == run["seed"]]
-        if not any(results[each] == results[folder] for each in twins):
-            group.append(folder)
+        groups.setdefault(label, []).append(folder)
     separate = {}
     for label, group in groups.items():
         if len({runs[folder]["seed"] for folder in group}) == len(group):
