@@ -16,6 +16,7 @@ command again. runs.jsonl has a line for each run, the choosing ones too.
 grpo/experiments/claims.md has what came of many variants.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -37,7 +38,7 @@ from grpo.evaluation import exact
 from grpo.experiments import supervised
 from grpo.run.checkpoint import LATEST, write
 from grpo.run.config import Config, load_config
-from grpo.run.fingerprint import fingerprint, hashed
+from grpo.run.fingerprint import fingerprint
 from grpo.run.load import Models, load_generator, load_rewards
 from grpo.truncation import truncates
 
@@ -77,8 +78,8 @@ class Variant:
         """Hash the code and files that its runs depend on."""
         if ".py:" in self.config.reward:  # execute it, to see what it loads
             load_rewards(self.config, Models(None, None, None, None, None), SumRule(), CPU)
-        teaching = [(PROJECT / path).read_bytes() for path in TEACHING]
-        return hashed(fingerprint(self.config).encode(), *teaching)
+        teaching = b"".join((PROJECT / path).read_bytes() for path in TEACHING)
+        return f"{fingerprint(self.config)} {hashlib.sha256(teaching).hexdigest()[:12]}"
 
     def command(self, half: str, candidate: dict, seed: int) -> list[str]:
         """Write the command of a run."""
