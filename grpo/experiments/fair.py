@@ -33,9 +33,12 @@ from tqdm import tqdm
 
 from data.files import PROJECT
 from data.rules import SumRule
+from data.sums.rule import correct_answers
 from data.user_mistake import Mistake, run_program
+from data.vocabulary import decode
 from grpo.evaluation import exact
 from grpo.experiments import supervised
+from grpo.reward import distinct
 from grpo.run.checkpoint import LATEST, write
 from grpo.run.config import Config, load_config
 from grpo.run.fingerprint import fingerprint
@@ -44,6 +47,7 @@ from grpo.truncation import truncates
 
 CPU = torch.device("cpu")
 CHOOSING = 101, 102  # the seeds that choose
+INPUTS = 12_000  # held-out ones that a run is measured on, some 3,600 of them different
 FINALISTS = 3
 HALVES = {"choose": "choose", "report": "val"}
 GRID = {
@@ -115,10 +119,14 @@ class Variant:
     def describe(self, out_dir: Path, half: str) -> dict:
         """Sum a run up: exact figures, pass@k, and what's lost."""
         file = out_dir / ("generator.pt" if self.kind == "supervised" else LATEST)
-        config = Config(held_out=HALVES[half], reward="correct", judge_checkpoint="")
+        config = Config(
+            held_out=HALVES[half], eval_inputs=INPUTS, reward="correct", judge_checkpoint=""
+        )
         models, _, held_out = load_generator(file, config)
-        q = models.policy(held_out.batch.masked)
-        shares = exact.probabilities(q, held_out.answers)  # N times (answers,)
+        masked, which = distinct(held_out.batch.masked)  # (D,T), (N,) equal inputs count once
+        answers = [correct_answers(text) for text in decode(masked)]
+        different = exact.probabilities(models.policy(masked), answers)  # D times (answers,)
+        shares = [different[i] for i in which.tolist()]  # N times (answers,)
         p = torch.stack([each.sum() for each in shares]).clamp(max=1)  # (N,)
         return {
             **exact.figures(shares, held_out.batch.mask),
@@ -140,14 +148,15 @@ def choose(grid: dict[str, list[float]], make) -> dict[str, float]:
     first, second = CHOOSING
     names = [*grid]
     candidates = [dict(zip(names, values)) for values in product(*grid.values())]
+    if len(candidates) == 1:
+        return candidates[0]
     found = [(score(runs), c) for runs, c in zip(make("choose", candidates, [first]), candidates)]
-    if len(found) > 1:
-        best = max(found, key=lambda pair: pair[0])[1]
-        more = [best | {name: x} for name in names for x in beyond(grid[name], best[name])]
-        found += [(score(runs), c) for runs, c in zip(make("choose", more, [first]), more)]
-        finalists = [c for _, c in sorted(found, key=lambda pair: -pair[0])[:FINALISTS]]
-        both = make("choose", finalists, [first, second])
-        found = [(score(runs), c) for runs, c in zip(both, finalists)]
+    best = max(found, key=lambda pair: pair[0])[1]
+    more = [best | {name: x} for name in names for x in beyond(grid[name], best[name])]
+    found += [(score(runs), c) for runs, c in zip(make("choose", more, [first]), more)]
+    finalists = [c for _, c in sorted(found, key=lambda pair: -pair[0])[:FINALISTS]]
+    both = make("choose", finalists, [first, second])
+    found = [(score(runs), c) for runs, c in zip(both, finalists)]
     return max(found, key=lambda pair: pair[0])[1]
 
 
