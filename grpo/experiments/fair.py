@@ -19,10 +19,8 @@ grpo/experiments/claims.md has what came of many variants.
 import hashlib
 import json
 import math
-import os
 import re
-import subprocess
-import sys
+import shutil
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -31,6 +29,7 @@ from statistics import mean
 import torch
 from tqdm import tqdm
 
+import train_grpo
 from data.files import PROJECT
 from data.rules import SumRule
 from data.sums.rule import correct_answers
@@ -85,16 +84,6 @@ class Variant:
         teaching = b"".join((PROJECT / path).read_bytes() for path in TEACHING)
         return f"{fingerprint(self.config)} {hashlib.sha256(teaching).hexdigest()[:12]}"
 
-    def command(self, half: str, candidate: dict, seed: int) -> list[str]:
-        """Write the command of a run."""
-        out_dir = self.folder_of(half, candidate, seed)
-        flags = [f"--{name}={value:g}" for name, value in candidate.items()] + [f"--seed={seed}"]
-        if self.kind == "supervised":
-            _, answers, *others = self.words
-            return ["-m", "grpo.experiments.supervised", answers, str(out_dir), *others, *flags]
-        flags += [f"--held_out={HALVES[half]}", f"--out_dir={out_dir}"]
-        return [str(PROJECT / "train_grpo.py"), *self.words, *flags]
-
     def folder_of(self, half: str, candidate: dict, seed: int) -> Path:
         return self.folder / "-".join([half, *(f"{x:g}" for x in candidate.values()), str(seed)])
 
@@ -103,15 +92,19 @@ class Variant:
         out_dir = self.folder_of(half, candidate, seed)
         line = out_dir / "summary.json"
         if not line.exists():
-            command = [sys.executable, *self.command(half, candidate, seed)]
-            # it finds the project from any folder, and computes on one thread
-            environment = os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, capture_output=True, text=True, env=environment)
+            flags = [f"--{name}={value:g}" for name, value in candidate.items()]
+            flags += [f"--seed={seed}"]
             summary = {"half": half, "tuned": candidate, "seed": seed}
-            if done.returncode == 0:
+            shutil.rmtree(out_dir, ignore_errors=True)  # what's left of a run that was stopped
+            try:
+                if self.kind == "supervised":
+                    supervised.main([self.words[1], str(out_dir), *self.words[2:], *flags])
+                else:
+                    flags += [f"--held_out={HALVES[half]}", f"--out_dir={out_dir}"]
+                    train_grpo.main([*self.words, *flags], quiet=True)
                 summary |= self.describe(out_dir, half)
-            elif "FloatingPointError" not in done.stderr:
-                raise Mistake(f"{' '.join(command[1:])} failed: {done.stderr.strip()}")
+            except FloatingPointError:
+                pass
             write(line, json.dumps(summary).encode())
         return json.loads(line.read_bytes())
 
