@@ -37,7 +37,6 @@ from grpo.run.load import load_data, load_models, load_rewards, warnings
 from grpo.run.log import Log
 from grpo.run.network import pick_device
 from grpo.run.signals import StopSignals
-from grpo.run.snapshots import begin_snapshots, record_snapshot
 
 
 def grpo_step(policy, reference, rewards, optimizer, batch, config):
@@ -140,10 +139,9 @@ def main(arguments=(), quiet=False):
     look = peek(models, rewards, held_out, start)  # a reward of yours that fails does so here
     config.made_by = made_by(config, before)
 
-    with Log(config, start, held_out.rule_name, quiet) as log:  # opens the run's folder
-        if is_first():  # of several processes
-            begin_snapshots(models.base, held_out, config)  # what grpo.tools.replay shows
-            log.say("\n".join([*warnings(config, train, held_out), look]))
+    with Log(config, start, held_out, quiet) as log:  # opens the run's folder
+        log.first_snapshot(models.base)  # what grpo.tools.replay shows
+        log.say("\n".join([*warnings(config, train, held_out), look]))
         with StopSignals(second_one_ends=PROCESSES == 1) as signals:  # Ctrl-C only asks us to stop
             for step in range(start, config.max_iters):
                 began = time.perf_counter()
@@ -163,9 +161,7 @@ def main(arguments=(), quiet=False):
                 update_reference(reference.network, policy.network, done, config)
                 metrics["lr"] = lr
                 metrics["step_ms"] = 1000 * (time.perf_counter() - began)
-                log.write(step, metrics)
-                if is_first():
-                    record_snapshot(policy, held_out, config, step)
+                log.write(step, metrics, policy)
                 stop = largest_of_processes(signals.received, device)  # 0, or the signal
                 if stop or done % SAVE_EVERY == 0 or done == config.max_iters:
                     save_checkpoint(config, policy, reference, optimizer, done)

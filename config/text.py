@@ -13,7 +13,7 @@ max_iters = 150
 eval_inputs = 500
 eval_interval = 30
 dtype = "auto"  # bfloat16 if the machine is fast at it: these models are larger
-# Chosen on --dataset=text_choose. If the judge's score were log p/q_ref, 1 would ask for the text
+# Chosen on --held_out=choose. If the judge's score were log p/q_ref, 1 would ask for the text
 # itself, as far as independent blanks can be that. Smaller ones please the judge more and the text
 # less.
 kl_beta = 1.0

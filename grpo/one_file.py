@@ -31,40 +31,6 @@ BETA = 0.25  # the weight of the KL
 SCORE_LIMIT = 8  # a score is cut off at ±8 nats
 
 
-def load(kind, path):
-    saved = torch.load(path, weights_only=True)
-    network = kind(TransformerConfig(**saved["architecture"]))
-    network.load_state_dict(saved["weights"])
-    return network
-
-
-def make_sums():
-    """Make the sums of data/sums, as texts: those to train on, and those of held-out results."""
-    rng = np.random.default_rng(0)
-    results = np.arange(200, 1000)
-    shuffled = np.stack([rng.permutation(results[results % 10 == d]) for d in range(10)])  # (10,80)
-    # Columns 8 to 79 are for training, 4 to 7 are held out, and 0 to 3 were for choosing settings.
-    parts = []
-    for some, size, seed in ((shuffled[:, 8:], 200_000, 1), (shuffled[:, 4:8], 4_000, 2)):
-        rng = np.random.default_rng(seed)
-        result = rng.choice(np.sort(some.ravel()), size)  # (size,)
-        first = rng.integers(100, result - 99)  # (size,)
-        parts.append([f"{a}+{c - a}={c}" for a, c in zip(first, result)])
-    return parts
-
-
-def draw_batch(sums, size, seed):
-    """Draw sums, hide columns of both summands: -> masked (B,T), random numbers (B,G,T)."""
-    rng = np.random.default_rng((*seed, 0))
-    chosen = rng.integers(len(sums), size=size)  # (B,)
-    masked = torch.tensor([[VOCABULARY.index(c) for c in sums[i]] for i in chosen])  # (B,T)
-    for row in masked:
-        columns = rng.permutation(3)[: rng.integers(1, 4)]  # of the hundreds, tens and ones
-        row[[*columns, *(columns + 4)]] = BLANK
-    uniforms = np.random.default_rng((*seed, 1)).random((size, G, T), dtype=np.float32)
-    return masked, torch.from_numpy(uniforms)
-
-
 def log_q(generator, masked):
     """Compute the log-probability of each character at each position: (B,T) -> (B,T,V)."""
     logits = generator(masked)  # (B,T,V); the network has no dropout
@@ -141,6 +107,40 @@ def train(generator, reference, judge, sums):
             adamw.step()
             total += loss.item()
         yield total / UPDATES
+
+
+def make_sums():
+    """Make the sums of data/sums, as texts: those to train on, and those of held-out results."""
+    rng = np.random.default_rng(0)
+    results = np.arange(200, 1000)
+    shuffled = np.stack([rng.permutation(results[results % 10 == d]) for d in range(10)])  # (10,80)
+    # Columns 8 to 79 are for training, 4 to 7 are held out, and 0 to 3 were for choosing settings.
+    parts = []
+    for some, size, seed in ((shuffled[:, 8:], 200_000, 1), (shuffled[:, 4:8], 4_000, 2)):
+        rng = np.random.default_rng(seed)
+        result = rng.choice(np.sort(some.ravel()), size)  # (size,)
+        first = rng.integers(100, result - 99)  # (size,)
+        parts.append([f"{a}+{c - a}={c}" for a, c in zip(first, result)])
+    return parts
+
+
+def draw_batch(sums, size, seed):
+    """Draw sums, hide columns of both summands: -> masked (B,T), random numbers (B,G,T)."""
+    rng = np.random.default_rng((*seed, 0))
+    chosen = rng.integers(len(sums), size=size)  # (B,)
+    masked = torch.tensor([[VOCABULARY.index(c) for c in sums[i]] for i in chosen])  # (B,T)
+    for row in masked:
+        columns = rng.permutation(3)[: rng.integers(1, 4)]  # of the hundreds, tens and ones
+        row[[*columns, *(columns + 4)]] = BLANK
+    uniforms = np.random.default_rng((*seed, 1)).random((size, G, T), dtype=np.float32)
+    return masked, torch.from_numpy(uniforms)
+
+
+def load(kind, path):
+    saved = torch.load(path, weights_only=True)
+    network = kind(TransformerConfig(**saved["architecture"]))
+    network.load_state_dict(saved["weights"])
+    return network
 
 
 def decode(tokens):

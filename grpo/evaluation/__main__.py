@@ -36,7 +36,7 @@ class Settings(Config):
 def compare(out_dirs: list[str]) -> str:
     """Format the table of one group of runs, or one row for each of several groups."""
     tables = {folder: read_json(folder, "evaluation.json") for folder in out_dirs}
-    groups = group_runs(tables)  # {label: folders}
+    groups = group_runs(out_dirs)  # {label: folders}
     if len(groups) > 1:
         rows = {}
         for label, folders in groups.items():

@@ -10,13 +10,15 @@ nothing to discount.
 Shapes: B masked inputs, T characters, G completions of each.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from data.vocabulary import MASK_ID
 from grpo.batch import Batch
-from grpo.experiments.rewards import successes
+from grpo.experiments import rewards
 from grpo.run.checkpoint import load_model
 from model.transformer import Generator, Judge
 
@@ -39,17 +41,24 @@ def value(masked: Tensor) -> Tensor:
     return (critic(masked) * blank).sum(dim=1, keepdim=True) / blank.sum(dim=1, keepdim=True)
 
 
-def advantage(completions: Tensor, batch: Batch) -> Tensor:
+def advantage(completions: Tensor, batch: Batch, reward=rewards.successes) -> Tensor:
     """Pay 1 for a correct sum, minus what the critic expected: -> (B,G).
 
     The critic predicts first. Then it learns from this step's rewards, by their squared error,
     unless somebody only measures, without gradients. No checkpoint holds it, so a resumed run
     begins with a new one.
     """
-    reward = successes(completions, batch)  # (B,G)
+    earned = reward(completions, batch)  # (B,G)
     expected = value(batch.masked)  # (B,1)
     if torch.is_grad_enabled():  # the table's inputs are held out, so it may not learn from them
-        F.mse_loss(expected.expand_as(reward), reward).backward()
+        F.mse_loss(expected.expand_as(earned), earned).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return reward - expected.detach()
+    return earned - expected.detach()
+
+
+# the same, with rewards whose zero or unit changes from input to input
+constant = partial(advantage, reward=rewards.constant)
+predictable = partial(advantage, reward=rewards.predictable)
+unit = partial(advantage, reward=rewards.unit)
+both = partial(advantage, reward=rewards.both)

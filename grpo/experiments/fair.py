@@ -16,12 +16,11 @@ command again. runs.jsonl has a line for each run, the choosing ones too.
 grpo/experiments/claims.md has what came of many variants.
 """
 
+import hashlib
 import json
 import math
-import os
 import re
-import subprocess
-import sys
+import shutil
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -30,19 +29,24 @@ from statistics import mean
 import torch
 from tqdm import tqdm
 
+import train_grpo
 from data.files import PROJECT
 from data.rules import SumRule
+from data.sums.rule import correct_answers
 from data.user_mistake import Mistake, run_program
+from data.vocabulary import decode
 from grpo.evaluation import exact
 from grpo.experiments import supervised
+from grpo.reward import distinct
 from grpo.run.checkpoint import LATEST, write
 from grpo.run.config import Config, load_config
-from grpo.run.fingerprint import fingerprint, hashed
+from grpo.run.fingerprint import fingerprint
 from grpo.run.load import Models, load_generator, load_rewards
 from grpo.truncation import truncates
 
 CPU = torch.device("cpu")
 CHOOSING = 101, 102  # the seeds that choose
+INPUTS = 12_000  # held-out ones that a run is measured on, some 3,600 of them different
 FINALISTS = 3
 HALVES = {"choose": "choose", "report": "val"}
 GRID = {
@@ -77,18 +81,8 @@ class Variant:
         """Hash the code and files that its runs depend on."""
         if ".py:" in self.config.reward:  # execute it, to see what it loads
             load_rewards(self.config, Models(None, None, None, None, None), SumRule(), CPU)
-        teaching = [(PROJECT / path).read_bytes() for path in TEACHING]
-        return hashed(fingerprint(self.config).encode(), *teaching)
-
-    def command(self, half: str, candidate: dict, seed: int) -> list[str]:
-        """Write the command of a run."""
-        out_dir = self.folder_of(half, candidate, seed)
-        flags = [f"--{name}={value:g}" for name, value in candidate.items()] + [f"--seed={seed}"]
-        if self.kind == "supervised":
-            _, answers, *others = self.words
-            return ["-m", "grpo.experiments.supervised", answers, str(out_dir), *others, *flags]
-        flags += [f"--held_out={HALVES[half]}", f"--out_dir={out_dir}"]
-        return [str(PROJECT / "train_grpo.py"), *self.words, *flags]
+        teaching = b"".join((PROJECT / path).read_bytes() for path in TEACHING)
+        return f"{fingerprint(self.config)} {hashlib.sha256(teaching).hexdigest()[:12]}"
 
     def folder_of(self, half: str, candidate: dict, seed: int) -> Path:
         return self.folder / "-".join([half, *(f"{x:g}" for x in candidate.values()), str(seed)])
@@ -98,15 +92,19 @@ class Variant:
         out_dir = self.folder_of(half, candidate, seed)
         line = out_dir / "summary.json"
         if not line.exists():
-            command = [sys.executable, *self.command(half, candidate, seed)]
-            # it finds the project from any folder, and computes on one thread
-            environment = os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, capture_output=True, text=True, env=environment)
+            flags = [f"--{name}={value:g}" for name, value in candidate.items()]
+            flags += [f"--seed={seed}"]
             summary = {"half": half, "tuned": candidate, "seed": seed}
-            if done.returncode == 0:
+            shutil.rmtree(out_dir, ignore_errors=True)  # what's left of a run that was stopped
+            try:
+                if self.kind == "supervised":
+                    supervised.main([self.words[1], str(out_dir), *self.words[2:], *flags])
+                else:
+                    flags += [f"--held_out={HALVES[half]}", f"--out_dir={out_dir}"]
+                    train_grpo.main([*self.words, *flags], quiet=True)
                 summary |= self.describe(out_dir, half)
-            elif "FloatingPointError" not in done.stderr:
-                raise Mistake(f"{' '.join(command[1:])} failed: {done.stderr.strip()}")
+            except FloatingPointError:
+                pass
             write(line, json.dumps(summary).encode())
         return json.loads(line.read_bytes())
 
@@ -114,10 +112,14 @@ class Variant:
     def describe(self, out_dir: Path, half: str) -> dict:
         """Sum a run up: exact figures, pass@k, and what's lost."""
         file = out_dir / ("generator.pt" if self.kind == "supervised" else LATEST)
-        config = Config(held_out=HALVES[half], reward="correct", judge_checkpoint="")
+        config = Config(
+            held_out=HALVES[half], eval_inputs=INPUTS, reward="correct", judge_checkpoint=""
+        )
         models, _, held_out = load_generator(file, config)
-        q = models.policy(held_out.batch.masked)
-        shares = exact.probabilities(q, held_out.answers)  # N times (answers,)
+        masked, which = distinct(held_out.batch.masked)  # (D,T), (N,) equal inputs count once
+        answers = [correct_answers(text) for text in decode(masked)]
+        different = exact.probabilities(models.policy(masked), answers)  # D times (answers,)
+        shares = [different[i] for i in which.tolist()]  # N times (answers,)
         p = torch.stack([each.sum() for each in shares]).clamp(max=1)  # (N,)
         return {
             **exact.figures(shares, held_out.batch.mask),
@@ -139,14 +141,15 @@ def choose(grid: dict[str, list[float]], make) -> dict[str, float]:
     first, second = CHOOSING
     names = [*grid]
     candidates = [dict(zip(names, values)) for values in product(*grid.values())]
+    if len(candidates) == 1:
+        return candidates[0]
     found = [(score(runs), c) for runs, c in zip(make("choose", candidates, [first]), candidates)]
-    if len(found) > 1:
-        best = max(found, key=lambda pair: pair[0])[1]
-        more = [best | {name: x} for name in names for x in beyond(grid[name], best[name])]
-        found += [(score(runs), c) for runs, c in zip(make("choose", more, [first]), more)]
-        finalists = [c for _, c in sorted(found, key=lambda pair: -pair[0])[:FINALISTS]]
-        both = make("choose", finalists, [first, second])
-        found = [(score(runs), c) for runs, c in zip(both, finalists)]
+    best = max(found, key=lambda pair: pair[0])[1]
+    more = [best | {name: x} for name in names for x in beyond(grid[name], best[name])]
+    found += [(score(runs), c) for runs, c in zip(make("choose", more, [first]), more)]
+    finalists = [c for _, c in sorted(found, key=lambda pair: -pair[0])[:FINALISTS]]
+    both = make("choose", finalists, [first, second])
+    found = [(score(runs), c) for runs, c in zip(both, finalists)]
     return max(found, key=lambda pair: pair[0])[1]
 
 

@@ -3,9 +3,10 @@
     python train_grpo.py config/rule.py --reward=grpo/experiments/rewards.py:coin
 
 Most ask the rule, and twist its answer. `wish` and `favorite` are for README.md: what no data has,
-and a habit to watch.
+and a habit to watch. So are those that change a score's zero or its unit from input to input.
 """
 
+import hashlib
 from collections import Counter
 
 import torch
@@ -42,6 +43,35 @@ def failures(completions: Tensor, batch: Batch) -> Tensor:
 def shifted(completions: Tensor, batch: Batch) -> Tensor:
     """Pay 6 for a correct sum and 5 for a wrong one, which means the same."""
     return successes(completions, batch) + 5
+
+
+def hashed(batch: Batch, salt: str) -> Tensor:  # (B,1)
+    """Turn each masked input into a number from -1 to 1 that nobody can predict from it."""
+    digests = [hashlib.sha256((salt + text).encode()).digest() for text in decode(batch.masked)]
+    numbers = [int.from_bytes(digest[:4]) / 2**31 - 1 for digest in digests]
+    return torch.tensor(numbers, device=batch.mask.device)[:, None]
+
+
+def constant(completions: Tensor, batch: Batch) -> Tensor:
+    """Pay 1 for a correct sum, plus a constant of each input, from -3 to 3."""
+    return successes(completions, batch) + 3 * hashed(batch, "constant")
+
+
+def predictable(completions: Tensor, batch: Batch) -> Tensor:
+    """Pay 1 for a correct sum, plus a constant of each input that grows with the total."""
+    totals = [float(text.partition("=")[2]) for text in decode(batch.masked)]
+    constants = torch.tensor(totals, device=batch.mask.device)[:, None] / 133.3 - 4.5  # (B,1)
+    return successes(completions, batch) + constants
+
+
+def unit(completions: Tensor, batch: Batch) -> Tensor:
+    """Pay for a correct sum in a unit of each input, from a tenth to ten."""
+    return successes(completions, batch) * (2.3 * hashed(batch, "unit")).exp()
+
+
+def both(completions: Tensor, batch: Batch) -> Tensor:
+    """Pay in a unit of each input, plus a constant of each input."""
+    return unit(completions, batch) + 3 * hashed(batch, "constant")
 
 
 def lucky(completions: Tensor, batch: Batch) -> Tensor:

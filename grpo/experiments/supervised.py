@@ -17,6 +17,8 @@ Which answers are there for an input?
               tried in ascending order, and the base model fills in the second one in a pass
     accepted  of 16 that the student draws, those with a reward above 0, by default the judge's
               (ReST-EM, 2312.06585)
+    above     of 16 that the student draws, those with a reward above their mean
+    best      of 16 that the student draws, the best, and what ties with it, unless all 16 do
 
 With --reward, other answers have to earn more than 0, too.
 
@@ -44,6 +46,7 @@ from torch import Tensor
 from data.sums.rule import correct_answers
 from data.user_mistake import Mistake, run_program
 from data.vocabulary import MASK_ID, VOCABULARY, decode, encode
+from grpo.advantage import all_equal
 from grpo.batch import Batch, make_batch
 from grpo.optimizer import make_adamw
 from grpo.policy import Policy
@@ -141,7 +144,7 @@ def answer(
     there = None
     if kind in ("all", "smallest"):
         answers, there = correct(batch, only_smallest=kind == "smallest")
-    elif kind == "accepted":
+    elif kind in DRAWN:
         answers = models.policy(batch.masked).sample(batch).completions  # (N,16,T)
     elif kind == "slow":
         answers = slow(models.base, batch, share, order)
@@ -151,7 +154,13 @@ def answer(
         there = torch.ones(answers.shape[:2], dtype=torch.bool)
     if rewards:
         reward, _ = rewards(answers, batch.first(answers.shape[1]))  # (N,n)
-        there = there & (reward > 0)
+        threshold = 0.0
+        if kind in ("above", "best"):
+            threshold = reward.mean(dim=1, keepdim=True)  # (N,1)
+            there = there & ~all_equal(reward)
+        if kind == "best":
+            there = there & (reward == reward.amax(dim=1, keepdim=True))
+        there = there & (reward > threshold)
     return answers, there
 
 
@@ -186,13 +195,14 @@ class Answers:
         return loss.where(known, 0).sum() / known.sum().clamp(min=1)
 
 
-KINDS = "any smallest all slow search accepted".split()
+DRAWN = "accepted above best".split()
+KINDS = ["any", "smallest", "all", "slow", "search", *DRAWN]
 
 
 @dataclass
 class Settings:
     start: str = Config.generator_checkpoint  # the generator that learns
-    reward: str = ""  # an answer has to earn more than 0 [search, accepted: judge]
+    reward: str = ""  # an answer has to earn more than 0 [search and what's drawn: judge]
     inputs: int = 100_000  # how many sums it learns from
     updates: int = 1200
     rounds: int = 1  # how often to answer new inputs
@@ -230,7 +240,7 @@ def teach(kind: str, out_dir: Path, args: Settings) -> None:
     check_fit(args.start, student, config.block_size)
     train, _ = load_splits(config, student.vocab_size)
     rewards = None
-    if args.reward or kind in ("search", "accepted"):
+    if args.reward or kind in ("search", *DRAWN):
         rewards = load_rewards(config, models, train.rule, CPU)
     policy = make_policy(student, config, CPU)
     models = models._replace(policy=policy)

@@ -8,11 +8,11 @@ begins with _. Every program of the project reads its flags here.
 
 import contextlib
 import difflib
+import importlib.util
 import inspect
 import os
 import sys
 import traceback
-import types
 from collections.abc import Sequence
 from dataclasses import Field, field, fields
 from pathlib import Path
@@ -33,21 +33,20 @@ def within(default: float, least: float, largest: float = LARGEST) -> Field:
 
 def convert(setting: Field, value: object) -> object:
     """Convert a value to the type of its setting. Raises a ValueError that says what's allowed."""
-    kind = setting.type
+    kind, text = setting.type, str(value)
+    if kind is str and isinstance(value, str):
+        return os.path.expanduser(value)  # no shell expands the ~ of --out_dir=~/runs
     if kind in (int, float):
         low, high = setting.metadata.get("range", (int(kind is int), LARGEST))
         with contextlib.suppress(ValueError):
-            if low <= kind(str(value)) <= high:  # as a text, so that 1.5 is no whole number
-                return kind(str(value))
+            if low <= kind(text) <= high:  # as a text, so that 1.5 is no whole number
+                return kind(text)
         what = "a whole number" if kind is int else "a number"
-        raise ValueError(f"{str(value)!r} is not {what} from {low} to {high}")
-    if kind is str and isinstance(value, str):
-        return os.path.expanduser(value)  # no shell expands the ~ of --out_dir=~/runs
+        raise ValueError(f"{text!r} is not {what} from {low} to {high}")
     choices = ("true", "false") if kind is bool else get_args(kind)
-    text = str(value).lower()
-    if text not in choices:
+    if text.lower() not in choices:
         raise ValueError(f"{value!r} is not {' or '.join(choices) or 'a text'}")
-    return text == "true" if kind is bool else text
+    return text.lower() == "true" if kind is bool else text.lower()
 
 
 def read_settings(settings: type, given: dict[str, object], source: str = "") -> dict[str, object]:
@@ -77,52 +76,44 @@ def read_arguments(
     With -h or --help this prints the usage and the source of `settings`, a dataclass, and ends the
     program.
     """
+    kinds = {setting.name: setting.type for setting in fields(settings)}
     if {"-h", "--help"} & {*arguments}:
         print(usage, inspect.getsource(settings), sep="\n\n")
-        for setting in fields(settings):
-            if get_args(setting.type):
-                print(f"{setting.name}: {', '.join(get_args(setting.type))}")
+        for name, kind in kinds.items():
+            if get_args(kind):
+                print(f"{name}: {', '.join(get_args(kind))}")
         sys.exit()
-    kinds = {setting.name: setting.type for setting in fields(settings)}
     values, words = {}, []
     for argument in arguments:
         if argument.startswith("-"):
             name, equals, text = argument.removeprefix("--").partition("=")
             if not equals and kinds.get(name, bool) is not bool:
                 raise Mistake(f"--{name} has no value; write --{name}=VALUE")
-            values |= read_settings(settings, {name: text if equals else True})
+            values |= read_settings(settings, {name: text if equals else "true"})
         elif argument.endswith(".py"):
-            values |= read_settings(settings, read_config_file(argument, kinds), f"{argument}: ")
+            assigned = {
+                name: value
+                for name, value in run_file(argument).items()
+                if not (name.startswith("_") or callable(value) or inspect.ismodule(value))
+            }
+            values |= read_settings(settings, assigned, f"{argument}: ")
         else:
             words.append(argument)
     return values, words
 
 
-def read_config_file(path: str, known: dict[str, type]) -> dict[str, object]:
-    """Return what a config file assigns: settings, and whatever else could be a misspelled one."""
-    given = {}
-    for name, value in run_file(path, "config file").items():
-        is_code = callable(value) or inspect.ismodule(value)
-        if name in known or not (is_code or name.startswith("_")):
-            given[name] = value
-    return given
-
-
-def run_file(path: str | Path, what: str) -> dict[str, object]:
+def run_file(path: str | Path) -> dict[str, object]:
     """Execute a user's Python file, and return its names. If it fails, this raises a Mistake."""
     path = shipped_path(path).resolve()
     if not path.is_file():
-        raise Mistake(f"there is no {what} {path}; name another")
+        raise Mistake(f"there is no file {path}; name another")
     sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
-    name = path.stem
-    if getattr(sys.modules.get(name), "__file__", str(path)) != str(path):
-        name = f"{name} of the user"  # random.py must not replace Python's own
-    module = sys.modules[name] = types.ModuleType(name)  # dataclasses and pickle look there
-    module.__file__ = str(path)
+    # a name of its own, because random.py must not replace Python's own
+    spec = importlib.util.spec_from_file_location(f"{path.stem} of the user", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
-        exec(compile(path.read_bytes(), path, "exec"), vars(module))
+        spec.loader.exec_module(module)
     except Exception as error:
-        del sys.modules[name]
         raise mistake_in(path, error) from error
     return vars(module)
 

@@ -69,15 +69,12 @@ def model_file(model: Module, dtype: torch.dtype = torch.float32) -> dict[str, A
 
 
 def load_weights(model: Module, weights: dict[str, torch.Tensor], path: str | Path) -> None:
-    """Copy finite weights into a model. If they don't fit, a Mistake says why, with both shapes."""
+    """Copy weights into a model. If they don't fit, a Mistake says why, with both shapes."""
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         line = " ".join(str(error).split())
         raise Mistake(f"checkpoint {path} doesn't fit ({line}); name another") from None
-    for name, tensor in weights.items():
-        if not tensor.isfinite().all():
-            raise Mistake(f"checkpoint {path} has NaN or infinity in {name}; name another")
 
 
 def load_model(path: str | Path, kind: type[Module]) -> Module:

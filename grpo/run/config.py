@@ -131,42 +131,33 @@ def load_config(arguments: Sequence[str] = ()) -> Config:
     return config
 
 
-def saved_settings(state: dict, given: dict, path: Path) -> Config:
-    """Take the settings from the training state in the checkpoint `path`.
+def saved_settings(path: Path, given: dict) -> tuple[Config, int]:
+    """Read the settings of the run whose checkpoint is `path`, and how many steps it took.
 
     A checkpoint may not choose a file that we execute. So if the run's reward names a FILE.py,
     `given` has to name a reward, or this raises a Mistake.
     """
+    state = training_state(path)
     config = Config(**read_settings(Config, state["config"], f"{path}: "))
     if ".py:" in config.reward and "reward" not in given:
         raise Mistake(
             f"{path}: this run's reward executes a file, so the command has to name it; if you"
             f" trust the file, add --reward={shlex.quote(config.reward)}"
         )
-    return config
+    return config, state["iteration"]
 
 
 def resume(out_dir: str, given: dict) -> Config:
-    """Load the settings of the run in `out_dir`, apply `given`, and print what that changes."""
-    path = Path(out_dir) / LATEST
-    state = training_state(path)
-    step = state["iteration"]
+    """Load the settings of the run in `out_dir`, and apply `given`."""
+    saved, step = saved_settings(Path(out_dir) / LATEST, given)
     # The checkpoint may be a copy, so what counts is the folder we read from.
-    old = replace(saved_settings(state, given, path), init_from="resume", out_dir=out_dir)
-    new = replace(old, **given)
-    if step > new.max_iters:
-        raise Mistake(
-            f"resume: {out_dir} is at step {step} already, and max_iters={new.max_iters}; set a"
-            " larger max_iters"
-        )
-    changes = [
-        f"{name} {before} -> {getattr(new, name)}"
-        for name, before in asdict(old).items()
-        if before != getattr(new, name)
-    ]
+    config = replace(saved, **given | {"out_dir": out_dir})
+    if step > config.max_iters:
+        raise Mistake(f"{out_dir} is at step {step}; set max_iters to that or more")
     if distributed.is_first():
-        print(f"{out_dir} resumes at step {step} with {', '.join(changes) or 'its own settings'}")
-    return new
+        new = [f"{name}={x}" for name, x in asdict(config).items() if x != getattr(saved, name)]
+        print(f"{out_dir} resumes at step {step}, with {', '.join(new)}")
+    return config
 
 
 def check(config: Config) -> None:

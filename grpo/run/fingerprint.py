@@ -17,10 +17,9 @@ from data.dataset import files_of
 from data.files import PROJECT, shipped_path
 from data.user_mistake import Mistake
 from data.weights import parse_weights
-from grpo import distributed
 from grpo.run.checkpoint import LATEST
 from grpo.run.config import PLACES
-from grpo.run.network import pick_device, pick_dtype
+from grpo.run.network import pick_device
 
 # what a run executes; tools, tests and experiments don't change what it computes
 CODE = """train_grpo.py grpo/*.py grpo/*.cu grpo/run/*.py grpo/evaluation/*.py model/transformer.py
@@ -30,37 +29,26 @@ TO_READ = {"one_file.py", "tokens.py"}  # no run imports these
 IGNORED = ("seed", "eval_interval", "device", *PLACES)
 
 
-def hashed(*contents: bytes) -> str:
-    """Shorten contents to twelve hexadecimal digits, which differ if one of them does."""
-    digests = b"".join(hashlib.sha256(content).digest() for content in contents)
-    return hashlib.sha256(digests).hexdigest()[:12]
-
-
 def fingerprint(config) -> str:
     """Hash the code, every file that the settings name, and the kind of machine.
 
     Call it after the reward has been called, because only then has a FILE.py loaded all it needs.
     """
     code = sorted(path for pattern in CODE.split() for path in PROJECT.glob(pattern))
-    code = [path for path in code if path.name not in TO_READ]
-    names = [config.generator_checkpoint, config.reference_checkpoint, config.judge_checkpoint]
-    names += [config.prompts_file, *files_of(config.dataset, config.held_out)]
+    named = [config.generator_checkpoint, config.reference_checkpoint, config.judge_checkpoint]
+    named += [config.prompts_file, *files_of(config.dataset, config.held_out)]
     for part in parse_weights("reward", config.reward):
-        if part.endswith(".pt"):
-            names.append(part)
-        elif ".py:" in part:
-            names += loaded_with(part.rpartition(":")[0])
-    named = [shipped_path(name) for name in names if name]
-    named = [path / LATEST if path.is_dir() else path for path in named]
-    contents = [path.read_bytes() for path in (*code, *named) if path.is_file()]
+        file, python, _ = part.rpartition(".py:")
+        named += loaded_with(f"{file}.py") if python else [part]  # a rule's name is no file
+    files = [path for path in code if path.name not in TO_READ]
+    files += [shipped_path(name) for name in named if name]
     device = pick_device(config.device)
-    machine = [
-        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        pick_dtype(config.dtype, device),
-        torch.__version__,
-        distributed.PROCESSES,
-    ]
-    return hashed(*contents, str(machine).encode())
+    content = hashlib.sha256(f"{device.type} {torch.__version__}".encode())
+    for path in files:
+        path = path / LATEST if path.is_dir() else path
+        if path.is_file():
+            content.update(hashlib.sha256(path.read_bytes()).digest())
+    return content.hexdigest()[:12]
 
 
 def loaded_with(file: str) -> list[Path]:
@@ -68,50 +56,43 @@ def loaded_with(file: str) -> list[Path]:
 
     In the project's own folder, that leaves out the project.
     """
-    path = shipped_path(file).resolve()
-    found = {path}
-    for module in [*sys.modules.values()]:
-        loaded = Path(getattr(module, "__file__", None) or "/").resolve()
-        installed = loaded.is_relative_to(sys.prefix)
-        ours = PROJECT.is_relative_to(path.parent) and loaded.is_relative_to(PROJECT)
-        if loaded.is_relative_to(path.parent) and loaded.is_file() and not (installed or ours):
-            found.add(loaded)
-    return sorted(found)
+    file = shipped_path(file).resolve()
+    loaded = [getattr(module, "__file__", None) or "/" for module in sys.modules.values()]
+    found = {file, *(Path(path) for path in loaded if Path(path).is_relative_to(file.parent))}
+    if PROJECT.is_relative_to(file.parent):
+        found = {file, *(path for path in found if not path.is_relative_to(PROJECT))}
+    return sorted(path for path in found if not path.is_relative_to(sys.prefix))
 
 
 def made_by(config, before: dict | None) -> str:
     """Name what makes this run, given the training state that it's resumed from, if any.
 
-    That's its fingerprint. If it was begun with other settings or code, the name has a hash of that
-    history, too, so it's averaged only with runs that have the same one.
+    That's its fingerprint. But if it was begun with other settings or code, its folder is a part of
+    the name, so it's never averaged with other runs.
     """
     now = fingerprint(config)
     if before is None:
         return now
-    then, settings = before["config"], asdict(config)
-    changed = {name: then[name] for name in settings if then[name] != settings[name]}
-    if before["made_by"].split()[0] == now and {*changed} <= {*PLACES}:
+    settings = asdict(config)
+    changed = {name for name in settings if before["config"][name] != settings[name]}
+    if before["made_by"].split()[0] == now and changed <= {*PLACES}:
         return before["made_by"]
-    history = json.dumps([before["made_by"], before["iteration"], changed])
-    return f"{now} after {hashed(history.encode())}"
+    return f"{now} resumed in {config.out_dir}"
 
 
-def group_runs(results: dict[str, object]) -> dict[str, list[str]]:
-    """Group runs, given {folder: its result}, by all that made them: -> {label: folders}.
+def group_runs(folders: list[str]) -> dict[str, list[str]]:
+    """Group runs that differ in nothing but their seed: -> {label: folders}.
 
-    A label lists what the groups differ in. Two runs with one seed count once if their results are
-    equal. If they aren't, each run of the group stands alone, and its label has its folder.
+    A label lists what the groups differ in. If a seed comes twice in a group, each of its runs
+    stands alone.
     """
-    runs = {folder: read_json(folder, "config.json") for folder in results}
-    names = dict.fromkeys(name for run in runs.values() for name in run if name not in IGNORED)
+    runs = {folder: read_json(folder, "config.json") for folder in folders}
+    names = [name for name in runs[folders[0]] if name not in IGNORED]
     differ = [name for name in names if len({str(run.get(name)) for run in runs.values()}) > 1]
     groups = {}
     for folder, run in runs.items():
         label = ", ".join(f"{name}={run.get(name)}" for name in differ)
-        group = groups.setdefault(label, [])
-        twins = [each for each in group if runs[each]["seed"] == run["seed"]]
-        if not any(results[each] == results[folder] for each in twins):
-            group.append(folder)
+        groups.setdefault(label, []).append(folder)
     separate = {}
     for label, group in groups.items():
         if len({runs[folder]["seed"] for folder in group}) == len(group):

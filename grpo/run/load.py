@@ -21,7 +21,7 @@ from grpo.distributed import is_first, wait_for_all
 from grpo.policy import Policy
 from grpo.reward import Rewards, chain, exact, judge_scores, rule_reward
 from grpo.run.arguments import mistake_in, run_file
-from grpo.run.checkpoint import LATEST, load_model, load_weights, read, training_state
+from grpo.run.checkpoint import LATEST, load_model, load_weights, read
 from grpo.run.config import Config, saved_settings
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
 from model.transformer import Generator, Judge
@@ -72,9 +72,9 @@ class Models(NamedTuple):
 def load_run(out_dir: str, given: dict) -> tuple[Config, Models, Rewards, HeldOut]:
     """Load what a finished run ended with. `given` replaces some of its settings."""
     path = Path(out_dir) / LATEST
-    saved = saved_settings(training_state(path), given, path)
+    saved, _ = saved_settings(path, given)
     # the table needs no reference, and its file or device may be gone
-    config = replace(saved, reference_checkpoint="", reference_device="", **given)
+    config = replace(saved, **{"reference_checkpoint": "", "reference_device": ""} | given)
     return config, *load_generator(path, config)
 
 
@@ -225,32 +225,25 @@ def load_rewards(
     return Rewards(parts)
 
 
-def load_function(path: str | Path, name: str) -> Callable:
+def load_function(path: str, name: str) -> Callable:
     """Load a user's own function. Raises a Mistake if the file fails or has no such function."""
-    function = run_file(path, "reward file").get(name)
+    function = run_file(path).get(name)
     if not callable(function):
-        raise Mistake(
-            f"reward file {path} has no function {name}; write def {name}(completions, batch) there"
-        )
+        raise Mistake(f"{path} has no function {name}; write def {name}(completions, batch) there")
     return function
 
 
 def user_reward(path: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
     """Call a user's function, which returns (B,G). If it fails, raise a Mistake."""
-    B, G, T = completions.shape
+    shape = completions.shape[:2]  # (B,G)
     try:  # it gets copies, because it may write into them
         values = function(completions.clone(), batch.map(torch.clone))
         values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
     except Exception as error:
         raise mistake_in(shipped_path(path).resolve(), error) from error
-    if values.shape != (B, G):
+    if values.shape != shape or not values.isfinite().all():
         raise Mistake(
-            f"the reward in {path} returned the shape {tuple(values.shape)} for completions of the"
-            f" shape (B, G, T) = {(B, G, T)}; return (B, G) = {(B, G)}, a number for each"
-        )
-    bad = ~values.isfinite()  # (B,G)
-    if bad.any():
-        raise Mistake(
-            f"the reward in {path} returned NaN or infinity for {decode(completions[bad])[0]!r}"
+            f"the reward in {path} returned a tensor of shape {tuple(values.shape)}, or one with"
+            f" NaN; return finite numbers of shape (B,G), here {tuple(shape)}"
         )
     return values

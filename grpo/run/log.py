@@ -1,6 +1,13 @@
-"""Keep a run's folder: its files, the progress bar, wandb, and how to resume if it ends early."""
+"""Keep a run's folder: its files, the progress bar, wandb, and how to resume if it ends early.
 
-import contextlib
+snapshots.jsonl is for the page of grpo.tools.replay. It begins with a few held-out inputs and what
+the base model makes of them. Then it's one line per step, with the completion of each input, and
+whether the rule calls it good:
+
+    {"iteration": -1, "texts": [...], "masked": [...], "completions": [...], "good": [...]}
+    {"iteration": 0, "completions": ["437+451=888", ...], "good": [true, ...]}
+"""
+
 import json
 import shlex
 import sys
@@ -9,14 +16,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
+import torch
 from tqdm import tqdm
 
 from data.files import write_whole
+from data.rules import ask
 from data.user_mistake import Mistake
+from data.vocabulary import decode
 from grpo.distributed import is_first
 from grpo.metrics import BAR
+from grpo.policy import Policy
 from grpo.run.checkpoint import LATEST, write
 from grpo.run.config import Config
+from grpo.run.load import HeldOut
+from grpo.run.network import uncompiled
 
 try:
     import fcntl
@@ -24,31 +37,29 @@ except ImportError:  # Windows has no fcntl, so nothing gets locked there
     fcntl = None
 
 BAR_FORMAT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # fits into 80 columns
-WANDB = {"silent": True, "init_timeout": 30}  # seconds
 METRICS, SNAPSHOTS, LOCK = "metrics.jsonl", "snapshots.jsonl", "run.lock"
+INPUTS = 8  # of a snapshot
 
 
 class Log:
     """Write a run's files, and move its bar. Only the first of several processes does so.
 
-    Use it as `with Log(config, start, rule) as log`.
+    Use it as `with Log(config, start, held_out) as log`.
     """
 
-    def __init__(self, config: Config, start: int, rule: str, quiet: bool = False):
-        """Open the folder after `start` steps. Raises a Mistake if another run is using it.
-
-        `rule` is the name of the dataset's rule, or empty.
-        """
+    def __init__(self, config: Config, start: int, held_out: HeldOut, quiet: bool = False):
+        """Open the folder after `start` steps. Raises a Mistake if another run is using it."""
         self.config = config
-        self.shown = BAR | ({rule: rule} if rule else {})
+        self.folder = Path(config.out_dir)
+        self.held_out = held_out
         self.saved = start  # steps that are in the checkpoint
-        self.talks = is_first() and not quiet
         self.dead_steps = 0  # in a row
-        self.lock = self.wandb = None
+        self.talks = is_first() and not quiet
+        self.wandb = None
         if is_first():
-            self.lock = open_folder(Path(config.out_dir), start)
-            content = asdict(config) | {"rule": rule, "made_by": config.made_by}
-            write(Path(config.out_dir) / "config.json", json.dumps(content, indent=1).encode())
+            self.lock = open_folder(self.folder, start)
+            content = asdict(config) | {"rule": held_out.rule_name, "made_by": config.made_by}
+            write(self.folder / "config.json", json.dumps(content, indent=1).encode())
             if config.wandb_project:
                 self.wandb = self.ask_wandb(start_wandb, config)
         self.bar = tqdm(
@@ -74,33 +85,57 @@ class Log:
             self.wandb = None
             tqdm.write(f"wandb failed, continuing without it: {type(error).__name__}: {error}")
 
-    def write(self, step: int, metrics: dict[str, float]):
-        """Write a line of metrics.jsonl, and show its numbers in the bar and in wandb."""
+    def write(self, step: int, metrics: dict[str, float], policy: Policy):
+        """Add a line to metrics.jsonl and to snapshots.jsonl, and move the bar."""
         if not is_first():
             return
-        append(Path(self.config.out_dir) / METRICS, {"iteration": step, **metrics})
-        shown = [f"{name} {metrics[key]:.2f}" for name, key in self.shown.items() if key in metrics]
+        append(self.folder / METRICS, {"iteration": step, **metrics})
+        self.snapshot(policy, step)
+        names = BAR | {name: name for name in [self.held_out.rule_name] if name}
+        shown = [f"{name} {metrics[key]:.2f}" for name, key in names.items() if key in metrics]
         self.bar.set_postfix_str(" ".join(shown), refresh=False)
         self.bar.update()
         if self.wandb:
             self.ask_wandb(self.wandb.log, metrics, step=step)
         dead = metrics["frac_reward_zero_std"] == 1 and self.config.baseline != "none"
         self.dead_steps = self.dead_steps + 1 if dead else 0
-        if self.dead_steps == 10 or (self.dead_steps and step == 0):
+        if self.dead_steps == 10 or (dead and step == 0):
             line = "all completions of an input earned the same, so there's nothing to learn"
             tqdm.write(f"warning: step {step}: {line}")
 
+    @torch.no_grad()
+    @uncompiled()
+    def snapshot(self, policy: Policy, step: int, **more: list[str]):
+        """Draw one completion of a few inputs, and check it, if there's a rule.
+
+        The random numbers are the same at every step. So if a completion changes from one step to
+        the next, that's the policy and not the luck of the draw.
+        """
+        batch, rule = self.held_out.batch[:INPUTS], self.held_out.rule
+        completions = decode(policy(batch.masked).sample(batch.first(1)).completions)
+        line = {"iteration": step, **more, "completions": completions}
+        if rule:
+            line["good"] = [ask(rule, *pair) for pair in zip(completions, decode(batch.masked))]
+        append(self.folder / SNAPSHOTS, line)
+
+    def first_snapshot(self, base: Policy):
+        """Begin snapshots.jsonl, unless the run is resumed with the same inputs."""
+        batch, old = self.held_out.batch[:INPUTS], read_lines(self.folder / SNAPSHOTS)
+        masked = decode(batch.masked)
+        if is_first() and (not old or old[0]["masked"] != masked):
+            (self.folder / SNAPSHOTS).unlink()
+            self.snapshot(base, -1, texts=decode(batch.tokens), masked=masked)
+
     def table(self, result: dict, completions: list[dict], text: str):
         """Save and print the table, and suggest what to run next."""
-        out = self.config.out_dir
-        save_table(out, result, completions)
+        save_table(self.folder, result, completions)
         if self.wandb:
             self.ask_wandb(self.wandb.log, result)
-        example = shlex.quote(completions[0]["input"])
+        example, out = shlex.quote(completions[0]["input"]), shlex.quote(self.config.out_dir)
         self.say(
             f"{text}\nin {out}: evaluation.json, completions.jsonl, {METRICS}, {LATEST}; next:\n"
-            f"  python -m grpo.tools.fill {example} --run={shlex.quote(out)}\n"
-            f"  python -m grpo.tools.replay {shlex.quote(out)}    # watch it learn"
+            f"  python -m grpo.tools.fill {example} --run={out}\n"
+            f"  python -m grpo.tools.replay {out}    # watch it learn"
         )
 
     def __exit__(self, kind, error, _):
@@ -113,27 +148,25 @@ class Log:
             self.ask_wandb(self.wandb.finish, exit_code=int(kind is not None))
         if kind:
             line = f"the run ends early: {self.saved} of {self.config.max_iters} steps are saved"
-            command = f"python train_grpo.py --init_from=resume --out_dir={self.config.out_dir}"
-            if ".py:" in self.config.reward:  # a FILE.py runs only if the command names it
-                command += f" --reward={self.config.reward}"
-            tqdm.write(f"{line}; to resume: {command}" if self.saved else line, sys.stderr)
+            if self.saved:
+                line += "; to resume: python train_grpo.py --init_from=resume"
+                line += f" --out_dir={shlex.quote(self.config.out_dir)}"
+                if ".py:" in self.config.reward:  # a FILE.py runs only if the command names it
+                    line += f" --reward={shlex.quote(self.config.reward)}"
+            tqdm.write(line, sys.stderr)
 
 
 def start_wandb(config: Config):
     """Begin to log to Weights & Biases, and return its run."""
     import wandb
 
-    run = wandb.init(
+    return wandb.init(
         project=config.wandb_project,
         name=config.wandb_run_name or None,
         dir=config.out_dir,
         config=asdict(config),
-        settings=WANDB,
         resume="auto",  # if a run in this folder was killed, wandb continues its log
     )
-    if not run.disabled:
-        tqdm.write(f"wandb: {run.url or run.dir}")
-    return run
 
 
 def append(path: Path, line: dict) -> None:
@@ -143,23 +176,11 @@ def append(path: Path, line: dict) -> None:
 
 
 def read_lines(path: str | Path) -> list[dict]:
-    """Read a .jsonl file up to the first line that isn't whole, as a kill or a power cut leaves it.
-
-    What is NaN or infinite becomes None, because the JSON of a web page knows neither.
-    """
-    lines = []
-    with contextlib.suppress(ValueError, FileNotFoundError):  # not JSON, or not even UTF-8
-        for line in Path(path).read_bytes().splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                break
-            lines.append(json.loads(line, parse_constant=lambda _: None))
-    return lines
-
-
-def cut_back(path: Path, start: int) -> None:
-    """Keep the lines of a .jsonl file that are about the steps before `start`."""
-    kept = [json.dumps(line) for line in read_lines(path) if line["iteration"] < start]
-    write_whole(path, "".join(line + "\n" for line in kept).encode())
+    """Read a .jsonl file, but for a last line that a kill left unfinished."""
+    if not Path(path).exists():
+        return []
+    *whole, _ = Path(path).read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in whole]
 
 
 def open_folder(folder: Path, start: int) -> TextIO:
@@ -171,17 +192,16 @@ def open_folder(folder: Path, start: int) -> TextIO:
     holds_run = any((folder / name).exists() for name in (METRICS, LATEST, LOCK))
     if folder.is_dir() and any(folder.iterdir()) and not holds_run:
         raise Mistake(f"out_dir={folder} isn't empty, and holds no run; name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(folder)
     if holds_run and not start:
         # a name that out* doesn't match, so that nobody compares a run with its predecessor
         name = f"old-{folder.name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
         tqdm.write(f"{folder} held a run, which is in {folder.rename(folder.with_name(name))} now")
-        folder.mkdir()
         lock.close()
         lock = lock_folder(folder)
-    for name in METRICS, SNAPSHOTS:
-        cut_back(folder / name, start)
+    for path in folder / METRICS, folder / SNAPSHOTS:
+        kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["iteration"] < start]
+        write_whole(path, "".join(kept).encode())
     for name in "evaluation.json", "completions.jsonl", "replay.html":  # of a shorter run
         (folder / name).unlink(missing_ok=True)
     return lock
@@ -189,6 +209,7 @@ def open_folder(folder: Path, start: int) -> TextIO:
 
 def lock_folder(folder: Path) -> TextIO:
     """Lock a folder until the file that this returns is closed, or the process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / LOCK, "w")
     try:
         if fcntl:

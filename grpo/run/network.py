@@ -66,15 +66,13 @@ def pick_device(name: str) -> torch.device:
 
     Under torchrun, `auto` and `cuda` mean this process's own GPU.
     """
-    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    if name == "cuda" or (name == "auto" and gpus):
+    here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if name == "auto":
+        name = "cuda" if len(here) > 1 else "cpu"
+    if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    elif name == "auto":
-        name = "cpu"
-    if name == "mps":
-        raise Mistake("device=mps has no float64, which we draw with; use cpu, it's fast enough")
-    if name not in ("cpu", *gpus):
-        raise Mistake(f"device={name} isn't on this machine; use {' or '.join(['cpu', *gpus])}")
+    if name not in here:  # mps has no float64, which we draw with
+        raise Mistake(f"device={name} isn't one we can use here; use {' or '.join(here)}")
     return torch.device(name)
 
 

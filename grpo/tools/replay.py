@@ -31,16 +31,11 @@ def read_run(folder: str) -> dict:
 def make_page(folders: list[str]) -> str:
     """Put runs into the template: -> HTML."""
     runs = {folder: read_run(folder) for folder in folders}
-    results = {
-        folder: [{k: v for k, v in step.items() if k != "step_ms"} for step in run["metrics"]]
-        for folder, run in runs.items()
-    }
-    groups = group_runs(results)
+    groups = group_runs(folders)
     for number, members in enumerate(groups.values()):
         for folder in members:
             runs[folder]["group"] = number
-    shown = [run for run in runs.values() if "group" in run]  # a seed counts once in its group
-    content = json.dumps({"runs": shown, "labels": [*groups]})
+    content = json.dumps({"runs": [*runs.values()], "labels": [*groups]})
     content = content.replace("<", "\\u003c")  # so that no text can close the <script>
     return PAGE.read_text(encoding="utf-8").replace("DATA", content, 1)
 

@@ -1,0 +1,97 @@
+"""What does each method have to be told? Change what scores mean, and see who notices.
+
+    python -m grpo.experiments.grid out-grid        # some two hours on one core; resumable
+
+Sums, with the rule's reward as it is (1 if correct, else 0), plus a constant of each input (from -3
+to 3), times a unit of each input (from a tenth to ten), or both (grpo/experiments/rewards.py).
+Whatever compares the completions of one input shouldn't notice a constant: r - mean(r) has lost it.
+And (r - mean(r)) / deviation(r) is the same for a·r + b, so it shouldn't notice a unit either.
+
+Each method has the settings that `fair` chose for it with the reward as it is. A cell has five
+seeds, on 12,000 inputs of the half that's reported. Where a reward can't change anything, because
+the method gets the very same numbers from it but for rounding, it isn't run again. The runs go to
+grpo/experiments/results/grid.jsonl.
+"""
+
+import json
+from pathlib import Path
+from statistics import mean
+
+from data.files import PROJECT
+from data.user_mistake import Mistake, run_program
+from grpo.experiments.compare import interval
+from grpo.experiments.fair import Variant, open_variant
+from grpo.run.checkpoint import write
+
+SEEDS = range(1, 6)
+RULE = "config/rule.py --eval_inputs=32"
+ROUNDS = "--inputs=25600 --updates=400 --rounds=40"
+OWN = "grpo/experiments/rewards.py"
+REWARDS = {
+    "as it is": "correct",
+    "constant": f"{OWN}:constant",
+    "unit": f"{OWN}:unit",
+    "both": f"{OWN}:both",
+}
+CRITIC = {name: f"grpo/experiments/critic.py:{name}" for name in ("constant", "unit", "both")}
+CRITIC |= {
+    "as it is": "grpo/experiments/critic.py:advantage",
+    "predictable constant": "grpo/experiments/critic.py:predictable",
+}
+# {method: (flags, the rewards it's run with)}
+METHODS = {
+    "GRPO, centered and divided": (
+        f"{RULE} --kl_beta=0.05 --learning_rate=0.0005",
+        ["as it is", "both"],
+    ),
+    "GRPO, centered": (
+        f"{RULE} --scale_rewards=none --kl_beta=0.02 --learning_rate=0.0005",
+        ["as it is", "both"],
+    ),
+    "rounds, above the group's mean": (f"supervised above {ROUNDS} --rate=0.004", ["as it is"]),
+    "rounds, best of 16": (f"supervised best {ROUNDS} --rate=0.004", ["as it is"]),
+    "no baseline": (
+        f"{RULE} --baseline=none --scale_rewards=none --kl_beta=0.02 --learning_rate=0.0005",
+        ["as it is", "constant", "unit", "both"],
+    ),
+    "a critic": (
+        f"{RULE} --baseline=none --scale_rewards=none --kl_beta=0.02 --learning_rate=0.001",
+        ["as it is", "constant", "unit", "both", "predictable constant"],
+    ),
+    "rounds, above 0": (f"supervised accepted {ROUNDS} --rate=0.002", ["as it is", "constant"]),
+    "search": (
+        "supervised search --inputs=10000 --updates=2000 --rate=0.002",
+        ["as it is", "constant"],
+    ),
+}
+
+
+def cells() -> list[tuple[str, str, list[str]]]:
+    """List what's run: a method, a reward, and the words of its command."""
+    found = []
+    for method, (flags, rewards) in METHODS.items():
+        for reward in rewards:
+            named = CRITIC if method == "a critic" else REWARDS
+            found.append((method, reward, [*flags.split(), f"--reward={named[reward]}"]))
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) != 1:
+        raise Mistake("name a folder for the runs: python -m grpo.experiments.grid out-grid")
+    lines = []
+    for method, reward, words in cells():
+        name = f"{method} {reward}".replace(",", "").replace("'", "").replace(" ", "-")
+        variant = Variant(Path(arguments[0]) / name, words, {})
+        open_variant(variant)
+        runs = [variant.run("report", {}, seed) for seed in SEEDS]
+        lines += [{"method": method, "reward": reward, "words": words, **run} for run in runs]
+        correct = [run["correct"] for run in runs]
+        half = interval(correct)
+        print(f"{method:32} {reward:22} {mean(correct):.3f} ± {half:.3f}", flush=True)
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    write(PROJECT / "grpo/experiments/results/grid.jsonl", content.encode())
+
+
+if __name__ == "__main__":
+    run_program(main)
