@@ -8,6 +8,7 @@ learns to tell the generator's draws from text. `model/losses.py` has both losse
 where it was, a hundred steps back at most.
 """
 
+import hashlib
 import math
 import os
 import shutil
@@ -24,7 +25,6 @@ from data.user_mistake import Mistake, run_program
 from grpo.run.arguments import read_arguments, within
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config
-from grpo.run.fingerprint import hashed
 from grpo.run.load import check_fit, load_splits
 from grpo.run.network import make_judge, make_policy, pick_device, set_threads
 from model.losses import PRETRAINING, generator_loss, judge_loss, masked_batch
@@ -148,9 +148,13 @@ def pretrain(args):
     go on.
     """
     out = Path(args.out_dir)
-    unfinished = out / f"unfinished-{hashed(str(args).encode())}"
+    name = hashlib.sha256(str(args).encode()).hexdigest()[:12]
+    unfinished = out / f"unfinished-{name}"
     if out.exists() and not unfinished.exists():
-        raise Mistake(f"out_dir={out} exists, with other settings; remove it, or name another")
+        raise Mistake(
+            f"out_dir={out} exists, and isn't an unfinished one with these settings; remove it, or"
+            " name another"
+        )
     device = args.device = pick_device(args.device)
     config = Config(
         dataset=args.dataset,

@@ -3,7 +3,7 @@
 Name several runs, as in `python -m grpo.tools.replay out-a out-b`, and one page compares them; it
 goes to replay.html in the working directory. Curves are on top, from each run's metrics.jsonl. Runs
 that differ only in their seed share a color. Below, a slider shows how a few held-out inputs were
-filled over time, from snapshots.jsonl (grpo/run/snapshots.py). The page itself is the template next
+filled over time, from snapshots.jsonl (grpo/run/log.py). The page itself is the template next
 to this file, replay.html, with all of this as JSON.
 """
 
