@@ -134,7 +134,7 @@ def lines_dataset(file: Path, lines: list[str], block_size: int) -> Dataset:
     """
     allowed = set(VOCABULARY) - {BLANK}
     for line in lines:
-        if len(line) != block_size or not set(line) <= allowed:
+        if len(line) != block_size or not allowed.issuperset(line):
             raise Mistake(
                 f"{file} has the line {line!r:.100}, but most have block_size={block_size}"
                 " characters; change it, or block_size, and use only a to z, digits, +, = and space"
