@@ -7,6 +7,7 @@
     python -m grpo.experiments.figures dots rungs        # a dot a run, from rungs.jsonl
     python -m grpo.experiments.figures dots claims lucky loose  # some variants of claims.jsonl
     python -m grpo.experiments.figures tuning     # four settings, from tuning.jsonl
+    python -m grpo.experiments.figures grid       # what scores mean, from grid.jsonl
 
 Each command writes results/NAME.svg. config/README.md has the commands that make the runs, and
 claims.md and README.md those behind the .jsonl files, which have a line a run.
@@ -15,6 +16,8 @@ claims.md and README.md those behind the .jsonl files, which have a line a run.
 import json
 import sys
 from pathlib import Path
+
+from grpo.experiments.grid import METHODS, REWARDS
 
 FOLDER = Path(__file__).parent / "results"
 STYLE = """
@@ -260,7 +263,34 @@ def tuning() -> None:
     write("tuning", 320, body)
 
 
+def grid() -> None:
+    """Plot what's correct for each method (down) and meaning of the scores (across), a dot a run.
+
+    What a reward can't change is drawn where it was measured, in gray.
+    """
+    runs = read_lines(FOLDER, "grid.jsonl")
+    body, bottom = [], 65 + 30 * len(METHODS)
+    for column, reward in enumerate(REWARDS):
+        left = 275 + 140 * column
+        body.append(text(left, 25, reward, "bold"))
+        for share in (0, 0.5, 1):
+            x = left + 110 * share
+            body.append(path([(x, 40), (x, bottom)], "grid"))
+            body.append(text(x, bottom + 20, f"{share:g}", "faint", "middle"))
+        for row, (method, (_, same)) in enumerate(METHODS.items()):
+            y = 62 + 30 * row
+            if not column:
+                body.append(text(255, y + 5, method, "", "end"))
+            source = same.get(reward, reward)
+            for run in runs:
+                if (run["method"], run["reward"]) == (method, source):
+                    kind = "c" if source == reward else "d"
+                    x = left + 110 * run["correct"]
+                    body.append(f'<circle cx="{x:.1f}" cy="{y}" r="4" class="dot {kind}"/>')
+    write("grid", bottom + 35, body)
+
+
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    drawings = [moving, judge, habit, coverage, dots, tuning]
+    drawings = [moving, judge, habit, coverage, dots, tuning, grid]
     {drawing.__name__: drawing for drawing in drawings}[name](*given)

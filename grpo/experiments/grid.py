@@ -36,43 +36,48 @@ REWARDS = {
 CRITIC = {name: f"grpo/experiments/critic.py:{name}" for name in ("constant", "unit", "both")}
 CRITIC |= {
     "as it is": "grpo/experiments/critic.py:advantage",
-    "predictable constant": "grpo/experiments/critic.py:predictable",
+    "predictable": "grpo/experiments/critic.py:predictable",
 }
-# {method: (flags, the rewards it's run with)}
+ALL_THE_SAME = {"constant": "as it is", "unit": "as it is", "both": "as it is"}
+# {method: (flags, {reward: the one that gives it the same numbers, or itself})}
 METHODS = {
     "GRPO, centered and divided": (
         f"{RULE} --kl_beta=0.05 --learning_rate=0.0005",
-        ["as it is", "both"],
+        ALL_THE_SAME | {"both": "both"},  # run once more, to see it
     ),
     "GRPO, centered": (
         f"{RULE} --scale_rewards=none --kl_beta=0.02 --learning_rate=0.0005",
-        ["as it is", "both"],
+        {"constant": "as it is", "unit": "unit", "both": "unit"},
     ),
-    "rounds, above the group's mean": (f"supervised above {ROUNDS} --rate=0.004", ["as it is"]),
-    "rounds, best of 16": (f"supervised best {ROUNDS} --rate=0.004", ["as it is"]),
+    "rounds, above the group's mean": (f"supervised above {ROUNDS} --rate=0.002", ALL_THE_SAME),
+    "rounds, the best of 16": (f"supervised best {ROUNDS} --rate=0.002", ALL_THE_SAME),
+    "rounds, above 0": (
+        f"supervised accepted {ROUNDS} --rate=0.002",
+        {"constant": "constant", "unit": "as it is", "both": "constant"},
+    ),
     "no baseline": (
         f"{RULE} --baseline=none --scale_rewards=none --kl_beta=0.02 --learning_rate=0.0005",
-        ["as it is", "constant", "unit", "both"],
+        {"constant": "constant", "unit": "unit", "both": "both"},
     ),
     "a critic": (
         f"{RULE} --baseline=none --scale_rewards=none --kl_beta=0.02 --learning_rate=0.001",
-        ["as it is", "constant", "unit", "both", "predictable constant"],
+        {"constant": "constant", "unit": "unit", "both": "both", "predictable": "predictable"},
     ),
-    "rounds, above 0": (f"supervised accepted {ROUNDS} --rate=0.002", ["as it is", "constant"]),
     "search": (
         "supervised search --inputs=10000 --updates=2000 --rate=0.002",
-        ["as it is", "constant"],
+        {"constant": "constant", "unit": "as it is", "both": "constant"},
     ),
 }
 
 
 def cells() -> list[tuple[str, str, list[str]]]:
-    """List what's run: a method, a reward, and the words of its command."""
+    """List what's run, the plain reward first: a method, a reward, and the words of its command."""
     found = []
-    for method, (flags, rewards) in METHODS.items():
-        for reward in rewards:
-            named = CRITIC if method == "a critic" else REWARDS
-            found.append((method, reward, [*flags.split(), f"--reward={named[reward]}"]))
+    for reward in [*REWARDS, "predictable"]:
+        for method, (flags, same) in METHODS.items():
+            if reward == "as it is" or same.get(reward) == reward:
+                named = CRITIC if method == "a critic" else REWARDS
+                found.append((method, reward, [*flags.split(), f"--reward={named[reward]}"]))
     return found
 
 
