@@ -22,7 +22,7 @@ import torch
 from tqdm import tqdm
 
 from data.user_mistake import Mistake, run_program
-from grpo.run.arguments import read_arguments, within
+from grpo.run.arguments import read_flags, within
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config
 from grpo.run.load import check_fit, load_splits
@@ -201,10 +201,7 @@ def pretrain(args):
 
 
 def main(arguments: list[str]) -> None:
-    given, words = read_arguments(Settings, arguments, __doc__)
-    args = Settings(**given)
-    if words:
-        raise Mistake(f"{words[0]!r} is neither a config file (a .py) nor a flag (--key=value)")
+    args = Settings(**read_flags(Settings, arguments, __doc__))
     if args.n_embd % 32:
         raise Mistake(f"n_embd={args.n_embd} isn't a multiple of 32; name one")
     pretrain(args)

@@ -102,6 +102,14 @@ def read_arguments(
     return values, words
 
 
+def read_flags(settings: type, arguments: Sequence[str], usage: str = "") -> dict[str, object]:
+    """Read a command line that has only config files and flags: -> {setting: value}."""
+    values, words = read_arguments(settings, arguments, usage)
+    if words:
+        raise Mistake(f"{words[0]!r} is neither a config file (a .py) nor a flag (--key=value)")
+    return values
+
+
 def run_file(path: str | Path) -> dict[str, object]:
     """Execute a user's Python file, and return its names. If it fails, this raises a Mistake."""
     path = shipped_path(path).resolve()

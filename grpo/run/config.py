@@ -17,7 +17,7 @@ from data.weights import parse_weights
 from grpo import distributed
 from grpo.advantage import BASELINES, SCALES
 from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
-from grpo.run.arguments import TINY, read_arguments, read_settings, within
+from grpo.run.arguments import TINY, read_flags, read_settings, within
 from grpo.run.checkpoint import LATEST, training_state
 
 USAGE = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
@@ -121,9 +121,7 @@ def load_config(arguments: Sequence[str] = ()) -> Config:
 
     A resumed run takes its settings from its checkpoint, and `arguments` change them.
     """
-    given, words = read_arguments(Config, arguments, USAGE)
-    if words:
-        raise Mistake(f"{words[0]!r} is neither a config file (a .py) nor a flag (--key=value)")
+    given = read_flags(Config, arguments, USAGE)
     config = Config(**given)
     if config.init_from == "resume":
         config = resume(config.out_dir, given)
