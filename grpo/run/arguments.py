@@ -59,6 +59,7 @@ def read_settings(settings: type, given: dict[str, object], source: str = "") ->
     for name, value in given.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
+            near = ["init_from=resume"] if name == "resume" else near
             hint = f"did you mean --{near[0]}?" if near else "--help lists them all"
             raise Mistake(f"{source}there is no setting {name}; {hint}")
         try:
