@@ -9,18 +9,16 @@ has a prior (1,K), and characters (1,T,K,V).
 """
 
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
-from conftest import make_batch
 
 from grpo.advantage import compute_advantages
+from grpo.batch import make_batch
 from grpo.latent import Latent
 from grpo.loss import grpo_loss, loss_weights
 from grpo.policy import Product, Sample
 from grpo.run.config import Config
-from grpo.truncation import Truncated
 
 V, T, G, K, TAU = 3, 2, 2, 2, 0.8
 MASK = torch.ones(1, T, dtype=torch.bool)
@@ -47,12 +45,11 @@ def settings(**changes):
     return Config(**(own | {"group_size": G, "kl_beta": 0.0} | changes))
 
 
-def distribution(policy, leaves, batch, **options):
-    """Make a policy whose logits are `leaves`, the same for every input of `batch`."""
-    B = len(batch.mask)
-    logits = [x.expand(B, *x.shape[1:]) for x in leaves]
-    kind = Truncated if policy is Product else policy
-    return kind(*logits, batch, Config(temperature=TAU, **options))
+def distribution(policy, leaves, n, **options):
+    """Make a policy whose logits are `leaves`, the same for each of n inputs."""
+    logits = [x.expand(n, *x.shape[1:]) for x in leaves]
+    config = Config(temperature=TAU, **options)
+    return policy(*logits, torch.zeros(n, T), MASK.expand(n, T), config, truncates=True)
 
 
 def pairs(leaves, kept):
@@ -97,13 +94,13 @@ def expected_gradient(policy, kept, config, advantages=compared, drawn_from=None
     assert of_group.sum() == pytest.approx(1)
 
     n = len(y)
-    batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), 0, G, (1,))
-    reference = distribution(policy, REFERENCE[policy], batch)
+    mask = MASK.expand(n, T)
+    reference = distribution(policy, REFERENCE[policy], n)
     drawn = Sample(y, kept.expand(n, *kept.shape[1:]))
-    now = distribution(policy, leaves, batch).log_probs(drawn, reference)
+    now = distribution(policy, leaves, n).log_probs(drawn, reference)
     old = now.map(torch.detach)
     weights = loss_weights(MASK, config) * of_group[:, None]  # (n,T)
-    loss, _ = grpo_loss(now, old, advantages(y), batch.mask, batch.mask, weights, config)
+    loss, _ = grpo_loss(now, old, advantages(y), mask, mask, weights, config)
     return torch.autograd.grad(loss, leaves)
 
 
@@ -145,18 +142,14 @@ def test_failures_alone_are_noisier_than_successes(q, right, times):
 
     Rewards of 0 and -1, without a baseline, have so many times the mean square of those of 1 and 0.
     """
-    p = torch.full((9,), (1 - q) / 8, dtype=torch.float64)
+    p = torch.full((9,), (1 - q) / 8)
     p[4] = q
-    logits = p.log().repeat(2, 1).requires_grad_()  # (2,9)
-    correct, noise = 0.0, {"successes": 0.0, "failures": 0.0}
-    for a, b in product(range(9), repeat=2):
-        log_q = logits.log_softmax(dim=-1)
-        (gradient,) = torch.autograd.grad(log_q[0, a] + log_q[1, b], logits)
-        good = a + b == 8
-        correct += p[a] * p[b] * good
-        noise["successes" if good else "failures"] += p[a] * p[b] * (gradient**2).sum()
-    assert correct.item() == pytest.approx(right, abs=0.005)
-    assert (noise["failures"] / noise["successes"]).item() == pytest.approx(times, abs=0.5)
+    chance = p[:, None] * p  # (9,9)
+    square = (torch.eye(9) - p).square().sum(dim=1)  # (9,) ‖∇log q(y)‖² of each digit y
+    noise = chance * (square[:, None] + square)  # (9,9)
+    good = torch.eye(9).fliplr().bool()  # the two digits add up to 8
+    assert chance[good].sum().item() == pytest.approx(right, abs=0.005)
+    assert (noise[~good].sum() / noise[good].sum()).item() == pytest.approx(times, abs=0.5)
 
 
 XTC = {"xtc_probability": 0.5}
@@ -171,8 +164,8 @@ XTC = {"xtc_probability": 0.5}
 def test_expected_gradient_with_each_sampler_option(policy, options):
     """For each set of kept characters, the expected gradient is that of E[r] over draws from it."""
     n = 40
-    batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), 0, G, (1,))
-    sets = distribution(policy, NOW[policy], batch, **options).sample().allowed.unique(dim=0)
+    batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), G, (1,))
+    sets = distribution(policy, NOW[policy], n, **options).sample(batch).allowed.unique(dim=0)
     assert (len(sets) > 1) == ("xtc_probability" in options)
     assert not sets.all()
     for kept in sets[:, None]:

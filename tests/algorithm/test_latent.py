@@ -8,12 +8,11 @@ completions of each input. Input b has L blanks.
 
 import pytest
 import torch
-from conftest import make_batch
 
+from grpo.batch import make_batch
 from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.config import Config
-from grpo.truncation import Truncated
 from model.pretrain import with_latent
 from model.transformer import TransformerConfig, make_generator
 
@@ -32,9 +31,13 @@ def leaves(seed, K=K):
     return prior.requires_grad_(), characters.requires_grad_()
 
 
-def make(kind, *logits, n=1, **options):
-    batch = make_batch(torch.full((B, T), 2), MASK, 2, n, (1,))
-    return kind(*logits, batch, Config(temperature=TAU, **options))
+def make(kind, *logits, **options):
+    config = Config(temperature=TAU, **options)
+    return kind(*logits, torch.full((B, T), 2), MASK, config, truncates=bool(options))
+
+
+def batch_of(n):
+    return make_batch(torch.zeros(B, T), MASK, n, (1,))
 
 
 def pairs(prior, characters, kept, b):
@@ -84,7 +87,7 @@ def test_marginals_are_sums_over_z_and_the_other_blanks():
 def test_scores_and_their_gradient_are_sums_over_all_pairs(options):
     """Each z truncates its own characters, so what one z drew can be impossible for another."""
     now, reference = leaves(0), leaves(1)
-    sample = make(Latent, *now, n=20, **options).sample()
+    sample = make(Latent, *now, **options).sample(batch_of(20))
     y, kept = sample.completions, sample.allowed
     written = kept[..., None, :].take_along_dim(y.mT[:, :, None, :, None], dim=-1)[MASK]
     assert not written.all() and written.any(dim=1).all()
@@ -107,7 +110,7 @@ def test_scores_and_their_gradient_are_sums_over_all_pairs(options):
 def test_draws_follow_the_mixture():
     """Each completion draws a z of its own, and then its characters."""
     n = 100_000
-    sample = make(Latent, *leaves(3), n=n, top_k=2).sample()
+    sample = make(Latent, *leaves(3), top_k=2).sample(batch_of(n))
     assert (sample.completions.mT[~MASK] == 2).all(), "visible characters"
     for b, blanks in enumerate(BLANKS):
         want = pairs(*leaves(3), sample.allowed, b).sum(dim=0).flatten()
@@ -117,16 +120,22 @@ def test_draws_follow_the_mixture():
         torch.testing.assert_close(have.double(), want.detach(), rtol=0, atol=0.006)
 
 
+def test_the_first_completions_need_the_first_random_numbers():
+    q, batch = make(Latent, *leaves(0)), batch_of(9)
+    have, want = q.sample(batch.first(4)).completions, q.sample(batch).completions
+    assert torch.equal(have, want[:, :4]) and not torch.equal(have, want[:, 4:8])
+    assert torch.equal(batch.first(4).noise, batch.noise[:, :4])
+
+
 @pytest.mark.parametrize("options", [{}, *TRUNCATIONS], ids=str)
 def test_with_one_z_it_is_a_product(options):
     """Draws, scores, their gradient and the best guess are the same."""
     now, reference = leaves(0, K=1), leaves(1, K=1)
-    kind = Truncated if options else Product
-    latents = [make(Latent, *logits, n=9, **options) for logits in (now, reference)]
-    products = [make(kind, logits[1][:, :, 0], n=9, **options) for logits in (now, reference)]
+    latents = [make(Latent, *logits, **options) for logits in (now, reference)]
+    products = [make(Product, logits[1][:, :, 0], **options) for logits in (now, reference)]
     results = []
     for q, q_ref in latents, products:
-        sample = q.sample()
+        sample = q.sample(batch_of(9))
         scores = q.log_probs(sample, q_ref)
         value = weigh(scores.logp, scores.kl, scores.entropy)
         gradient = torch.autograd.grad(value, now[1])

@@ -3,8 +3,6 @@
 Shapes: B masked inputs, T characters, G completions of each, V vocabulary.
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -58,7 +56,7 @@ def test_values_and_gradient_equal_the_definition(temperature):
     want = values_and_gradient(slow, *make(), temperature)
     torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-12)
     logits, _, completions, mask = make()
-    q = Product(logits, SimpleNamespace(mask=mask), Config(temperature=temperature))
+    q = Product(logits, None, mask, Config(temperature=temperature))
     torch.testing.assert_close(q.log_likelihood(completions), want["logp"])
 
 

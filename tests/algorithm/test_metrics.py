@@ -1,7 +1,5 @@
-"""Compare the metrics of a step with loops. Shapes: B inputs, T characters, G completions."""
+"""Compare the metrics of a step with loops. Shapes: G = 16 completions of each of two inputs."""
 
-import math
-from collections import defaultdict
 from statistics import fmean, pstdev
 
 import pytest
@@ -9,12 +7,8 @@ import torch
 from conftest import BLANK, encode, make_batch
 
 from data.rules import WordRule
-from grpo.metrics import Rollout, UpdateMetrics, rollout_metrics, to_floats
-from grpo.policy import LogProbs, Sample
-
-B, G, T = 4, 3, 5
-UPDATES = [[[0, 1], [2]], [[3, 0], [1, 2]]]  # the first takes three inputs, the second all four
-FIGURES = ("loss", "pg_loss", "kl_penalty", "clip_ratio")
+from grpo.metrics import PER_BLANK, Rollout, rollout_metrics, to_floats, update_metrics
+from grpo.policy import Sample
 
 
 def some(seed, *shape):
@@ -22,35 +16,16 @@ def some(seed, *shape):
 
 
 def test_metrics_of_updates_are_means_over_all_blanks_and_losses_over_updates():
-    """The loop goes over all draws of all updates. `clip_ratio` is a mean over blanks, too."""
-    mask = some(0, B, T) < 0.3  # (B,T)
-    at = mask[:, None]
-    old, *now = (
-        LogProbs(*2 * [at * some(seed, B, G, T)], *2 * [mask * some(seed, B, T)])
-        for seed in (1, 2, 3)
-    )
-    norms, of_step, values = [0.5, 2.0], UpdateMetrics(), defaultdict(list)
-    for k, update in enumerate(UPDATES):
-        losses = defaultdict(float)
-        for rows in update:
-            figures = dict(zip(FIGURES, some(4 + rows[0], 4)))
-            of_step.add(now[k][rows], old[rows], figures, mask[rows])
-            for name, x in figures.items():
-                losses[name] += x.item()
-            for b, t in mask.nonzero().tolist():
-                for j in range(G) if b in rows else []:
-                    moved = (now[k].logp[b, j, t] - old.logp[b, j, t]).item()
-                    values["entropy"].append(now[k].entropy[b, t].item())
-                    values["mean_log_prob"].append(now[k].logp[b, j, t].item())
-                    values["mean_kl"].append(now[k].kl[b, t].item())
-                    values["approx_kl"].append(math.exp(moved) - 1 - moved)
-        of_step.end_update(torch.tensor(norms[k]))
-        for name in FIGURES:
-            values[name].append(losses[name])
-    want = {name: fmean(numbers) for name, numbers in values.items()} | {"grad_norm": fmean(norms)}
-    blanks = len(values["entropy"]) / G
-    want["clip_ratio"] = sum(values["clip_ratio"]) / blanks
-    assert to_floats(of_step.result()) == pytest.approx(want, rel=1e-5)
+    """Two updates had two micro-batches each, and one of those had no blank."""
+    blanks, names = [5, 0, 7, 2], (*PER_BLANK, "loss", "pg_loss")
+    sums = some(0, 4, len(names)).tolist()
+    figures = [{"blanks": n, **dict(zip(names, row))} for n, row in zip(blanks, sums)]
+    figures = [{name: torch.tensor(x) for name, x in each.items()} for each in figures]
+    want = {"grad_norm": 1.5}
+    for name, column in zip(names, zip(*sums)):
+        want[name] = sum(column) / (14 if name in PER_BLANK else 2)
+    have = to_floats(update_metrics(figures, [torch.tensor(1.0), torch.tensor(2.0)]))
+    assert have == pytest.approx(want, rel=1e-5)
 
 
 FILLED = [["cat"] * 3 + ["xat"] * 10 + ["xxx"] * 3, ["cat"] + ["cut"] * 15]  # (2,16)

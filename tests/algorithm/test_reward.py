@@ -11,11 +11,11 @@ from conftest import BLANK, encode, make_batch
 from data.rules import WordRule
 from data.user_mistake import Mistake
 from data.vocabulary import PAD
+from data.weights import parse_weights
 from grpo.policy import Product
 from grpo.reward import Rewards, chain, exact, judge_logits, judge_scores, rule_reward
 from grpo.run.config import Config
-from grpo.run.reward_setting import parse_reward
-from grpo.run.user_file import user_reward
+from grpo.run.load import load_models, user_reward
 
 MASK = torch.tensor([[True, True, False, True], [False, True, False, False]])  # (B,T)
 BATCH = make_batch(torch.zeros_like(MASK).long(), MASK, BLANK, 3, (0,))
@@ -74,21 +74,30 @@ def test_exact_pays_1_for_what_was_there():
 def test_chain_reads_blank_by_blank():
     """Each blank is filled in before the next one is read."""
 
-    def base(batch):
+    def reader(masked):
         """Make logits that depend on the whole input: (D,T,V) with V = 5."""
-        seen = batch.masked.cumsum(dim=1) + 2 * batch.masked.sum(dim=1, keepdim=True)  # (D,T)
+        seen = masked.cumsum(dim=1) + 2 * masked.sum(dim=1, keepdim=True)  # (D,T)
         logits = torch.sin(seen[..., None] * torch.arange(1.0, 6))
-        return Product(logits, batch, Config(temperature=0.7))
+        return Product(logits, masked, masked == BLANK, Config(temperature=0.7))
 
     completions = some_completions(2, 3, 4).where(MASK[:, None], BATCH.masked[:, None])
-    have = chain(base, completions, BATCH)
+    have = chain(reader, completions, BATCH)
     for b, j in product(range(2), range(3)):
         want, text = 0.0, BATCH.masked[b].clone()
         for t in MASK[b].nonzero().flatten():
-            logits = base(make_batch(text[None], text[None] == BLANK, BLANK, 0, (0,))).logits
+            logits = reader(text[None]).logits
             text[t] = completions[b, j, t]
             want += (logits[0, t] / 0.7).softmax(dim=0)[text[t]].log().item()
         assert have[b, j].item() == pytest.approx(want, rel=1e-5)
+
+
+def test_chain_is_of_the_model_as_pretrained_whatever_the_runs_settings(flags):
+    completions = some_completions(2, 3, 4).where(MASK[:, None], BATCH.tokens[:, None])
+    have = []
+    for changes in ({"temperature": 1.0}, {"temperature": 0.3, "repetition_penalty": 3.0}):
+        models = load_models(Config(**flags | changes), torch.device("cpu"))
+        have.append(chain(models.reader, completions, BATCH))
+    assert torch.equal(*have) and have[0].unique().numel() > 1
 
 
 def test_the_reward_is_the_weighted_sum_of_its_parts():
@@ -104,33 +113,22 @@ def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
     def spoil(completions, batch):
         for x in (completions, batch.masked, batch.mask):
             x.zero_()
-        return torch.tensor([[1.0, 2.0, 3.0]] * 2, requires_grad=True)
+        return torch.ones(2, 3, requires_grad=True)
 
     completions = some_completions(2, 3, 4)
     before = [x.clone() for x in (completions, BATCH.masked, BATCH.mask)]
     have = user_reward("spoil", spoil, completions, BATCH)
-    assert have.tolist() == [[1.0, 2.0, 3.0]] * 2 and not have.requires_grad
+    assert torch.equal(have, torch.ones(2, 3)) and not have.requires_grad
     assert all(map(torch.equal, (completions, BATCH.masked, BATCH.mask), before))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 1), (6,), (3, 2), (2,), ()])
-def test_an_own_reward_of_another_shape_is_a_mistake_in_one_line(shape):
+def test_an_own_reward_of_another_shape_is_a_mistake(shape):
     """A number for each character (B,G,T) won't do either."""
-    with pytest.raises(Mistake) as error:
+    with pytest.raises(Mistake, match="shape"):
         user_reward("own", lambda *_: torch.zeros(shape), some_completions(2, 3, 4), BATCH)
-    line = str(error.value)
-    assert line.startswith(f"reward own returned the shape {shape} ") and "\n" not in line
-    assert line.endswith("; return (B, G) = (2, 3), a number for each completion")
 
 
-@pytest.mark.parametrize(
-    "text, weights",
-    [
-        ("judge,judge.pt", {"judge": 1.0, "judge.pt": 1.0}),  # a file may be called judge.pt
-        ("judge:1e-2, my.py:f:-.5", {"judge": 0.01, "my.py:f": -0.5}),
-        ("a/b.pt:2.5e+1,my.py:f,valid:3.", {"a/b.pt": 25.0, "my.py:f": 1.0, "valid": 3.0}),
-        ("judge:0", {"judge": 0.0}),
-    ],
-)
-def test_a_reward_is_names_and_weights(text, weights):
-    assert parse_reward(text) == weights
+def test_a_reward_is_names_and_weights():
+    have = parse_weights("reward", "judge.pt,judge:1e-2, my.py:f:-.5,a/b.pt:2.5e+1")
+    assert have == {"judge.pt": 1.0, "judge": 0.01, "my.py:f": -0.5, "a/b.pt": 25.0}

@@ -7,12 +7,14 @@ import math
 
 import pytest
 import torch
-from conftest import BLANK, encode, make_batch
+from conftest import BLANK, encode
 
+from grpo import truncation
+from grpo.batch import make_batch
 from grpo.policy import Product
 from grpo.run.config import Config
 from grpo.run.network import make_policy
-from grpo.truncation import LEFT_OUT, Truncated, allowed_characters, penalize_repetition
+from grpo.truncation import LEFT_OUT, allowed_characters, penalize_repetition
 from model.transformer import TransformerConfig, make_generator
 
 LOGITS = torch.randn(200, 9, generator=torch.Generator().manual_seed(1)) * 2  # (N,V)
@@ -72,10 +74,9 @@ def test_draws_follow_the_differentiated_distribution(options, temperature):
     logits = torch.randn(V, generator=torch.Generator().manual_seed(3)) * 1.5
     logits[-1] = LEFT_OUT
     masked = torch.tensor([[V - 1]])  # one input, one blank
-    batch = make_batch(masked, masked == V - 1, V - 1, N, (4,))
-    kind = Truncated if options else Product
-    q = kind(logits.view(1, 1, V), batch, Config(temperature=temperature, **options))
-    sample = q.sample()
+    config = Config(temperature=temperature, **options)
+    q = Product(logits.view(1, 1, V), masked, masked > 0, config, truncates=bool(options))
+    sample = q.sample(make_batch(masked, masked > 0, N, (4,)))
     drawn = sample.completions.flatten()  # (N,)
     count = drawn.bincount(minlength=V).double()  # (V,)
     expected = torch.zeros(V, dtype=torch.double)
@@ -95,6 +96,18 @@ def test_xtc_equals_the_rule():
         acts = (coins < probability).flatten().tolist()
         want = [slow_keep(row, top_p=0.9, xtc=act) for row, act in zip(LOGITS, acts)]
         assert sets(allowed_characters(LOGITS, coins, config)) == want
+
+
+def test_a_truncation_that_leaves_nothing_is_ignored_at_that_blank(monkeypatch):
+    """This one leaves nothing where the likeliest character is 0, and everything elsewhere."""
+
+    def of_my_own(q, value, coins):
+        return (q.argmax(dim=-1, keepdim=True) > 0).expand(q.shape)
+
+    coins = torch.zeros(200, 1)
+    want = allowed_characters(LOGITS, coins, Config(top_k=3))
+    monkeypatch.setitem(truncation.TRUNCATIONS, "min_p", (of_my_own, 0))
+    assert torch.equal(allowed_characters(LOGITS, coins, Config(top_k=3, min_p=0.1)), want)
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 9), (2, 6, 3, 9)])  # (B,T,V), (B,T,K,V)
@@ -119,11 +132,10 @@ def test_a_policy_penalizes_the_logits_of_its_characters(n_latent, name):
     shape = TransformerConfig(n_layer=1, n_head=2, n_embd=32, n_latent=n_latent)
     generator = make_generator(shape)
     masked = encode("the c_t so", "a __ on so")
-    batch = make_batch(masked, masked == BLANK, BLANK, 2, (0,))
 
     def logits(penalty):
         config = Config(dtype="float32", repetition_penalty=penalty)
-        return getattr(make_policy(generator, config, torch.device("cpu"))(batch), name)
+        return getattr(make_policy(generator, config, torch.device("cpu"))(masked), name)
 
     want = penalize_repetition(logits(1.0), masked, BLANK, 1.5)
     torch.testing.assert_close(logits(1.5), want)
