@@ -12,7 +12,7 @@ import torch
 from conftest import command_line, figures
 
 import train_grpo
-from data.dataset import read_splits
+from data.dataset import read_dataset
 from data.sums.prepare import prepare
 from data.sums.rule import is_correct
 from grpo import one_file
@@ -34,20 +34,13 @@ def dataset(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def train(dataset):
-    return read_splits(str(dataset), 11)[0]
-
-
 def flatten(weights):
     """Return a copy of all weights as one vector, in the order of their names."""
     return torch.cat([weights[name].flatten() for name in sorted(weights)])
 
 
 @pytest.mark.parametrize("changed", [{}, {"WARMUP": 1, "STEPS": 3, "BETA": 0.5}])
-def test_its_losses_and_weights_are_those_of_train_grpo(
-    changed, dataset, train, tmp_path, monkeypatch
-):
+def test_its_losses_and_weights_are_those_of_train_grpo(changed, dataset, tmp_path, monkeypatch):
     """Compare three steps with the settings as they are, and three that use the KL and the cosine.
 
     To be fast, both sides take 8 inputs and 4 completions of each. The weights agree less closely
@@ -58,14 +51,15 @@ def test_its_losses_and_weights_are_those_of_train_grpo(
     monkeypatch.chdir(ROOT)  # one_file finds the shipped model from here
     for name, value in {"B": 8, "G": 4, **changed}.items():
         monkeypatch.setattr(one_file, name, value)
-    settings = {"dataset": dataset, "out_dir": tmp_path / "out", "device": "cpu"}
-    settings |= {"dtype": "float32", "max_iters": STEPS, "eval_inputs": 1}
-    settings |= {"batch_size": 8, "group_size": 4, "lr_decay_iters": one_file.STEPS}
+    settings = {"dataset": dataset, "out_dir": tmp_path, "device": "cpu", "max_iters": STEPS}
+    settings |= {"batch_size": 8, "group_size": 4, "eval_inputs": 1}
+    settings["lr_decay_iters"] = one_file.STEPS
     if changed:
         settings |= {"warmup_iters": one_file.WARMUP, "kl_beta": one_file.BETA}
     train_grpo.main(["config/grpo_config.py", *command_line(settings)])
-    expected = [step["loss"] for step in figures(tmp_path / "out")]
-    there = read(tmp_path / "out" / "checkpoint.pt")["weights"]
+    expected = [step["loss"] for step in figures(tmp_path)]
+    there = read(tmp_path)["weights"]
+    train = read_dataset(dataset / "train.txt", 11)
 
     generator, reference = (one_file.load(Generator, "model/pretrained/sums.pt") for _ in range(2))
     judge = one_file.load(Judge, "model/pretrained/sums_judge.pt")

@@ -14,6 +14,7 @@ from conftest import PLAIN, make_batch
 import train_grpo
 from grpo import reward
 from grpo.loss import grpo_loss
+from grpo.metrics import update_metrics
 from grpo.optimizer import Optimizer
 from grpo.reward import Rewards, judge_scores
 from grpo.run.config import Config
@@ -62,7 +63,8 @@ def step(settings, tokens, mask, rewards=REWARDS, n_latent=1):
     optimizer = Optimizer(descent, config.grad_clip)
     batch = make_batch(tokens, mask, V - 1, config.group_size, (1, 0))
     before = weights_of(policy)
-    rollout, metrics = train_grpo.grpo_step(policy, reference, rewards, optimizer, batch, config)
+    rollout, *updates = train_grpo.grpo_step(policy, reference, rewards, optimizer, batch, config)
+    metrics = update_metrics(*updates)
     after = weights_of(policy)
     assert after.isfinite().all()
     for name, value in metrics.items():
@@ -148,8 +150,8 @@ def test_a_step_never_waits_for_a_gpu(settings, n_latent, monkeypatch):
         policy.device = torch.device("meta")
     batch = make_batch(text(), text() > 2, V - 1, 4, (1, 0)).map(lambda x: x.to("meta"))
     optimizer = SimpleNamespace(step_if_finite=lambda loss: loss)
-    rollout, figures = train_grpo.grpo_step(*policies, REWARDS, optimizer, batch, config)
-    assert rollout.reward.shape == (4, 4) and figures["loss"].is_meta
+    rollout, *updates = train_grpo.grpo_step(*policies, REWARDS, optimizer, batch, config)
+    assert rollout.reward.shape == (4, 4) and update_metrics(*updates)["loss"].is_meta
 
 
 def test_a_loss_that_is_not_finite_changes_no_weight(monkeypatch):
