@@ -46,6 +46,12 @@ def encode(*texts):
     return torch.stack([vocabulary.encode(text) for text in texts])
 
 
+def numbers(seed, *shape):
+    """Make normally distributed random numbers, in float64."""
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=g, dtype=torch.float64)
+
+
 class Letters(Rule):
     """All that's hidden has to be one of the characters of `allowed`."""
 

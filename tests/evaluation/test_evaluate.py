@@ -1,19 +1,18 @@
 """Check the table with plain loops. Shapes: N inputs, n completions of each, T characters."""
 
 import json
-import re
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BLANK, encode, make_batch
+from conftest import BLANK, encode, make_batch, numbers
 
 from data.rules import SumRule, WordRule
 from data.sums.prepare import prepare as prepare_sums
 from data.vocabulary import decode
-from grpo.evaluation.evaluate import evaluate, measure, peek, table_rows
+from grpo.evaluation.evaluate import evaluate, measure, other_rows, peek
 from grpo.evaluation.rivals import best_by_judge
 from grpo.evaluation.table import format_table
 from grpo.latent import Latent
@@ -55,14 +54,12 @@ def test_sums_by_hand():
         "4 blanks": 2 / 2,
     }
     lines = replace(held_out, rule=None)
-    assert measure(lines.batch.tokens[:, None], lines) == {"exact": 1, "distance": 0}
     assert measure(completions, lines) == {"exact": 1 / 8, "distance": 7 / 8, "pass@2": 1 / 4}
 
 
 def test_inputs_whose_answers_cannot_be_listed_are_compared_with_what_was_there():
     """That's so for all of them if there's one whose result is hidden."""
     held_out = held_out_of(SUMS[:2], ["1_+3_=46", "12+34=4_"], SumRule())
-    assert held_out.answers is None
     completions = encode("13+33=46", "12+34=46")[:, None]
     assert measure(completions, held_out) == {"correct": 1, "exact": 1 / 2, "distance": 1 / 2}
 
@@ -71,8 +68,7 @@ def test_few_wrong_completions_say_nothing_about_a_judge():
     good = torch.arange(40) < 20
     assert judge_metrics(torch.ones(40), good) == {"accepts": 1, "fooled": 1}
     good[20] = True
-    for given in (good, None):
-        assert judge_metrics(torch.ones(40), given) == {"accepts": 1}
+    assert judge_metrics(torch.ones(40), good) == {"accepts": 1}
 
 
 @pytest.fixture
@@ -84,7 +80,6 @@ def settings(world):
         eval_inputs=6,
         temperature=0.8,
         device="cpu",
-        kernel="torch",
     )
 
 
@@ -108,37 +103,36 @@ SAMPLING = Config(temperature=0.8)
 
 def logits_of(seed, tokens):
     """Make logits that depend on the position and on what stands there: (N,T) -> (N,T,V)."""
-    logits = torch.randn(16, 40, 40, generator=torch.Generator().manual_seed(seed))
+    logits = numbers(seed, 16, 40, 40)
     logits[..., BLANK] = -1e9
     return logits[torch.arange(tokens.shape[1]), tokens]
 
 
 def product(seed):
-    return lambda batch: Product(logits_of(seed, batch.masked), batch, SAMPLING)
+    return lambda masked: Product(logits_of(seed, masked), masked, masked == BLANK, SAMPLING)
 
 
 def latent(seed):
     """Make a latent policy with two values of z. At temperature 1 the second is twice as likely."""
 
-    def policy(batch):
-        letters = torch.stack([logits_of(x, batch.masked) for x in (seed, seed + 10)], dim=2)
-        prior = torch.tensor([1.0, 2.0]).log().expand(len(batch.mask), 2)
-        return Latent(prior, letters, batch, SAMPLING)
+    def policy(masked):
+        letters = torch.stack([logits_of(x, masked) for x in (seed, seed + 10)], dim=2)
+        prior = torch.tensor([1.0, 2.0]).log().expand(len(masked), 2)
+        return Latent(prior, letters, masked, masked == BLANK, SAMPLING)
 
     return policy
 
 
 def held_out_for(config):
-    return load_data(config, torch.device("cpu"))[1]
+    return load_data(config, 40, torch.device("cpu"))[1]
 
 
 JUDGED = {"judge": (partial(judge_scores, judge), 1.0)}
 
 
-def evaluated(config, policy, before, parts=JUDGED, everything=False):
-    """Compute the table of a few inputs: -> its rows, and the completions."""
-    given = Models(policy, before, before, judge), Rewards(parts), held_out_for(config)
-    return evaluate(*given, everything)
+def given(config, policy, before, parts=JUDGED):
+    """Return what `evaluate` takes."""
+    return Models(policy, None, before, before, judge), Rewards(parts), held_out_for(config)
 
 
 def test_runs_of_all_seeds_have_the_same_inputs_and_draws_of_their_own(settings):
@@ -152,10 +146,8 @@ def test_runs_of_all_seeds_have_the_same_inputs_and_draws_of_their_own(settings)
 def test_every_row(dataset, request):
     """The policy has not changed, so the rows before and after are the same."""
     config = request.getfixturevalue(dataset)
-    result, completions = evaluated(config, latent(0), latent(0), everything=True)
-    rule = "valid" if dataset == "settings" else "correct"
-    lines = format_table(result, rule, judge_pays=True).splitlines()
-    assert [re.split(" {2,}", line)[0] for line in lines[1 : 1 + len(result)]] == [*result]
+    same = given(config, latent(0), latent(0))
+    result, completions = evaluate(*same, everything=True)
     for title in ("sampled", "argmax"):
         assert result[f"after, {title}"] == result[f"before, {title}"]
     assert result["the truth"].get("correct", result["the truth"].get("exact")) == 1
@@ -163,17 +155,16 @@ def test_every_row(dataset, request):
     assert ("exact marginals" in result) == (dataset == "sums")
     assert len(completions) == 6 * 4
     json.dumps(result, allow_nan=False)
-    short, _ = evaluated(config, latent(0), latent(0))
+    short, _ = evaluate(*same)
     assert 4 < len(short) < len(result)
     assert all(result[title] == row for title, row in short.items())
 
 
 def test_the_best_of_16_are_those_of_the_base_model(sums):
-    held_out, base = held_out_for(sums), product(0)
-    q = base(held_out.batch)
-    drawn = q.sample().completions
-    given = Models(product(1), None, base, judge), Rewards(JUDGED), held_out
-    rows = {title: completions for title, completions, *_ in table_rows(*given, everything=True)}
+    models, rewards, held_out = given(sums, product(1), product(0))
+    q = models.base(held_out.batch.masked)
+    drawn = q.sample(held_out.batch).completions
+    rows = {title: row for title, row, _ in other_rows(models, rewards, held_out, everything=True)}
     best = best_by_judge(q, drawn, judge_scores(judge, drawn, held_out.batch))
     assert torch.equal(rows["best of 16, judge"], best)
     twice = rows["left to right, 2 passes"]
@@ -182,54 +173,49 @@ def test_the_best_of_16_are_those_of_the_base_model(sums):
 
 
 def test_only_the_rows_after_are_about_the_policy(sums):
-    one, _ = evaluated(sums, product(0), product(5), everything=True)
-    other, _ = evaluated(sums, product(1), product(5), everything=True)
+    one, _ = evaluate(*given(sums, product(0), product(5)), everything=True)
+    other, _ = evaluate(*given(sums, product(1), product(5)), everything=True)
     changed = {title for title, row in one.items() if row != other[title]}
-    assert "after, sampled" in changed
-    assert all(title.startswith("after") for title in changed)
+    assert changed == {"after, sampled", "after, argmax"}
 
 
 def test_own_rewards_and_other_judges_have_columns(settings):
     """The rule has one anyway, so it gets no second one if it's a part of the reward."""
-    parts = {name: (half, 1.0) for name in ("valid", "half", "b/c.pt")}
-    result, completions = evaluated(settings, product(1), product(0), parts)
+    parts = {name: (half, 1.0) for name in ("valid", "my.py:half", "b/c.pt")}
+    result, completions = evaluate(*given(settings, product(1), product(0), parts))
     for line in completions:
-        assert line.keys() == {"input", "completion", "judge", "half", "b/c.pt"}
-        assert line["half"] == line["b/c.pt"] == 0.5
+        assert line.keys() == {"input", "completion", "judge", "my.py:half", "b/c.pt"}
+        assert line["my.py:half"] == line["b/c.pt"] == 0.5
     for row in result.values():
-        assert row["reward_half"] == 0.5 and row["accepts c"] == 1 and "reward_valid" not in row
-    head = format_table(result, "valid", judge_pays=True).splitlines()[0]
-    assert {"valid", "half", "accepts", "accepts c"} <= {*re.split(" {2,}", head)}
+        assert row["reward_my.py:half"] == 0.5 and row["accepts c"] == 1
+        assert "reward_valid" not in row
 
 
-@pytest.mark.parametrize("rule", ["correct", ""])
-def test_a_fooled_judge_is_named_if_it_pays_and_a_rule_knows(rule):
-    line = "the judge accepts much more than is correct: it's being fooled"
-    for accepted, pays, named in ((0.54, True, False), (0.56, True, True), (0.56, False, False)):
-        result = {"after, sampled": {"correct": 0.5, "accepts": accepted}}
-        shown = format_table(result, rule, judge_pays=pays).splitlines()
-        assert (line in shown) == (named and bool(rule))
+@pytest.mark.parametrize(
+    "accepted, pays, named", [(0.54, True, False), (0.56, True, True), (0.56, False, False)]
+)
+def test_a_fooled_judge_is_named_if_it_pays(accepted, pays, named):
+    result = {"after, sampled": {"correct": 0.5, "accepts": accepted}}
+    assert ("it's being fooled" in format_table(result, "correct", judge_pays=pays)) == named
 
 
-@pytest.mark.parametrize("name", ["valid", "exact"])
-def test_a_peek_shows_the_truth_and_before_and_later_only_now(settings, name):
+def test_a_peek_shows_the_truth_and_before_and_later_only_now(settings):
     """The share is that of one draw of each input."""
     held_out = held_out_for(replace(settings, eval_inputs=100))
-    if name == "exact":
-        held_out = replace(held_out, rule=None)
+    batch = held_out.batch
 
-    def policy(batch):
+    def policy(masked):
         """Write what was there in about every second blank."""
-        return Product(3.0 * F.one_hot(batch.tokens, 40), batch, SAMPLING)
+        return Product(3.0 * F.one_hot(batch.tokens, 40), masked, batch.mask, SAMPLING)
 
-    completions = policy(held_out.batch).sample().completions[:, :1]
-    drawn, truth = (set(decode(texts)) for texts in (completions[:, 0], held_out.batch.tokens))
-    share = measure(completions, held_out)[name]
+    completions = policy(batch.masked).sample(batch).completions[:, :1]
+    drawn, truth = (set(decode(texts)) for texts in (completions[:, 0], batch.tokens))
+    share = measure(completions, held_out)["valid"]
     assert 0 < share < 1
+    models = Models(policy, None, None, None, judge)
     for step, titles in ((0, ["truth", "before"]), (3, ["now"])):
-        models = Models(policy, None, None, judge)
         head, *lines = peek(models, Rewards({}), held_out, step).splitlines()
-        assert head.startswith(f"step {step}: {name} {share:.3f}, the judge accepts ")
+        assert f"valid {share:.3f}" in head
         for title, line in zip(3 * titles, lines, strict=True):
             text = line[9:].replace("[", "").replace("]", "")
             assert line[:9].strip() == title and text in (truth if title == "truth" else drawn)

@@ -4,8 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
-from conftest import BLANK, encode, make_batch
+from conftest import BLANK, encode, make_batch, numbers
 
 from data.rules import SumRule
 from data.sums.rule import correct_answers, is_correct
@@ -30,17 +29,14 @@ def filled(masked):
 def distribution():
     """Make a random distribution over the digits of each blank."""
     masked = encode(*MASKED)
-    logits = torch.randn(
-        len(MASKED), masked.shape[1], V, generator=torch.Generator().manual_seed(0)
-    )
+    logits = numbers(0, *masked.shape, V)
     logits[..., [c for c in range(V) if not VOCABULARY[c].isdigit()]] = -1e9
-    batch = make_batch(masked, masked == BLANK, BLANK, 1, (1,))
-    return Product(2 * logits, batch, Config(temperature=0.8))
+    return Product(2 * logits, masked, masked == BLANK, Config(temperature=0.8))
 
 
 def test_exact_figures_are_those_of_a_loop_over_all_completions():
     q = distribution()
-    p = (q.logits.double() / 0.8).softmax(dim=-1)  # (N,T,V)
+    p = (q.logits / 0.8).softmax(dim=-1)  # (N,T,V)
     want = {"correct": 0.0, "different_correct": 0.0, "pass@16": 0.0, "pass@1024": 0.0}
     for i, masked in enumerate(MASKED):
         chances = []
@@ -52,7 +48,7 @@ def test_exact_figures_are_those_of_a_loop_over_all_completions():
         for k in (16, 1024):
             want[f"pass@{k}"] += (1 - (1 - sum(chances)) ** k) / 3
     answers = [correct_answers(masked) for masked in MASKED]
-    have = exact.figures(exact.probabilities(q, answers), q.batch.mask)
+    have = exact.figures(exact.probabilities(q, answers), q.mask)
     assert {name: have[name] for name in want} == pytest.approx(want, rel=1e-5)
     assert (2 * have["2 blanks"] + have["4 blanks"]) / 3 == pytest.approx(have["correct"])
 

@@ -10,35 +10,28 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BLANK, encode, make_batch
+from conftest import BLANK, encode, make_batch, numbers
 
 from data.vocabulary import VOCABULARY
 from grpo.evaluation.rivals import best_by_judge, fill_in_passes, fill_with_common_words
 from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.config import Config
-from grpo.truncation import Truncated
 
 
 def batch_of(masked):
     return make_batch(masked, masked == BLANK, BLANK, 1, (0,))
 
 
-def completion(logits_of, masked, order, passes=0, n=0):
-    """Fill with a `Product`. `logits_of` maps tokens (N,T) to logits (N,T,V)."""
-
-    def policy(batch):
-        return Product(logits_of(batch.masked), batch, Config())
-
-    return fill_in_passes(policy, batch_of(masked), order, passes, n)
-
-
 def neighbors(tokens):
     """A model that looks at a position's two neighbors, and at what stands there."""
-    weights = torch.randn(3, 28, 28, generator=torch.Generator().manual_seed(0))
     near = torch.stack([tokens.roll(1, dims=1), tokens, tokens.roll(-1, dims=1)])  # (3,N,T)
-    logits = sum(w[t] for w, t in zip(weights, near))  # (N,T,28)
+    logits = sum(w[t] for w, t in zip(numbers(0, 3, 28, 28), near))  # (N,T,28)
     return logits.index_fill(-1, torch.tensor(BLANK), float("-inf"))
+
+
+def policy(masked):
+    return Product(neighbors(masked), masked, masked == BLANK, Config())
 
 
 @pytest.mark.parametrize("order", ["confidence", "left to right", "right to left"])
@@ -48,7 +41,7 @@ def neighbors(tokens):
 def test_passes_are_a_loop_over_blanks(order, passes, n, mean):
     """The inputs have five, eight and four blanks. Each pass sees what those before it filled."""
     masked = encode("a__b___c", "________", "d_e_f_g_")
-    completions, took = completion(neighbors, masked, order, passes, n)
+    completions, took = fill_in_passes(policy, batch_of(masked), order, passes, n)
     assert took == pytest.approx(mean)
     for row, filled in zip(masked, completions):
         planned = passes or int((row == BLANK).sum())
@@ -64,31 +57,29 @@ def test_passes_are_a_loop_over_blanks(order, passes, n, mean):
         assert filled.tolist() == [row.tolist()] * max(n, 1)
 
 
-P = torch.tensor([0.6, 0.3, 0.1])  # of a, b and c
 PRIOR = torch.tensor([0.5, 0.5])
-LETTERS = torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.4, 0.2]])  # P is the mean of its rows
+LETTERS = torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.4, 0.2]])  # of a, b and c
 
 
-@pytest.mark.parametrize("policy_class, p", [(Product, [P]), (Latent, [PRIOR, LETTERS])])
-def test_all_but_the_last_pass_draw_from_the_policys_marginals(policy_class, p):
+@pytest.mark.parametrize("kind, p", [(Product, [LETTERS.mean(dim=0)]), (Latent, [PRIOR, LETTERS])])
+def test_all_but_the_last_pass_draw_from_the_policys_marginals(kind, p):
     """The last pass takes the most likely character. Of two blanks, one is drawn."""
     *prior, letters = [x.log() for x in p]
     letters = F.pad(letters, (1, 24), value=-1e9)  # (V,), or (K,V)
 
-    def policy(sampling, batch):
-        N, T = batch.mask.shape
+    def policy(config, masked):
+        N, T = masked.shape
         of_z = [x.expand(N, -1) for x in prior]  # (N,K), if there's a latent
-        kind = Truncated if sampling.top_k and policy_class is Product else policy_class
-        return kind(*of_z, letters.expand(N, T, *letters.shape), batch, sampling)
+        characters = letters.expand(N, T, *letters.shape)
+        return kind(*of_z, characters, masked, masked == BLANK, config, truncates=config.top_k > 0)
 
     batch = batch_of(torch.full((6, 2), BLANK))
-    shares = {}
-    for name, config in (("all", Config()), ("two", Config(top_k=2))):
-        filled, _ = fill_in_passes(partial(policy, config), batch, "left to right", n=100)
+    for top_k, want in ((0, [0, 0.6, 0.3, 0.1]), (2, [0, 2 / 3, 1 / 3, 0])):
+        of_run = partial(policy, Config(top_k=top_k))
+        filled, _ = fill_in_passes(of_run, batch, "left to right", n=100)
         assert (filled[..., 1] == 1).all()
-        shares[name] = (filled[..., 0].flatten().bincount(minlength=4) / 600).tolist()
-    assert shares["all"] == pytest.approx([0, 0.6, 0.3, 0.1], abs=0.06)
-    assert shares["two"] == pytest.approx([0, 2 / 3, 1 / 3, 0], abs=0.06)
+        shares = filled[..., 0].flatten().bincount(minlength=4) / 600
+        assert shares.tolist() == pytest.approx(want, abs=0.06)
 
 
 def test_the_best_of_n_is_the_likeliest_in_real_text():
@@ -100,7 +91,7 @@ def test_the_best_of_n_is_the_likeliest_in_real_text():
     batch = batch_of(encode("the ___ _ on"))
     completions = encode("the cat q on", "the xyz a on", "the dog b on")[None]  # (1,3,T)
     logits = torch.zeros(1, 12, 28)
-    q, scores = Product(logits, batch, Config()), torch.tensor([[2.0, 3.0, 1.0]])
+    q, scores = Product(logits, None, batch.mask, Config()), torch.tensor([[2.0, 3.0, 1.0]])
     assert torch.equal(best_by_judge(q, completions, scores), completions[:, 1:2])
     logits[0, 4, VOCABULARY.index("x")] = -6
     assert torch.equal(best_by_judge(q, completions, scores), completions[:, :1])
