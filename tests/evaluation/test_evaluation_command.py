@@ -3,17 +3,16 @@
 import json
 import re
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import contents, read_json, write_text
 
+from data.user_mistake import Mistake
 from grpo.evaluation.__main__ import main
 from grpo.run.checkpoint import model_file, read, write
 from grpo.run.config import Config
-from grpo.run.origin import made_with
-from grpo.run.runs import IGNORED
+from grpo.run.fingerprint import IGNORED, fingerprint
 from model.transformer import TransformerConfig, make_generator
 
 
@@ -24,183 +23,129 @@ def generator_file(seed):
 
 @pytest.fixture
 def finished(flags, tmp_path):
-    """Give a function that makes a run's folder, with changed settings, and returns its path."""
+    """Give a function that makes a run's folder, with changed settings, and returns its path.
 
-    def make(name="run", **changes):
+    Its table has made-up figures. `after` is the share of valid completions in the end.
+    """
+
+    def make(name="run", after=0.5, **changes):
         out = tmp_path / name
         config = Config(**flags | {"out_dir": str(out)} | changes)
-        settings, origin = asdict(config), {"made_with": made_with(config)}
-        training = {"config": settings, "iteration": 4, **origin}
+        settings, made_by = asdict(config), fingerprint(config)
+        training = {"config": settings, "iteration": 4, "made_by": made_by}
         write(out / "checkpoint.pt", generator_file(1) | {"training": training})
-        write_text(out / "config.json", json.dumps({**settings, "rule": "valid", **origin}))
+        run = {**settings, "rule": "valid", "made_by": made_by}
+        write_text(out / "config.json", json.dumps(run))
+        table = {"before, sampled": {"valid": 0.1}, "after, sampled": {"valid": after}}
+        write_text(out / "evaluation.json", json.dumps(table))
         return out
 
     return make
 
 
-def refused(capsys, *arguments):
-    """Run a command that must be refused: -> its one line on stderr."""
-    with pytest.raises(SystemExit) as stopped:
+@pytest.fixture
+def command(capsys):
+    """Give a function that runs the command, and returns the lines that it prints, as cells."""
+
+    def call(*arguments):
         main(list(map(str, arguments)))
-    shown = capsys.readouterr()
-    assert stopped.value.code == 2 and not shown.out and shown.err.count("\n") == 1
-    return shown.err
+        return [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
+
+    return call
 
 
-def test_the_same_table_again_and_another_is_only_printed(finished, flags, capsys):
+def test_the_same_table_again_and_another_is_only_printed(finished, flags, command):
     out = finished()
-    main([str(out), "--again"])
+    stored = command(out)
+    first = command(out, "--again")
     own = contents(out)
-    first = capsys.readouterr().out
-    main([str(out)])
-    assert capsys.readouterr().out == first  # it prints the stored table
-    json.loads(own["evaluation.json"], parse_constant=pytest.fail)
+    assert command(out) == first != stored
     for again in ([], ["--again"]):
-        main([str(out), f"--reward=judge,{flags['judge_checkpoint']}", *again])
-        assert capsys.readouterr().out != first and contents(out) == own
+        assert command(out, f"--reward=judge,{flags['judge_checkpoint']}", *again) != first
+        assert contents(out) == own
 
 
-def test_a_generator_is_measured_as_if_a_run_had_ended_with_it(finished, flags, tmp_path, capsys):
+def test_a_table_of_changed_files_is_only_printed(finished, command):
     out = finished()
-    main([str(out), "--reward=judge"])
-    table = capsys.readouterr().out.splitlines()
+    content = read(out / "checkpoint.pt")
+    content["training"]["made_by"] = "other code"
+    write(out / "checkpoint.pt", content)
+    before = contents(out)
+    assert command(out, "--again") and contents(out) == before
+
+
+def test_a_generator_is_measured_as_if_a_run_had_ended_with_it(finished, flags, tmp_path, command):
+    table = command(finished(), "--reward=judge")
     write(tmp_path / "mine.pt", generator_file(1))
     settings = "".join(f"{name} = {value!r}\n" for name, value in flags.items())
     write_text(tmp_path / "mine.py", settings)
     before = sorted(tmp_path.rglob("*"))
-    main([str(tmp_path / "mine.pt"), str(tmp_path / "mine.py")])
-    fooled = "the judge accepts much more than is valid: it's being fooled"
-    assert fooled in table  # it isn't for a generator that never met the judge
-    table.remove(fooled)
-    assert capsys.readouterr().out.splitlines() == table
+    have = command(tmp_path / "mine.pt", tmp_path / "mine.py")
+    rows = [row for row in have if len(row) > 1]
+    assert len(rows) > 5 and rows == [row for row in table if len(row) > 1]
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.fixture
-def with_table(finished):
-    """Give a function that makes a finished run whose table has made-up figures.
-
-    `after` is its share of valid completions in the end.
-    """
-
-    def make(name, after=0.5, **changes):
-        out = finished(name, **changes)
-        table = {"before, sampled": {"valid": 0.1}, "after, sampled": {"valid": after}}
-        write_text(out / "evaluation.json", json.dumps(table))
-        return str(out)
-
-    return make
-
-
-def printed(capsys, *arguments):
-    """Run the command, and return the lines that it prints, split into cells."""
-    main(list(map(str, arguments)))
-    return [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
-
-
-MEAN = ["mean ± half the range over the seeds"]
-
-
-def test_each_group_of_runs_has_a_row_with_the_settings_that_differ(with_table, capsys):
+def test_each_group_of_runs_has_a_row_with_the_settings_that_differ(finished, command):
     """The figures of a group are means over its seeds, ± half of the range."""
-    a = [with_table(f"a{seed}", after=x, seed=seed) for seed, x in enumerate((0.1, 0.2, 0.6))]
-    b = with_table("b", after=0.9, kl_beta=0.5, temperature=0.7)
-    assert printed(capsys, a[2], b, a[0], a[1]) == [
+    a = [finished(f"a{seed}", after=x, seed=seed) for seed, x in enumerate((0.1, 0.2, 0.6))]
+    b = finished("b", after=0.9, kl_beta=0.5, temperature=0.7)
+    assert command(a[2], b, a[0], a[1])[:-1] == [
         ["filled by", "valid"],
         ["temperature=0.8, kl_beta=0.1 (runs: 3)", "0.300 ± 0.250"],
-        [f"temperature=0.7, kl_beta=0.5, {b} (runs: 1)", "0.900"],
-        MEAN,
+        ["temperature=0.7, kl_beta=0.5 (runs: 1)", "0.900"],
     ]
 
 
-def edit_config(out, **changes):
-    path = Path(out) / "config.json"
+def edit(path, **changes):
     write_text(path, json.dumps(read_json(path) | changes))
 
 
-def test_nothing_is_averaged_over_different_settings(with_table, capsys):
-    outs = [with_table("a"), with_table("b", seed=2)]
-    config = read_json(Path(outs[1]) / "config.json")
-    for name in asdict(Config()):
-        edit_config(outs[1], **config | {name: 7})
-        rows = printed(capsys, *outs)
-        if name in IGNORED:
-            assert rows[1][0] == "before, sampled"
-        else:
-            assert [row[0] for row in rows[1:-1]] != ["before, sampled", "after, sampled"]
-            assert rows[2][0] == f"{name}=7, {outs[1]} (runs: 1)"
+def test_nothing_is_averaged_over_different_settings_or_code(finished, command):
+    outs = [finished("a"), finished("b", seed=2)]
+    config = read_json(outs[1] / "config.json")
+    for name in (*asdict(Config()), "made_by"):
+        edit(outs[1] / "config.json", **config | {name: 7})
+        rows = [row[0] for row in command(*outs)[1:3]]
+        averaged = rows == ["before, sampled", "after, sampled"]
+        assert averaged == (name in IGNORED), name
+        assert averaged or rows[1] == f"{name}=7 (runs: 1)"
 
 
-def test_a_resumed_run_is_grouped_by_what_it_changed_and_when(with_table, capsys):
-    """Seed 2 was resumed as it was. Two others changed to the same value, but at other steps."""
-    outs = [with_table(f"{seed}", seed=seed) for seed in (1, 2, 3, 4, 5)]
-    for out in outs:
-        edit_config(out, changes=[])
-    edit_config(outs[1], init_from="resume", out_dir="elsewhere")
-    same = printed(capsys, *outs[:3])
-    assert [row[0] for row in same] == ["filled by", "before, sampled", "after, sampled", *MEAN]
-    for step, out in ((1, outs[3]), (2, outs[4])):
-        edit_config(out, kl_beta=0.3, changes=[[step, ["kl_beta 0.1 -> 0.3"]]])
-    rows = printed(capsys, *outs)
-    assert [row[0].rpartition(" (")[2] for row in rows[1:-1]] == [f"runs: {n})" for n in (3, 1, 1)]
+def test_a_run_counts_once_and_runs_of_one_seed_stand_alone(finished, command):
+    a, b, other = finished("a"), finished("b", seed=2), finished("d", kl_beta=0.3)
+    assert command(a, b, a, other)[1][0] == "kl_beta=0.1 (runs: 2)"
+    rows = command(a, finished("c"))
+    assert [row[0] for row in rows[1:-1]] == [f"{a} (runs: 1)", f"{a.parent}/c (runs: 1)"]
 
 
-def test_a_run_counts_once_and_needs_a_folder(with_table, capsys):
-    a, b = with_table("a", after=0.2), with_table("b", after=0.2, seed=2)
-    copy = with_table("c", after=0.2)
-    other = with_table("d", kl_beta=0.3)
-    (line,), _, (row, _), *_ = printed(capsys, a, b, copy, a, other)
-    assert line == f"{copy} and {a} are the same run, so it counts once"
-    assert row == "kl_beta=0.1 (runs: 2)"
-    assert "there is no folder nowhere" in refused(capsys, a, "nowhere")
-
-
-def test_a_named_run_is_never_dropped(with_table, capsys):
-    """Two runs with one seed but another result have rows of their own, with their folders."""
-    a, b = with_table("a", after=0.2), with_table("b", after=0.3)
-    assert [row[0] for row in printed(capsys, a, b)[1:-1]] == [f"{x} (runs: 1)" for x in (a, b)]
-    for out, changed in ((a, "3f2a"), (b, "9c01")):
-        edit_config(out, made_with={"files": {"grpo/loss.py": changed}, "machine": changed})
-    assert [row[0] for row in printed(capsys, a, b)[1:-1]] == [
-        f"machine=3f2a, grpo/loss.py (version 1), {a} (runs: 1)",
-        f"machine=9c01, grpo/loss.py (version 2), {b} (runs: 1)",
-    ]
-
-
-def test_a_mean_over_some_of_the_runs_says_so(with_table, capsys):
+def test_a_mean_over_some_of_the_runs_says_so(finished, command):
     """Rows that only some of them have are left out."""
-    outs = [with_table(str(i), seed=i) for i in range(3)]
-    path = Path(outs[0]) / "evaluation.json"
-    table = read_json(path) | {"slow": {}}
-    table["after, sampled"]["fooled"] = 0.5
-    write_text(path, json.dumps(table))
-    _, before, after, mean = printed(capsys, *outs)
-    assert before == ["before, sampled", "0.100"] and mean == MEAN
+    outs = [finished(str(i), seed=i) for i in range(3)]
+    row = {"valid": 0.5, "fooled": 0.5}
+    edit(outs[0] / "evaluation.json", **{"slow": {}, "after, sampled": row})
+    _, before, after, _ = command(*outs)
+    assert before == ["before, sampled", "0.100"]
     assert after == ["after, sampled", "0.500", "0.500 (1 of 3)"]
 
 
-def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, capsys):
+def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, command):
     evil, owned = tmp_path / "evil.py", tmp_path / "owned"
     write_text(
-        evil,
-        f"open({str(owned)!r}, 'w').close()\n"
-        "def half(completions, batch):\n"
-        "    return [[0.5 for _ in row] for row in completions]\n",
+        evil, f"open({str(owned)!r}, 'w')\ndef half(y, batch):\n    return y[..., 0] * 0.5\n"
     )
     reward = f"judge:1.0,{evil}:half:2.0"
     out = finished(reward=reward)
     before = contents(out)
-    assert f"--reward={reward}" in refused(capsys, out, "--again")
-    main([str(out), "--reward=judge"])
+    with pytest.raises(Mistake, match="--reward="):
+        command(out, "--again")
+    command(out, "--reward=judge")
     assert not owned.exists() and contents(out) == before
-    main([str(out), "--again", f"--reward={reward}"])
-    assert owned.exists() and contents(out) != before  # the run's own reward, so it is saved
-    assert " half" in capsys.readouterr().out
+    assert command(out, "--again", f"--reward={reward}") and owned.exists()
+    assert contents(out) != before  # it's the run's own reward
 
 
-def test_before_is_the_generator_that_the_run_began_with_and_after_is_the_checkpoint(
-    finished, tmp_path
-):
+def test_before_is_what_the_run_began_with_and_after_is_the_checkpoint(finished, tmp_path, command):
     """One run ended with the weights that another began with. Its reference is neither."""
     files = {}
     for name, seed in {"reference": 7, "generator": 1}.items():  # 1 is that of the checkpoint
@@ -208,7 +153,7 @@ def test_before_is_the_generator_that_the_run_began_with_and_after_is_the_checkp
         files[f"{name}_checkpoint"] = str(tmp_path / f"{name}.pt")
     tables = []
     for out in finished(), finished("b", reference_mode="ema", **files):
-        main([str(out), "--again"])
+        command(out, "--again")
         tables.append(read_json(out / "evaluation.json"))
         for row in tables[-1].values():
             del row["chain"]  # it's how likely the base model finds a row, and they have two
@@ -216,22 +161,27 @@ def test_before_is_the_generator_that_the_run_began_with_and_after_is_the_checkp
         assert tables[0][f"after, {row}"] == tables[1][f"before, {row}"]
 
 
-def test_mistakes_exit_2_with_one_line_and_write_nothing(finished, capsys):
+def test_mistakes_write_nothing(finished, command):
     out = finished()
     before = contents(out)
-    for flag in ("--reward=x", "--agin"):
-        line = refused(capsys, out, "--again", flag)
-        assert flag.partition("=")[0].strip("-") in line
-    assert "--again" in refused(capsys, out)  # a run without a table says how to make one
+    for wrong in (
+        [out, "--reward=x"],
+        [out, "--agin"],
+        [out, out / "no"],
+        [],
+        [out, out, "--again"],
+    ):
+        with pytest.raises(Mistake):
+            command(*wrong)
     assert contents(out) == before
 
 
-def test_a_run_on_a_device_that_is_not_here_can_be_measured(finished, capsys):
+def test_a_run_on_a_device_that_is_not_here_can_be_measured(finished, command):
     """The table needs no reference, so it doesn't matter where that was."""
-    out = finished()
+    out = finished(device="cpu")
     content = read(out / "checkpoint.pt")
     content["training"]["config"] |= {"device": "cuda:99", "reference_device": "cuda:99"}
     write(out / "checkpoint.pt", content)
-    assert "device=cuda:99 isn't on this machine" in refused(capsys, out, "--again")
-    main([str(out), "--again", "--device=cpu"])
-    assert "evaluation.json" in contents(out) and "after, sampled" in capsys.readouterr().out
+    with pytest.raises(Mistake, match="cuda:99"):
+        command(out, "--again")
+    assert command(out, "--again", "--device=cpu")
