@@ -1,7 +1,8 @@
 """Check expected gradients by enumerating every group.
 
 A group is what one step draws for one input. The loss of each group is weighted by the group's
-probability. Temperature and truncation are on.
+probability. Temperature and truncation are on. That a truncation allows what it should is for
+test_sampling.py to check.
 
 Shapes: T = 2 blanks, V = 3 characters, G = 2 completions, K = 2 values of the latent z. `leaves`
 are the logits that we differentiate by. A `Product` has those of the characters (1,T,V). A `Latent`
@@ -12,9 +13,9 @@ from functools import partial
 
 import pytest
 import torch
+from conftest import numbers
 
 from grpo.advantage import compute_advantages
-from grpo.batch import make_batch
 from grpo.latent import Latent
 from grpo.loss import grpo_loss, loss_weights
 from grpo.policy import Product, Sample
@@ -22,11 +23,6 @@ from grpo.run.config import Config
 
 V, T, G, K, TAU = 3, 2, 2, 2, 0.8
 MASK = torch.ones(1, T, dtype=torch.bool)
-
-
-def numbers(seed, *shape):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=g, dtype=torch.float64)
 
 
 LOGITS = torch.tensor([[[0.3, -0.5, 1.1], [0.9, 0.2, -0.4]]], dtype=torch.float64)  # (1,T,V)
@@ -45,11 +41,10 @@ def settings(**changes):
     return Config(**(own | {"group_size": G, "kl_beta": 0.0} | changes))
 
 
-def distribution(policy, leaves, n, **options):
+def distribution(policy, leaves, n):
     """Make a policy whose logits are `leaves`, the same for each of n inputs."""
     logits = [x.expand(n, *x.shape[1:]) for x in leaves]
-    config = Config(temperature=TAU, **options)
-    return policy(*logits, torch.zeros(n, T), MASK.expand(n, T), config, truncates=True)
+    return policy(*logits, torch.zeros(n, T), MASK.expand(n, T), Config(temperature=TAU))
 
 
 def pairs(leaves, kept):
@@ -150,28 +145,6 @@ def test_failures_alone_are_noisier_than_successes(q, right, times):
     good = torch.eye(9).fliplr().bool()  # the two digits add up to 8
     assert chance[good].sum().item() == pytest.approx(right, abs=0.005)
     assert (noise[~good].sum() / noise[good].sum()).item() == pytest.approx(times, abs=0.5)
-
-
-XTC = {"xtc_probability": 0.5}
-
-
-@BOTH
-@pytest.mark.parametrize(
-    "options",
-    [{"top_k": 2}, {"top_p": 0.8}, {"min_p": 0.4}, XTC, XTC | {"min_p": 0.2}],
-    ids=str,
-)
-def test_expected_gradient_with_each_sampler_option(policy, options):
-    """For each set of kept characters, the expected gradient is that of E[r] over draws from it."""
-    n = 40
-    batch = make_batch(torch.zeros(n, T), MASK.expand(n, T), G, (1,))
-    sets = distribution(policy, NOW[policy], n, **options).sample(batch).allowed.unique(dim=0)
-    assert (len(sets) > 1) == ("xtc_probability" in options)
-    assert not sets.all()
-    for kept in sets[:, None]:
-        have = expected_gradient(policy, kept, settings())
-        want = gradient_of_expected_reward(policy, kept)
-        torch.testing.assert_close([-x for x in have], [*want], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ import torch
 from torch.utils.benchmark import Timer
 
 import train_grpo
-from grpo.batch import draw_batch, make_batch
-from grpo.kernel import FusedProduct
+from grpo.batch import draw_batch
+from grpo.kernel import FusedLogProbs
 from grpo.metrics import rollout_metrics
 from grpo.optimizer import Optimizer, make_adamw
-from grpo.policy import Product
-from grpo.run.config import Config, load_config
+from grpo.policy import ComputeLogProbs
+from grpo.run.config import load_config
 from grpo.run.load import load_data, load_models, load_rewards
 
 GPU = torch.cuda.is_available()
@@ -56,30 +56,23 @@ def microseconds(call):
     return 1e6 * timer.blocked_autorange(min_run_time=0.5 if GPU else 0.01).median
 
 
-def time_kernel(kind, B, G, V):
-    """Print how long `kind` takes to compute log q, and to differentiate it as well.
-
-    `kind` is `Product`, which is PyTorch, or `FusedProduct`, which is the kernel.
-    """
+def time_kernel(name, compute, B, G, V):
+    """Print how long `compute` takes for log q, and to differentiate it as well."""
     torch.manual_seed(0)
-    mask = torch.rand(B, T) < 0.5  # (B,T)
-    batch = make_batch(torch.randint(27, (B, T)), mask, G, (0,)).map(lambda x: x.to(DEVICE))
+    mask = torch.rand(B, T, device=DEVICE) < 0.5  # (B,T)
+    y = torch.randint(27, (B, G, T), device=DEVICE)
     logits, ref_logits = torch.randn(2, B, T, V, device=DEVICE)  # each (B,T,V)
     leaf = logits.clone().requires_grad_()
-    config = Config()
-    q_ref = kind(ref_logits, batch, config)
-    sample = q_ref.sample()
 
     def score(logits=logits):
-        return kind(logits, batch, config).log_probs(sample, q_ref)
+        return compute(logits, ref_logits, y, mask, 1.0)
 
     def differentiate():
-        scores = score(leaf)
-        value = scores.logp.sum() + scores.kl.sum() - scores.entropy.sum()
-        torch.autograd.grad(value, leaf)
+        logp, _, kl, entropy = score(leaf)
+        torch.autograd.grad(logp.sum() + kl.sum() - entropy.sum(), leaf)
 
     took = " · ".join(f"{microseconds(each):.0f}" for each in (score, differentiate))
-    print(f"B {B} G {G} V {V} {kind.__name__}: score · score and gradient {took} µs")
+    print(f"B {B} G {G} V {V} {name}: score · score and gradient {took} µs")
 
 
 def command_line(B, G):
@@ -90,8 +83,8 @@ def time_parts(B, G, *flags):
     """Print the parts of a step of the main command, each with the GPU's own time in it."""
     config = load_config([*command_line(B, G), *flags])
     models = load_models(config, DEVICE)
-    train, held_out = load_data(config, DEVICE)
-    rewards = load_rewards(config, models.judge, models.base, held_out.rule, DEVICE)
+    train, held_out = load_data(config, models.base.network.vocab_size, DEVICE)
+    rewards = load_rewards(config, models, held_out.rule, DEVICE)
     optimizer = Optimizer(make_adamw(models.policy.network, config), config.grad_clip)
     update = SimpleNamespace(step_if_finite=timed("optimizer", optimizer.step_if_finite))
     given = timed("policy", models.policy), timed("reference", models.reference)
@@ -102,7 +95,7 @@ def time_parts(B, G, *flags):
     parts.clear()
     for step in range(STEPS):
         batch = timed("draw_batch", draw_batch)(train, config, step, DEVICE)
-        rollout, _ = timed("grpo_step", train_grpo.grpo_step)(*given, batch, config)
+        rollout, *_ = timed("grpo_step", train_grpo.grpo_step)(*given, batch, config)
         timed("rollout_metrics", rollout_metrics)(rollout, held_out.rule)
     train_grpo.grpo_loss, torch.Tensor.backward = originals
     print(f"B {B} G {G} {' '.join(flags)}: ms of a call, and calls in a step")
@@ -126,12 +119,12 @@ def time_command(B, G, *flags):
 def main():
     name = torch.cuda.get_device_name() if GPU else "no GPU"
     print(f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}")
-    kernels = {"torch": Product} | ({"cuda": FusedProduct} if GPU else {})
+    kernels = {"torch": ComputeLogProbs} | ({"cuda": FusedLogProbs} if GPU else {})
     for B, G in SIZES:
-        for setting, kind in kernels.items():
+        for name, function in kernels.items():
             for V in 28, 40:
-                time_kernel(kind, B, G, V)
-            time_parts(B, G, f"--kernel={setting}")
+                time_kernel(name, function.apply, B, G, V)
+            time_parts(B, G, f"--kernel={name}")
     small = [] if GPU else ["--max_iters=1", "--eval_inputs=4"]
     for B, G in SIZES:
         for compiled in [False, True] if GPU else [False]:
