@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 import torch
+from conftest import numbers
 
 from grpo.loss import blanks_that_learn, grpo_loss, loss_weights
 from grpo.policy import LogProbs
@@ -36,18 +37,12 @@ def settings(**changes):
 
 def make_scores(leaf=False, seed=0):
     """Make random `LogProbs` of completions, with zeros where there's no blank."""
-    g = torch.Generator().manual_seed(seed)
-    blank = MASK[:, None].expand(-1, G, -1)  # (B,G,T)
-    tensors = []
-    for where, scale in ((blank, -2), (blank, -2), (MASK, 1), (MASK, 1)):
-        x = scale * torch.rand(where.shape, generator=g, dtype=torch.float64) * where
-        tensors.append(x.requires_grad_(leaf))
-    return LogProbs(*tensors)
+    tensors = [-2 * numbers(seed, B, G, 7).abs() * MASK[:, None] for seed in (seed, seed + 1)]
+    tensors += [numbers(seed, B, 7).abs() * MASK for seed in (seed + 2, seed + 3)]
+    return LogProbs(*(x.requires_grad_(leaf) for x in tensors))
 
 
-def make_advantages():
-    g = torch.Generator().manual_seed(2)
-    return torch.randn(B, G, generator=g, dtype=torch.float64)
+ADVANTAGES = numbers(8, B, G)
 
 
 def slow_objective(logp, old_logp, A, t, completion, config):
@@ -73,7 +68,7 @@ def slow_objective(logp, old_logp, A, t, completion, config):
         return min(rho[t].item(), high) * A * logp[t], rho[t].item() > high
 
 
-def slow_figures(now, old, advantages, config):
+def slow_figures(now, old, config):
     """Compute the figures of an update character by character."""
     T = MASK.shape[1]
     lengths = MASK.sum(dim=1).tolist()
@@ -99,7 +94,7 @@ def slow_figures(now, old, advantages, config):
         sums.update(kl_penalty=penalty, loss=penalty - weight * config.entropy_coef * entropy)
         if LEARNS[b, t]:
             blanks = MASK[b].nonzero().flatten().tolist()
-            scores = now.logp[b, g], old.logp[b, g], advantages[b, g].item()
+            scores = now.logp[b, g], old.logp[b, g], ADVANTAGES[b, g].item()
             objective, at_bound = slow_objective(*scores, t, blanks, config)
             sums.update(pg_loss=-weight * objective, loss=-weight * objective)
             sums.update(clip_ratio=at_bound / G)
@@ -114,16 +109,15 @@ def slow_figures(now, old, advantages, config):
 def test_figures_and_gradient_equal_the_loops(objective, estimator, loss_type):
     """Ratios differ from 1, and advantages have both signs. The second micro-batch is smaller."""
     config = settings(loss_type=loss_type, objective=objective, kl_estimator=estimator)
-    now, old = make_scores(leaf=True), make_scores(seed=1)
-    advantages = make_advantages()
+    now, old = make_scores(leaf=True), make_scores(seed=4)
     weights = loss_weights(MASK, config)
     have, loss = Counter(), 0
     for part in torch.arange(B).split(config.batch_size):
-        inputs = (now, old, advantages, LEARNS, MASK, weights)
+        inputs = (now, old, ADVANTAGES, LEARNS, MASK, weights)
         loss_of_part, figures = grpo_loss(*(x[part] for x in inputs), config)
         loss = loss + loss_of_part
         have.update(figures)
-    want = slow_figures(now, old, advantages, config)
+    want = slow_figures(now, old, config)
     assert have.keys() == want.keys()
     for name, x in want.items():
         value = torch.as_tensor(x).item()
@@ -144,7 +138,7 @@ def test_the_first_update_of_every_objective_has_the_gradient_of_reinforce(objec
     A library shipped an objective that had no gradient at all.
     """
     config = settings(kl_beta=0, entropy_coef=0, objective=objective)
-    now, A, weights = make_scores(leaf=True), make_advantages(), MASK / MASK.sum()
+    now, A, weights = make_scores(leaf=True), ADVANTAGES, MASK / MASK.sum()
     loss, _ = grpo_loss(now, now.map(torch.detach), A, MASK, MASK, weights, config)
     (slope,) = torch.autograd.grad(loss, now.logp)
     torch.testing.assert_close(slope, -A[..., None] * weights[:, None] / G)

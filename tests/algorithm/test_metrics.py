@@ -4,21 +4,17 @@ from statistics import fmean, pstdev
 
 import pytest
 import torch
-from conftest import BLANK, encode, make_batch
+from conftest import BLANK, encode, make_batch, numbers
 
 from data.rules import WordRule
 from grpo.metrics import PER_BLANK, Rollout, rollout_metrics, to_floats, update_metrics
 from grpo.policy import Sample
 
 
-def some(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def test_metrics_of_updates_are_means_over_all_blanks_and_losses_over_updates():
     """Two updates had two micro-batches each, and one of those had no blank."""
     blanks, names = [5, 0, 7, 2], (*PER_BLANK, "loss", "pg_loss")
-    sums = some(0, 4, len(names)).tolist()
+    sums = numbers(0, 4, len(names)).tolist()
     figures = [{"blanks": n, **dict(zip(names, row))} for n, row in zip(blanks, sums)]
     figures = [{name: torch.tensor(x) for name, x in each.items()} for each in figures]
     want = {"grad_norm": 1.5}
@@ -35,7 +31,7 @@ def test_metrics_of_a_rollout_are_those_of_the_loops():
     completions = encode(*(f"so {word} so" for group in FILLED for word in group)).view(2, 16, -1)
     masked = encode("so ___ so", "so ___ so")
     batch = make_batch(masked, masked == BLANK, BLANK, 16, (0,))
-    reward, scores, advantages = some(0, 3, 2, 16)  # each (2,16)
+    reward, scores, advantages = numbers(0, 3, 2, 16)  # each (2,16)
     reward[1] = 0.3 + 1e-8 * reward[1]  # equal but for rounding
     rollout = Rollout(batch, Sample(completions), None, reward, {"judge": scores}, advantages)
 

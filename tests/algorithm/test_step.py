@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import PLAIN, make_batch
+from conftest import PLAIN, make_batch, numbers
 
 import train_grpo
 from grpo import reward
@@ -73,19 +73,15 @@ def step(settings, tokens, mask, rewards=REWARDS, n_latent=1):
     return before, after, rollout, metrics
 
 
-def text(T=8):
-    return torch.randint(V - 1, (4, T), generator=torch.Generator().manual_seed(2))  # (B,T)
-
-
-def some_blanks(share):
-    return torch.rand(4, 8, generator=torch.Generator().manual_seed(3)) < share  # (B,T)
+TEXT = (numbers(2, 4, 8) * 99).long() % (V - 1)  # (B,T)
+ALL = torch.ones(4, 8, dtype=torch.bool)
 
 
 @EVERY
 @pytest.mark.parametrize("blanks, T", [(0, 8), (1, 8), (8, 8), (1, 1)])
 @BOTH
 def test_few_blanks_and_many(settings, blanks, T, n_latent):
-    tokens, mask = text(T), (torch.arange(T) < blanks).expand(4, T)
+    tokens, mask = TEXT[:, :T], (torch.arange(T) < blanks).expand(4, T)
     before, after, rollout, metrics = step(settings, tokens, mask, n_latent=n_latent)
     assert torch.equal(before, after) == (blanks == 0)
     for name in ("mean_kl", "entropy"):
@@ -98,15 +94,13 @@ def test_few_blanks_and_many(settings, blanks, T, n_latent):
 @BOTH
 def test_pieces_that_fit_in_memory_add_up_to_the_step(size, n_latent):
     """The update is the same with any number of micro-batches. One of the inputs has no blank."""
-    tokens = text()
-    mask = some_blanks(0.4)
-    mask[:, 0] = True
+    mask = TEXT > 2
     mask[1] = False
     for loss_type in ("grpo", "dapo", "dr_grpo", "sum"):
         one = {"loss_type": loss_type, "scale_rewards": "batch"}
-        _, want, _, metrics = step(one, tokens, mask, n_latent=n_latent)
+        _, want, _, metrics = step(one, TEXT, mask, n_latent=n_latent)
         pieces = one | {"batch_size": size}
-        _, have, _, of_pieces = step(pieces, tokens, mask, n_latent=n_latent)
+        _, have, _, of_pieces = step(pieces, TEXT, mask, n_latent=n_latent)
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-6)
         for name in ("mean_kl", "entropy", "mean_log_prob", "loss"):
             assert of_pieces[name].item() == pytest.approx(metrics[name].item(), rel=1e-4), name
@@ -117,19 +111,17 @@ def test_each_update_of_a_step_has_weights_of_its_own():
 
     Each advantage is 1 and nothing moves, so an update's loss is minus the sum of its weights.
     """
-    mask = some_blanks(0.5)
     plain = {"baseline": "none", "scale_rewards": "none", "kl_beta": 0, "grad_clip": 1e-9}
     settings = plain | {"loss_type": "dapo", "minibatch_size": 2}
     ones = Rewards({"own": (lambda completions, batch: torch.ones(4, 4), 1.0)})
-    _, _, _, metrics = step(settings, text(), mask, ones)
+    _, _, _, metrics = step(settings, TEXT, TEXT > 2, ones)
     assert metrics["loss"] == pytest.approx(-1)
 
 
 def test_later_updates_score_on_the_set_that_was_drawn_from():
     """With top_k=1 this set is one character. Its log-probability is 0 however the policy moves."""
-    mask = torch.ones(4, 8, dtype=torch.bool)
     settings = {"top_k": 1, "num_iterations": 4, "kl_beta": 5.0}
-    before, after, _, metrics = step(settings, text(), mask)
+    before, after, _, metrics = step(settings, TEXT, ALL)
     assert not torch.equal(before, after)
     for name in ("mean_log_prob", "approx_kl"):
         assert metrics[name] == 0, name
@@ -148,7 +140,7 @@ def test_a_step_never_waits_for_a_gpu(settings, n_latent, monkeypatch):
     for policy in policies:
         policy.network.to("meta")
         policy.device = torch.device("meta")
-    batch = make_batch(text(), text() > 2, V - 1, 4, (1, 0)).map(lambda x: x.to("meta"))
+    batch = make_batch(TEXT, TEXT > 2, V - 1, 4, (1, 0)).map(lambda x: x.to("meta"))
     optimizer = SimpleNamespace(step_if_finite=lambda loss: loss)
     rollout, *updates = train_grpo.grpo_step(*policies, REWARDS, optimizer, batch, config)
     assert rollout.reward.shape == (4, 4) and update_metrics(*updates)["loss"].is_meta
@@ -163,6 +155,5 @@ def test_a_loss_that_is_not_finite_changes_no_weight(monkeypatch):
         return loss + next(added), *rest
 
     monkeypatch.setattr(train_grpo, "grpo_loss", spoiled)
-    mask = torch.ones(4, 8, dtype=torch.bool)
-    before, after, *_ = step({"batch_size": 2}, text(), mask)
+    before, after, *_ = step({"batch_size": 2}, TEXT, ALL)
     assert torch.equal(before, after)
