@@ -10,7 +10,7 @@ from conftest import BLANK, encode, make_batch
 
 from data.rules import WordRule
 from data.user_mistake import Mistake
-from data.vocabulary import PAD
+from data.vocabulary import PAD, decode
 from data.weights import parse_weights
 from grpo.policy import Product
 from grpo.reward import Rewards, chain, exact, judge_logits, judge_scores, rule_reward
@@ -32,30 +32,22 @@ def some_completions(*shape):
 @pytest.mark.parametrize("T", [1, 3, 4])  # the shorter, the more completions are equal
 def test_logits_are_the_judges_whatever_the_batching(T):
     """There are more completions than are judged at once. Each different one is judged once."""
-    completions = some_completions(7, 30, T)
-    sizes = []
+    completions, sizes = some_completions(7, 30, T), []
 
     def judge(tokens):
         sizes.append(len(tokens))
         return some_judge(tokens)
 
     assert torch.equal(judge_logits(judge, completions), some_judge(completions))
-    different = len(completions.flatten(0, 1).unique(dim=0))
-    assert sizes == [32] * math.ceil(different / 32)
+    assert sizes == [32] * math.ceil(len({*decode(completions)}) / 32)
 
 
 def test_the_judges_score_is_its_mean_logit_over_the_blanks_within_8():
     """Only the mean is bounded: the third completion's logits are 28, -9 and -1."""
-    completions = torch.tensor(
-        [
-            [[5, 2, 9, 5], [2, 0, 9, 1], [30, -7, 9, 1]],
-            [[9, 3, 9, 9], [9, 22, 9, 9], [9, -30, 9, 9]],
-        ]
-    )
-    have = judge_scores(some_judge, completions, BATCH)
+    first = [[5, 2, 9, 5], [2, 0, 9, 1], [30, -7, 9, 1]]
+    second = [[9, 3, 9, 9], [9, 22, 9, 9], [9, -30, 9, 9]]
+    have = judge_scores(some_judge, torch.tensor([first, second]), BATCH)
     assert have.tolist() == [[2, -1, 6], [1, 8, -8]]
-    nothing = make_batch(BATCH.tokens, MASK & False, BLANK, 3, (0,))
-    assert not judge_scores(some_judge, completions, nothing).any(), "inputs without blanks"
 
 
 def test_a_rule_pays_1_for_a_good_completion():
@@ -101,12 +93,12 @@ def test_chain_is_of_the_model_as_pretrained_whatever_the_runs_settings(flags):
 
 
 def test_the_reward_is_the_weighted_sum_of_its_parts():
-    first, second = torch.arange(6.0).view(2, 3), torch.arange(6.0).view(2, 3) ** 2  # (B,G)
-    rewards = Rewards({"first": (lambda *_: first, 2.0), "second": (lambda *_: second, -0.5)})
-    reward, parts = rewards(some_completions(2, 3, 4), BATCH)
+    completions = some_completions(2, 3, 4)
+    parts = {"first": (lambda y, _: y[..., 0], 2.0), "second": (lambda y, _: y[..., 1], -0.5)}
+    reward, found = Rewards(parts)(completions, BATCH)
+    first, second = completions[..., 0], completions[..., 1]
     assert torch.equal(reward, 2 * first - second / 2)
-    assert [*parts] == ["first", "second"]
-    assert torch.equal(parts["first"], first) and torch.equal(parts["second"], second)
+    assert torch.equal(found["first"], first) and torch.equal(found["second"], second)
 
 
 def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
@@ -115,11 +107,11 @@ def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
             x.zero_()
         return torch.ones(2, 3, requires_grad=True)
 
-    completions = some_completions(2, 3, 4)
-    before = [x.clone() for x in (completions, BATCH.masked, BATCH.mask)]
-    have = user_reward("spoil", spoil, completions, BATCH)
+    given = some_completions(2, 3, 4), BATCH.map(torch.clone)
+    have = user_reward("spoil", spoil, *given)
     assert torch.equal(have, torch.ones(2, 3)) and not have.requires_grad
-    assert all(map(torch.equal, (completions, BATCH.masked, BATCH.mask), before))
+    assert torch.equal(given[0], some_completions(2, 3, 4))
+    assert torch.equal(given[1].masked, BATCH.masked) and torch.equal(given[1].mask, MASK)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 1), (6,), (3, 2), (2,), ()])

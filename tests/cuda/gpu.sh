@@ -27,4 +27,8 @@ part 60 run python3 train_grpo.py config/quick.py --out_dir="$OUT/run"
 part 60 pretrain python3 -m model.pretrain --dataset=sums --block_size=11 --n_layer=2 --n_embd=32 \
     --masking=columns --judge_masking=columns --generator_steps=2 --judge_steps=2 \
     --out_dir="$(mktemp -d)/models"
-part 360 times python3 -m tests.cuda.times
+part 300 times python3 -m tests.cuda.times
+for compile in False True; do
+    part 60 "command-$compile" bash -c "time python3 train_grpo.py config/grpo_config.py \
+        --compile=$compile --out_dir=$OUT/command-$compile"
+done

@@ -1,4 +1,4 @@
-"""Time the kernel, the parts of a training step, and the main command as a whole.
+"""Time the kernel, and the parts of a training step.
 
     python -m tests.cuda.times
 
@@ -7,11 +7,8 @@ Without a GPU the sizes are tiny, and all you learn is that this file runs.
 Shapes: B masked inputs, T characters, G completions of each input, V vocabulary.
 """
 
-import subprocess
-import sys
 import time
 from statistics import median
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import torch
@@ -75,13 +72,9 @@ def time_kernel(name, compute, B, G, V):
     print(f"B {B} G {G} V {V} {name}: score · score and gradient {took} µs")
 
 
-def command_line(B, G):
-    return f"config/grpo_config.py --device={DEVICE} --batch_size={B} --group_size={G}".split()
-
-
 def time_parts(B, G, *flags):
     """Print the parts of a step of the main command, each with the GPU's own time in it."""
-    config = load_config([*command_line(B, G), *flags])
+    config = load_config([f"--batch_size={B}", f"--group_size={G}", *flags])
     models = load_models(config, DEVICE)
     train, held_out = load_data(config, models.base.network.vocab_size, DEVICE)
     rewards = load_rewards(config, models, held_out.rule, DEVICE)
@@ -106,16 +99,6 @@ def time_parts(B, G, *flags):
         print(f"  at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
 
 
-def time_command(B, G, *flags):
-    """Print how long the main command takes, imports and table included."""
-    command = [sys.executable, "train_grpo.py", *command_line(B, G), *flags]
-    with TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        done = subprocess.run([*command, f"--out_dir={folder}/out"], capture_output=True)
-        took = time.perf_counter() - began
-    print(f"{' '.join(command[1:])}: {took:.1f} s, exit code {done.returncode}")
-
-
 def main():
     name = torch.cuda.get_device_name() if GPU else "no GPU"
     print(f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}")
@@ -125,10 +108,6 @@ def main():
             for V in 28, 40:
                 time_kernel(name, function.apply, B, G, V)
             time_parts(B, G, f"--kernel={name}")
-    small = [] if GPU else ["--max_iters=1", "--eval_inputs=4"]
-    for B, G in SIZES:
-        for compiled in [False, True] if GPU else [False]:
-            time_command(B, G, f"--compile={compiled}", *small)
 
 
 if __name__ == "__main__":

@@ -72,15 +72,8 @@ def test_few_wrong_completions_say_nothing_about_a_judge():
 
 
 @pytest.fixture
-def settings(world):
-    return Config(
-        dataset=str(world / "text"),
-        block_size=16,
-        masking="word",
-        eval_inputs=6,
-        temperature=0.8,
-        device="cpu",
-    )
+def settings(flags):
+    return Config(**flags)
 
 
 @pytest.fixture
@@ -108,10 +101,6 @@ def logits_of(seed, tokens):
     return logits[torch.arange(tokens.shape[1]), tokens]
 
 
-def product(seed):
-    return lambda masked: Product(logits_of(seed, masked), masked, masked == BLANK, SAMPLING)
-
-
 def latent(seed):
     """Make a latent policy with two values of z. At temperature 1 the second is twice as likely."""
 
@@ -127,11 +116,9 @@ def held_out_for(config):
     return load_data(config, 40, torch.device("cpu"))[1]
 
 
-JUDGED = {"judge": (partial(judge_scores, judge), 1.0)}
-
-
-def given(config, policy, before, parts=JUDGED):
+def given(config, policy, before, **parts):
     """Return what `evaluate` takes."""
+    parts["judge"] = partial(judge_scores, judge), 1.0
     return Models(policy, None, before, before, judge), Rewards(parts), held_out_for(config)
 
 
@@ -153,7 +140,7 @@ def test_every_row(dataset, request):
     assert result["the truth"].get("correct", result["the truth"].get("exact")) == 1
     assert ("cheat: common words" in result) == (dataset == "settings")
     assert ("exact marginals" in result) == (dataset == "sums")
-    assert len(completions) == 6 * 4
+    assert len(completions) == 8 * 4
     json.dumps(result, allow_nan=False)
     short, _ = evaluate(*same)
     assert 4 < len(short) < len(result)
@@ -161,7 +148,7 @@ def test_every_row(dataset, request):
 
 
 def test_the_best_of_16_are_those_of_the_base_model(sums):
-    models, rewards, held_out = given(sums, product(1), product(0))
+    models, rewards, held_out = given(sums, latent(1), latent(0))
     q = models.base(held_out.batch.masked)
     drawn = q.sample(held_out.batch).completions
     rows = {title: row for title, row, _ in other_rows(models, rewards, held_out, everything=True)}
@@ -173,8 +160,8 @@ def test_the_best_of_16_are_those_of_the_base_model(sums):
 
 
 def test_only_the_rows_after_are_about_the_policy(sums):
-    one, _ = evaluate(*given(sums, product(0), product(5)), everything=True)
-    other, _ = evaluate(*given(sums, product(1), product(5)), everything=True)
+    one, _ = evaluate(*given(sums, latent(0), latent(5)), everything=True)
+    other, _ = evaluate(*given(sums, latent(1), latent(5)), everything=True)
     changed = {title for title, row in one.items() if row != other[title]}
     assert changed == {"after, sampled", "after, argmax"}
 
@@ -182,7 +169,7 @@ def test_only_the_rows_after_are_about_the_policy(sums):
 def test_own_rewards_and_other_judges_have_columns(settings):
     """The rule has one anyway, so it gets no second one if it's a part of the reward."""
     parts = {name: (half, 1.0) for name in ("valid", "my.py:half", "b/c.pt")}
-    result, completions = evaluate(*given(settings, product(1), product(0), parts))
+    result, completions = evaluate(*given(settings, latent(1), latent(0), **parts))
     for line in completions:
         assert line.keys() == {"input", "completion", "judge", "my.py:half", "b/c.pt"}
         assert line["my.py:half"] == line["b/c.pt"] == 0.5
