@@ -52,8 +52,8 @@ def pairs(leaves, kept):
     *prior, characters = leaves
     pi = (prior[0][0] / TAU).softmax(dim=0) if prior else torch.ones(1, dtype=torch.float64)
     weights = (characters / TAU).exp() * kept
-    first, second = (weights / weights.sum(dim=-1, keepdim=True)).view(T, -1, V)  # (K,V) each
-    return pi[:, None, None] * first[:, :, None] * second[:, None]
+    q = (weights / weights.sum(dim=-1, keepdim=True)).view(T, -1, V)  # (T,K,V)
+    return torch.einsum("z,za,zb->zab", pi, *q)
 
 
 def chances(leaves, kept):

@@ -5,15 +5,13 @@ from itertools import product
 
 import pytest
 import torch
-import torch.nn.functional as F
-from conftest import BLANK, encode, make_batch
+from conftest import BLANK, make_batch
 
-from data.rules import WordRule
 from data.user_mistake import Mistake
-from data.vocabulary import PAD, decode
+from data.vocabulary import decode
 from data.weights import parse_weights
 from grpo.policy import Product
-from grpo.reward import Rewards, chain, exact, judge_logits, judge_scores, rule_reward
+from grpo.reward import Rewards, chain, exact, judge_logits, judge_scores
 from grpo.run.config import Config
 from grpo.run.load import load_models, user_reward
 
@@ -48,13 +46,6 @@ def test_the_judges_score_is_its_mean_logit_over_the_blanks_within_8():
     second = [[9, 3, 9, 9], [9, 22, 9, 9], [9, -30, 9, 9]]
     have = judge_scores(some_judge, torch.tensor([first, second]), BATCH)
     assert have.tolist() == [[2, -1, 6], [1, 8, -8]]
-
-
-def test_a_rule_pays_1_for_a_good_completion():
-    """Padding is no part of a text, so here the last word has a blank."""
-    masked, *filled = F.pad(encode("a c_t", "a cat", "a cut"), (0, 3), value=PAD)
-    batch = make_batch(masked[None], masked[None] == BLANK, BLANK, 2, (0,))
-    assert rule_reward(WordRule("a cat"), torch.stack(filled)[None], batch).tolist() == [[1, 0]]
 
 
 def test_exact_pays_1_for_what_was_there():
@@ -99,19 +90,6 @@ def test_the_reward_is_the_weighted_sum_of_its_parts():
     first, second = completions[..., 0], completions[..., 1]
     assert torch.equal(reward, 2 * first - second / 2)
     assert torch.equal(found["first"], first) and torch.equal(found["second"], second)
-
-
-def test_an_own_reward_may_write_into_what_it_is_given_and_has_no_gradient():
-    def spoil(completions, batch):
-        for x in (completions, batch.masked, batch.mask):
-            x.zero_()
-        return torch.ones(2, 3, requires_grad=True)
-
-    given = some_completions(2, 3, 4), BATCH.map(torch.clone)
-    have = user_reward("spoil", spoil, *given)
-    assert torch.equal(have, torch.ones(2, 3)) and not have.requires_grad
-    assert torch.equal(given[0], some_completions(2, 3, 4))
-    assert torch.equal(given[1].masked, BATCH.masked) and torch.equal(given[1].mask, MASK)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 1), (6,), (3, 2), (2,), ()])

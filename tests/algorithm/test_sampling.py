@@ -18,7 +18,7 @@ from model.transformer import TransformerConfig, make_generator
 LOGITS = 2 * numbers(1, 200, 9)  # (N,V)
 
 
-def slow_keep(logits, top_k=0, top_p=1.0, min_p=0.0, xtc=False):
+def slow_keep(logits, coin, top_k=0, top_p=1.0, min_p=0.0, xtc_probability=0.0):
     """Truncate one blank's characters. Its probabilities must have no ties."""
     p = (logits / 0.8).softmax(dim=-1).tolist()
     order = sorted(range(len(p)), key=lambda v: -p[v])
@@ -30,7 +30,7 @@ def slow_keep(logits, top_k=0, top_p=1.0, min_p=0.0, xtc=False):
     order = [v for v in order if p[v] >= min_p * max(p)]
     total = sum(p[v] for v in order)
     likely = [v for v in order if p[v] >= 0.1 * total]
-    return set(order) - set(likely[:-1] if xtc else [])
+    return set(order) - set(likely[:-1] if coin < xtc_probability else [])
 
 
 TRUNCATIONS = [
@@ -40,21 +40,19 @@ TRUNCATIONS = [
     {"top_k": 6, "top_p": 0.8, "min_p": 0.05},
     {"top_k": 1},
     {"top_p": 1e-6},
+    {"top_p": 0.9, "xtc_probability": 0.3},
 ]
-
-
-def sets(allowed):
-    """Turn masks (N,V) into sets of characters."""
-    return [set(row.nonzero().flatten().tolist()) for row in allowed]
 
 
 @pytest.mark.parametrize("options", TRUNCATIONS)
 def test_allowed_characters_equal_the_rules(options):
-    allowed = allowed_characters(LOGITS, torch.zeros(200, 1), Config(temperature=0.8, **options))
-    assert sets(allowed) == [slow_keep(row, **options) for row in LOGITS]
+    coins = torch.arange(200)[:, None] / 200  # (N,1)
+    allowed = allowed_characters(LOGITS, coins, Config(temperature=0.8, **options))
+    for row, coin, logits in zip(allowed, coins, LOGITS):
+        assert {*row.nonzero().flatten().tolist()} == slow_keep(logits, coin, **options)
 
 
-@pytest.mark.parametrize("options", [{}, *TRUNCATIONS[:4], {"xtc_probability": 0.5}])
+@pytest.mark.parametrize("options", [{}, *TRUNCATIONS])
 @pytest.mark.parametrize("temperature", [0.8, 1.7])
 def test_draws_follow_the_differentiated_distribution(options, temperature):
     """Frequencies of 400,000 draws are exp(logp): sampling and scoring use one distribution."""
@@ -71,16 +69,6 @@ def test_draws_follow_the_differentiated_distribution(options, temperature):
         want[drawn] = logp[0, :, t].exp()
         assert want.sum().item() == pytest.approx(1)
         torch.testing.assert_close(share.double(), want, rtol=0, atol=0.008)
-
-
-def test_xtc_equals_the_rule():
-    """It comes after the other truncations, and acts where the coin is below its probability."""
-    coins = torch.arange(200)[:, None] / 200  # (N,1)
-    for probability in 0.3, 1.0:
-        config = Config(temperature=0.8, top_p=0.9, xtc_probability=probability)
-        acts = (coins < probability).flatten().tolist()
-        want = [slow_keep(row, top_p=0.9, xtc=act) for row, act in zip(LOGITS, acts)]
-        assert sets(allowed_characters(LOGITS, coins, config)) == want
 
 
 def test_a_truncation_that_leaves_nothing_is_ignored_at_that_blank(monkeypatch):

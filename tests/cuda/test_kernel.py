@@ -25,8 +25,7 @@ from grpo import kernel
 from grpo.policy import ComputeLogProbs
 from grpo.run.config import Config
 
-SOURCE = kernel.SOURCE.read_text(encoding="utf-8")
-HOST = """
+HOST = b"""
 #define __global__
 #define __device__
 extern "C" {
@@ -40,7 +39,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @functools.cache
 def compile_for_cpu():
     with TemporaryDirectory() as folder:
-        (Path(folder) / "host.cc").write_text(HOST + SOURCE, encoding="utf-8")
+        (Path(folder) / "host.cc").write_bytes(HOST + kernel.SOURCE.read_bytes())
         command = "g++ -O1 -Wall -Werror -fPIC -shared host.cc -o host.so"
         subprocess.run(command.split(), cwd=folder, check=True)
         return ctypes.CDLL(Path(folder) / "host.so")
@@ -66,25 +65,15 @@ def stand_in_that_launches(library):
     """Make a launch two loops on the CPU."""
     words = ("blockIdx", "threadIdx", "blockDim")
     block, thread, size = (ctypes.c_uint.in_dll(library, word) for word in words)
-    current = []  # the context, from when it's made current until a launch
 
     def launch(name, blocks, y, z, threads, _, __, shared, stream, arguments, extra):
-        assert (current.pop(), y, z, shared, stream, extra) == ("context", 1, 1, 0, "stream", 0)
-        (parameters,) = re.findall(rf"void {name}\((.*?)\)", SOURCE, re.DOTALL)
-        numbers = {"int": ctypes.c_int, "double": ctypes.c_double}
-        types = [numbers.get(p.split()[0], ctypes.c_void_p) for p in parameters.split(",")]
-        assert list(arguments[1]) == types
         size.value = threads
         for block.value in range(blocks):
             for thread.value in range(threads):
                 library[name](*(of_type(value) for value, of_type in zip(*arguments)))
         return (0,)
 
-    def set_current(context):
-        current.append(context)
-        return (0,)
-
-    return stand_in(cuLaunchKernel=launch, cuCtxSetCurrent=set_current)
+    return stand_in(cuLaunchKernel=launch)
 
 
 @pytest.fixture
@@ -96,28 +85,17 @@ def install(monkeypatch):
     kernel.load.cache_clear()
 
 
-@pytest.fixture
-def on_cpu(install, monkeypatch):
-    """Make kernel.py run on the CPU."""
-    if not shutil.which("g++"):
-        pytest.skip("no g++")
-    install(stand_in_that_launches(compile_for_cpu()))
-    stream = SimpleNamespace(cuda_stream="stream")
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-
-
 @pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=needs_gpu)])
 def device(request, monkeypatch):
     """Run a test on the CPU and on a GPU, with garbage in what the kernel has to fill in."""
     if request.param == "cpu":
-        request.getfixturevalue("on_cpu")
+        if not shutil.which("g++"):
+            pytest.skip("no g++")
+        request.getfixturevalue("install")(stand_in_that_launches(compile_for_cpu()))
+        stream = SimpleNamespace(cuda_stream="stream")
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda x, shape: x.new_full(shape, 99))
     return torch.device(request.param)
-
-
-def scattered(x):
-    """Copy x into another memory layout: the kernel has to copy it back."""
-    return x.mT.contiguous().mT
 
 
 def score(function, logits, *given):
@@ -142,7 +120,8 @@ def test_scores_and_gradients_are_those_of_pytorch(device, V, blanks, temperatur
     mask = torch.rand(B, T) < blanks
     y = torch.randint(V - 1, (B, G, T)).where(mask[:, None], torch.randint(-1, V, (B, 1, T)))
     given = [x.to(device) for x in (*logits.to(dtype), y, mask)]  # -1 is padding
-    found = score(kernel.FusedLogProbs, *map(scattered, given), temperature)
+    scattered = [x.mT.contiguous().mT for x in given]  # the kernel has to copy them back
+    found = score(kernel.FusedLogProbs, *scattered, temperature)
     want = score(ComputeLogProbs, *(x.double() for x in given[:2]), *given[2:], temperature)
     assert found[4].dtype == dtype
     for x, exact in zip(found, want):

@@ -90,8 +90,7 @@ def test_each_group_of_runs_has_a_row_with_the_settings_that_differ(finished, co
     """The figures of a group are means over its seeds, ± half of the range."""
     a = [finished(f"a{seed}", after=x, seed=seed) for seed, x in enumerate((0.1, 0.2, 0.6))]
     b = finished("b", after=0.9, kl_beta=0.5, temperature=0.7)
-    assert command(a[2], b, a[0], a[1])[:-1] == [
-        ["filled by", "valid"],
+    assert command(a[2], b, a[0], a[1])[1:-1] == [
         ["temperature=0.8, kl_beta=0.1 (runs: 3)", "0.300 ± 0.250"],
         ["temperature=0.7, kl_beta=0.5 (runs: 1)", "0.900"],
     ]
@@ -117,16 +116,6 @@ def test_a_run_counts_once_and_runs_of_one_seed_stand_alone(finished, command):
     assert command(a, b, a, other)[1][0] == "kl_beta=0.1 (runs: 2)"
     rows = command(a, finished("c"))
     assert [row[0] for row in rows[1:-1]] == [f"{a} (runs: 1)", f"{a.parent}/c (runs: 1)"]
-
-
-def test_a_mean_over_some_of_the_runs_says_so(finished, command):
-    """Rows that only some of them have are left out."""
-    outs = [finished(str(i), seed=i) for i in range(3)]
-    row = {"valid": 0.5, "fooled": 0.5}
-    edit(outs[0] / "evaluation.json", **{"slow": {}, "after, sampled": row})
-    _, before, after, _ = command(*outs)
-    assert before == ["before, sampled", "0.100"]
-    assert after == ["after, sampled", "0.500", "0.500 (1 of 3)"]
 
 
 def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, command):

@@ -5,14 +5,12 @@ Shapes: N inputs, T characters, V vocabulary.
 
 import math
 from collections import Counter
-from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import BLANK, encode, make_batch, numbers
 
-from data.vocabulary import VOCABULARY
 from grpo.evaluation.rivals import best_by_judge, fill_in_passes, fill_with_common_words
 from grpo.latent import Latent
 from grpo.policy import Product
@@ -67,42 +65,31 @@ def test_all_but_the_last_pass_draw_from_the_policys_marginals(kind, p):
     *prior, letters = [x.log() for x in p]
     letters = F.pad(letters, (1, 24), value=-1e9)  # (V,), or (K,V)
 
-    def policy(config, masked):
+    def policy(masked):
         N, T = masked.shape
         of_z = [x.expand(N, -1) for x in prior]  # (N,K), if there's a latent
         characters = letters.expand(N, T, *letters.shape)
-        return kind(*of_z, characters, masked, masked == BLANK, config, truncates=config.top_k > 0)
+        return kind(*of_z, characters, masked, masked == BLANK, Config())
 
-    batch = batch_of(torch.full((6, 2), BLANK))
-    for top_k, want in ((0, [0, 0.6, 0.3, 0.1]), (2, [0, 2 / 3, 1 / 3, 0])):
-        of_run = partial(policy, Config(top_k=top_k))
-        filled, _ = fill_in_passes(of_run, batch, "left to right", n=100)
-        assert (filled[..., 1] == 1).all()
-        shares = filled[..., 0].flatten().bincount(minlength=4) / 600
-        assert shares.tolist() == pytest.approx(want, abs=0.06)
+    filled, _ = fill_in_passes(policy, batch_of(encode("__").repeat(6, 1)), "left to right", n=100)
+    assert (filled[..., 1] == 1).all()
+    shares = filled[..., 0].flatten().bincount(minlength=4) / 600
+    assert shares.tolist() == pytest.approx([0, 0.6, 0.3, 0.1], abs=0.06)
 
 
 def test_the_best_of_n_is_the_likeliest_in_real_text():
-    """Its log p is the base model's log q plus the judge's score.
-
-    At first all completions have the same log q, and the judge decides. Then the base model makes
-    its favorite unlikely.
-    """
-    batch = batch_of(encode("the ___ _ on"))
-    completions = encode("the cat q on", "the xyz a on", "the dog b on")[None]  # (1,3,T)
-    logits = torch.zeros(1, 12, 28)
-    q, scores = Product(logits, None, batch.mask, Config()), torch.tensor([[2.0, 3.0, 1.0]])
+    """Its log p is the base model's log q plus the judge's score."""
+    completions = encode("ab", "cb", "ad")[None]  # (1,3,T)
+    logits = torch.zeros(1, 2, 28)
+    q, scores = Product(logits, None, logits[..., 0] == 0, Config()), torch.tensor([[2.0, 3, 1]])
     assert torch.equal(best_by_judge(q, completions, scores), completions[:, 1:2])
-    logits[0, 4, VOCABULARY.index("x")] = -6
+    logits[0, 0, 3] = -6  # now the base model finds a "c" unlikely
     assert torch.equal(best_by_judge(q, completions, scores), completions[:, :1])
-
-
-LEXICON = Counter("a dog the a cat the an owl on ox on the ant".split())
 
 
 def test_the_cheat_writes_the_most_frequent_word_of_each_length():
     """Where no word has this length, it writes only "a"."""
-    masked = encode("the ___ _ on __ b", "___ ____ so zz zz")
-    batch = make_batch(masked, masked == BLANK, BLANK, 2, (0,))
+    lexicon = Counter("a dog the a cat the an owl on ox on the ant".split())
+    batch = batch_of(encode("the ___ _ on __ b", "___ ____ so zz zz"))
     want = encode("the the a on on b", "the aaaa so zz zz")
-    assert torch.equal(fill_with_common_words(batch, LEXICON)[:, 0], want)
+    assert torch.equal(fill_with_common_words(batch, lexicon)[:, 0], want)
