@@ -131,22 +131,6 @@ def test_expected_gradient_is_that_of_the_expected_reward(policy, baseline, fact
     assert_opposite(have, gradient_of_expected_reward(policy, kept), factor)
 
 
-@pytest.mark.parametrize("q, right, times", [(1 / 9, 0.11, 8), (0.9, 0.81, 16)])
-def test_failures_alone_are_noisier_than_successes(q, right, times):
-    """That's 4_+4_=88, with q for the digit 4 in each blank, and the other eight equally likely.
-
-    Rewards of 0 and -1, without a baseline, have so many times the mean square of those of 1 and 0.
-    """
-    p = torch.full((9,), (1 - q) / 8)
-    p[4] = q
-    chance = p[:, None] * p  # (9,9)
-    square = (torch.eye(9) - p).square().sum(dim=1)  # (9,) ‖∇log q(y)‖² of each digit y
-    noise = chance * (square[:, None] + square)  # (9,9)
-    good = torch.eye(9).fliplr().bool()  # the two digits add up to 8
-    assert chance[good].sum().item() == pytest.approx(right, abs=0.005)
-    assert (noise[~good].sum() / noise[good].sum()).item() == pytest.approx(times, abs=0.5)
-
-
 @pytest.mark.parametrize(
     "scored_on, advantages, right",
     [(KEPT, rewards_of, True), (ALL, rewards_of, False), (ALL, compared, True)],

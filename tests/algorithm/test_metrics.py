@@ -1,6 +1,6 @@
 """Compare the metrics of a step with loops. Shapes: G = 16 completions of each of two inputs."""
 
-from statistics import fmean, pstdev
+from statistics import pstdev
 
 import pytest
 import torch
@@ -24,29 +24,25 @@ def test_metrics_of_updates_are_means_over_all_blanks_and_losses_over_updates():
     assert have == pytest.approx(want, rel=1e-5)
 
 
-FILLED = [["cat"] * 3 + ["xat"] * 10 + ["xxx"] * 3, ["cat"] + ["cut"] * 15]  # (2,16)
-
-
 def test_metrics_of_a_rollout_are_those_of_the_loops():
-    completions = encode(*(f"so {word} so" for group in FILLED for word in group)).view(2, 16, -1)
+    words = [["cat"] * 3 + ["xat"] * 10 + ["xxx"] * 3, ["cat"] + ["cut"] * 15]  # (2,16)
+    completions = encode(*(f"so {word} so" for word in sum(words, []))).view(2, 16, -1)
     masked = encode("so ___ so", "so ___ so")
     batch = make_batch(masked, masked == BLANK, BLANK, 16, (0,))
     reward, scores, advantages = numbers(0, 3, 2, 16)  # each (2,16)
     reward[1] = 0.3 + 1e-8 * reward[1]  # equal but for rounding
     rollout = Rollout(batch, Sample(completions), None, reward, {"judge": scores}, advantages)
-
-    groups, each = reward.tolist(), [word for group in FILLED for word in group]
-    accepted = (scores > 0).flatten().tolist()
+    wrong = torch.tensor([[word != "cat" for word in group] for group in words])
     want = {
         "reward_judge": scores.mean().item(),
-        "mean_reward": fmean(sum(groups, [])),
-        "std_reward": fmean(map(pstdev, groups)),
+        "mean_reward": reward.mean().item(),
+        "std_reward": pstdev(reward[0].tolist()) / 2,
         "frac_reward_zero_std": 1 / 2,
-        "different_completions": fmean([3, 2]),
-        "mean_advantage": fmean(sum(advantages.tolist(), [])),
-        "valid": each.count("cat") / 32,
-        "accepts": fmean(accepted),
-        "fooled": fmean(yes for yes, word in zip(accepted, each) if word != "cat"),
+        "different_completions": (3 + 2) / 2,
+        "mean_advantage": advantages.mean().item(),
+        "valid": 4 / 32,
+        "accepts": (scores > 0).double().mean().item(),
+        "fooled": (scores[wrong] > 0).double().mean().item(),
     }
     have = to_floats(rollout_metrics(rollout, WordRule("so a cat")))
     assert have == pytest.approx(want, rel=1e-6)

@@ -103,9 +103,3 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 0: correct") and lines[1].startswith("step 20: correct")
     assert len(lines) == 2 + 3 * 3  # the inputs, and their completions before and after
-
-
-def test_it_has_as_many_lines_as_the_front_page_says():
-    lines = FILE.read_text(encoding="utf-8").splitlines()
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"in {len(lines)} lines" in " ".join(page.split())

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import PLAIN, make_batch, numbers
+from torch.nn.utils import parameters_to_vector
 
 import train_grpo
 from grpo import reward
@@ -52,20 +53,16 @@ def make(settings, T, n_latent):
     return config, *(make_policy(net, config, torch.device("cpu")) for net in networks)
 
 
-def weights_of(policy):
-    return torch.cat([p.detach().flatten() for p in policy.network.parameters()])  # a copy
-
-
 def step(settings, tokens, mask, rewards=REWARDS, n_latent=1):
     """Take a step of plain gradient descent: -> weights before and after it, rollout, metrics."""
     config, policy, reference = make(settings, tokens.shape[1], n_latent)
     descent = torch.optim.SGD(policy.network.parameters(), lr=1.0)
     optimizer = Optimizer(descent, config.grad_clip)
     batch = make_batch(tokens, mask, V - 1, config.group_size, (1, 0))
-    before = weights_of(policy)
+    before = parameters_to_vector(policy.network.parameters()).detach()
     rollout, *updates = train_grpo.grpo_step(policy, reference, rewards, optimizer, batch, config)
     metrics = update_metrics(*updates)
-    after = weights_of(policy)
+    after = parameters_to_vector(policy.network.parameters()).detach()
     assert after.isfinite().all()
     for name, value in metrics.items():
         assert math.isfinite(value), name

@@ -33,14 +33,13 @@ parts = {}  # {name: seconds of each call}
 
 def timed(name, function):
     """Make `function` note in `parts` how long each call takes, on the GPU too."""
+    wait = torch.cuda.synchronize if GPU else bool
 
     def call(*args, **kwargs):
-        if GPU:
-            torch.cuda.synchronize()
+        wait()
         began = time.perf_counter()
         result = function(*args, **kwargs)
-        if GPU:
-            torch.cuda.synchronize()
+        wait()
         parts.setdefault(name, []).append(time.perf_counter() - began)
         return result
 
@@ -95,8 +94,6 @@ def time_parts(B, G, *flags):
     for name, seconds in parts.items():
         each = 1000 * median(seconds[len(seconds) // 4 :])  # without those that warm up
         print(f"  {name:16s}{each:9.2f} x {len(seconds) // STEPS}")
-    if GPU:
-        print(f"  at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
 
 
 def main():

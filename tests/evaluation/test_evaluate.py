@@ -121,14 +121,14 @@ def given(config, policy, before, **parts):
 
 def test_runs_of_all_seeds_have_the_same_inputs_and_draws_of_their_own(settings):
     one, same, other = (held_out_for(replace(settings, seed=seed)).batch for seed in (1, 1, 2))
-    assert torch.equal(one.masked, other.masked) and torch.equal(one.tokens, other.tokens)
+    assert torch.equal(one.masked, other.masked)
     assert torch.equal(one.uniforms, same.uniforms)
     assert not (one.uniforms == other.uniforms).all(dim=1).any()
 
 
 @pytest.mark.parametrize("dataset", ["settings", "sums"])
 def test_every_row(dataset, request):
-    """The policy has not changed, so the rows before and after are the same."""
+    """As long as the policy hasn't changed, the rows before and after are the same."""
     config = request.getfixturevalue(dataset)
     same = given(config, latent(0), latent(0))
     result, completions = evaluate(*same, everything=True)
@@ -142,6 +142,9 @@ def test_every_row(dataset, request):
     short, _ = evaluate(*same)
     assert 4 < len(short) < len(result)
     assert all(result[title] == row for title, row in short.items())
+    changed, _ = evaluate(*given(config, latent(1), latent(0)), everything=True)
+    differ = {title for title, row in result.items() if row != changed[title]}
+    assert differ == {"after, sampled", "after, argmax"}
 
 
 def test_the_best_of_16_are_those_of_the_base_model(sums):
@@ -154,13 +157,6 @@ def test_the_best_of_16_are_those_of_the_base_model(sums):
     twice = rows["left to right, 2 passes"]
     (best,) = judge_scores(judge, rows["the same, best reward of 16"], held_out.batch).T
     assert torch.equal(best, judge_scores(judge, twice, held_out.batch).amax(dim=1))
-
-
-def test_only_the_rows_after_are_about_the_policy(sums):
-    one, _ = evaluate(*given(sums, latent(0), latent(5)), everything=True)
-    other, _ = evaluate(*given(sums, latent(1), latent(5)), everything=True)
-    changed = {title for title, row in one.items() if row != other[title]}
-    assert changed == {"after, sampled", "after, argmax"}
 
 
 def test_own_rewards_and_other_judges_have_columns(settings):

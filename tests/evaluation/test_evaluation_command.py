@@ -96,15 +96,11 @@ def test_each_group_of_runs_has_a_row_with_the_settings_that_differ(finished, co
     ]
 
 
-def edit(path, **changes):
-    write_text(path, json.dumps(read_json(path) | changes))
-
-
 def test_nothing_is_averaged_over_different_settings_or_code(finished, command):
     outs = [finished("a"), finished("b", seed=2)]
     config = read_json(outs[1] / "config.json")
     for name in (*asdict(Config()), "made_by"):
-        edit(outs[1] / "config.json", **config | {name: 7})
+        write_text(outs[1] / "config.json", json.dumps(config | {name: 7}))
         rows = [row[0] for row in command(*outs)[1:3]]
         averaged = rows == ["before, sampled", "after, sampled"]
         assert averaged == (name in IGNORED), name
