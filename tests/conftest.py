@@ -191,5 +191,5 @@ def same(a, b):
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
-        return all(map(same, a, b))
+        return len(a) == len(b) and all(map(same, a, b))
     return a == b

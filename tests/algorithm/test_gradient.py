@@ -25,8 +25,7 @@ V, T, G, K, TAU = 3, 2, 2, 2, 0.8
 MASK = torch.ones(1, T, dtype=torch.bool)
 
 
-LOGITS = torch.tensor([[[0.3, -0.5, 1.1], [0.9, 0.2, -0.4]]], dtype=torch.float64)  # (1,T,V)
-NOW = {Product: [LOGITS], Latent: [numbers(1, 1, K), numbers(2, 1, T, K, V)]}
+NOW = {Product: [numbers(0, 1, T, V)], Latent: [numbers(1, 1, K), numbers(2, 1, T, K, V)]}
 REFERENCE = {Product: [numbers(3, 1, T, V)], Latent: [numbers(4, 1, K), numbers(5, 1, T, K, V)]}
 TRUNCATED = torch.tensor([[[1, 0, 1], [1, 1, 1]], [[1, 1, 0], [0, 1, 1]]]).bool()[None]
 KEPT = {Latent: TRUNCATED, Product: TRUNCATED[:, 0]}  # the characters that a blank can get

