@@ -5,7 +5,7 @@ Shapes: B masked inputs, T characters, G completions of each, V vocabulary.
 
 import pytest
 import torch
-from conftest import numbers
+from conftest import BLANK, encode, numbers
 from torch.distributions import Categorical, kl_divergence
 
 from grpo.policy import ComputeLogProbs, Product
@@ -14,7 +14,7 @@ from grpo.run.config import Config
 B, G, T, V = 2, 3, 4, 5
 NAMES = ("logp", "ref_logp", "kl", "entropy", "gradient")
 LOGITS, REF_LOGITS = 2 * numbers(0, 2, B, T, V)
-MASK = torch.tensor([[True, False, True, True], [False, True, True, False]])  # (B,T)
+MASK = encode("_a__", "a__a") == BLANK  # (B,T)
 Y = torch.randint(V, (B, G, T), generator=torch.Generator().manual_seed(0))
 Y[1, :, 3] = -1  # padding
 

@@ -9,23 +9,16 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import numbers
+from conftest import BLANK, encode, numbers
 
 from grpo.loss import blanks_that_learn, grpo_loss, loss_weights
 from grpo.policy import LogProbs
 from grpo.run.config import Config
 
 B, G = 4, 4
-MASK = torch.tensor(
-    [
-        [1, 1, 1, 0, 1, 1, 0],
-        [0, 1, 0, 1, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0, 0],  # an input without blanks
-        [1, 0, 1, 1, 0, 1, 1],
-    ],
-    dtype=torch.bool,
-)  # (B,T) micro-batch 0 has 3 inputs and 7 blanks, micro-batch 1 has 1 input and 5 blanks
-LEARNS = MASK & torch.tensor([1, 1, 0, 1, 1, 0, 1]).bool()  # (B,T) four blanks don't
+# (B,T) micro-batch 0 has 3 inputs and 7 blanks, micro-batch 1 has 1 input and 5 blanks
+MASK = encode("___a__a", "a_a_aaa", "aaaaaaa", "_a__a__") == BLANK
+LEARNS = MASK & (encode("__a__a_") == BLANK)  # (B,T) four blanks don't
 
 
 def settings(**changes):

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import BLANK, make_batch
+from conftest import BLANK, encode, make_batch
 
 from data.user_mistake import Mistake
 from data.vocabulary import decode
@@ -15,7 +15,7 @@ from grpo.reward import Rewards, chain, exact, judge_logits, judge_scores
 from grpo.run.config import Config
 from grpo.run.load import load_models, user_reward
 
-MASK = torch.tensor([[True, True, False, True], [False, True, False, False]])  # (B,T)
+MASK = encode("__a_", "a_aa") == BLANK  # (B,T)
 BATCH = make_batch(torch.zeros_like(MASK).long(), MASK, BLANK, 3, (0,))
 
 

@@ -132,10 +132,10 @@ def test_code_that_a_checkpoint_names_is_not_run(finished, tmp_path, command):
 
 def test_before_is_what_the_run_began_with_and_after_is_the_checkpoint(finished, tmp_path, command):
     """One run ended with the weights that another began with. Its reference is neither."""
-    files = {}
-    for name, seed in {"reference": 7, "generator": 1}.items():  # 1 is that of the checkpoint
-        write(tmp_path / f"{name}.pt", generator_file(seed))
-        files[f"{name}_checkpoint"] = str(tmp_path / f"{name}.pt")
+    write(tmp_path / "same.pt", generator_file(1))  # those of the checkpoint
+    write(tmp_path / "other.pt", generator_file(7))
+    files = {"generator_checkpoint": "same.pt", "reference_checkpoint": "other.pt"}
+    files = {name: str(tmp_path / file) for name, file in files.items()}
     tables = []
     for out in finished(), finished("b", reference_mode="ema", **files):
         command(out, "--again")
