@@ -8,5 +8,4 @@ def test_the_times_of_a_step_and_of_its_parts_are_printed(monkeypatch, capsys):
     monkeypatch.setattr(times, "STEPS", 2)
     times.main()
     shown = capsys.readouterr().out
-    for name in ("score", "policy", "rewards", "backward", "optimizer", "rollout_metrics"):
-        assert name in shown
+    assert "score" in shown and "rollout_metrics" in shown

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from conftest import contents, read_json, write_text
+from conftest import command_line, contents, read_json, write_text
 
 from data.user_mistake import Mistake
 from grpo.evaluation.__main__ import main
@@ -77,10 +77,8 @@ def test_a_table_of_changed_files_is_only_printed(finished, command):
 def test_a_generator_is_measured_as_if_a_run_had_ended_with_it(finished, flags, tmp_path, command):
     table = command(finished(), "--reward=judge")
     write(tmp_path / "mine.pt", generator_file(1))
-    settings = "".join(f"{name} = {value!r}\n" for name, value in flags.items())
-    write_text(tmp_path / "mine.py", settings)
     before = sorted(tmp_path.rglob("*"))
-    have = command(tmp_path / "mine.pt", tmp_path / "mine.py")
+    have = command(tmp_path / "mine.pt", *command_line(flags))
     rows = [row for row in have if len(row) > 1]
     assert len(rows) > 5 and rows == [row for row in table if len(row) > 1]
     assert sorted(tmp_path.rglob("*")) == before
