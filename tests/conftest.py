@@ -110,11 +110,9 @@ def world(tmp_path_factory):
     shape = TransformerConfig(block_size=16, n_layer=2, n_head=2, n_embd=32)
     judge = Judge(shape)
     torch.nn.init.normal_(judge.head.weight)  # with its initial zeros, all scores are equal
-    write(folder / "generator.pt", model_file(make_generator(shape)))
-    latent = make_generator(replace(shape, n_latent=2))
-    write(folder / "latent.pt", model_file(latent))
-    write(folder / "wide.pt", model_file(make_generator(replace(shape, n_embd=64))))
-    write(folder / "digits.pt", model_file(make_generator(replace(shape, vocab_size=40))))
+    others = {"latent": {"n_latent": 2}, "wide": {"n_embd": 64}, "digits": {"vocab_size": 40}}
+    for name, changes in {"generator": {}, **others}.items():
+        write(folder / f"{name}.pt", model_file(make_generator(replace(shape, **changes))))
     write(folder / "judge.pt", model_file(judge))
     return folder
 

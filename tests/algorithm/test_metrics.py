@@ -13,13 +13,12 @@ from grpo.policy import Sample
 
 def test_metrics_of_updates_are_means_over_all_blanks_and_losses_over_updates():
     """Two updates had two micro-batches each, and one of those had no blank."""
-    blanks, names = [5, 0, 7, 2], (*PER_BLANK, "loss", "pg_loss")
-    sums = numbers(0, 4, len(names)).tolist()
+    names = (*PER_BLANK, "loss", "pg_loss")
+    blanks, sums = torch.tensor([5, 0, 7, 2]), numbers(0, 4, len(names))
     figures = [{"blanks": n, **dict(zip(names, row))} for n, row in zip(blanks, sums)]
-    figures = [{name: torch.tensor(x) for name, x in each.items()} for each in figures]
     want = {"grad_norm": 1.5}
-    for name, column in zip(names, zip(*sums)):
-        want[name] = sum(column) / (14 if name in PER_BLANK else 2)
+    for name, total in zip(names, sums.sum(dim=0).tolist()):
+        want[name] = total / (14 if name in PER_BLANK else 2)
     have = to_floats(update_metrics(figures, [torch.tensor(1.0), torch.tensor(2.0)]))
     assert have == pytest.approx(want, rel=1e-5)
 

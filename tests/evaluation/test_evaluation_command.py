@@ -161,7 +161,7 @@ def test_mistakes_write_nothing(finished, command):
 
 def test_a_run_on_a_device_that_is_not_here_can_be_measured(finished, command):
     """The table needs no reference, so it doesn't matter where that was."""
-    out = finished(device="cpu")
+    out = finished()
     content = read(out / "checkpoint.pt")
     content["training"]["config"] |= {"device": "cuda:99", "reference_device": "cuda:99"}
     write(out / "checkpoint.pt", content)
