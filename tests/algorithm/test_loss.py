@@ -53,12 +53,11 @@ def slow_objective(logp, old_logp, A, t, completion, config):
         # The ratio is the geometric mean. Only logp[t] gives it a gradient, as in GSPO-token.
         mean = math.prod(rho[s].item() for s in completion) ** (1 / len(completion))
         rho[t] = mean * (logp[t] - logp[t].item()).exp()
-    if name in ("clip", "gspo"):
+    if name != "cispo":
         clipped = min(max(rho[t].item(), low), high)
         value = rho[t] * A if rho[t] * A <= clipped * A else torch.tensor(clipped * A)
         return value, not value.requires_grad
-    if name == "cispo":
-        return min(rho[t].item(), high) * A * logp[t], rho[t].item() > high
+    return min(rho[t].item(), high) * A * logp[t], rho[t].item() > high
 
 
 def slow_figures(now, old, config):

@@ -34,7 +34,6 @@ def slow_keep(logits, coin, top_k=0, top_p=1.0, min_p=0.0, xtc_probability=0.0):
 
 
 TRUNCATIONS = [
-    {"top_k": 3},
     {"top_p": 0.7},
     {"min_p": 0.2},
     {"top_k": 6, "top_p": 0.8, "min_p": 0.05},

@@ -50,8 +50,6 @@ def test_sums_by_hand():
         "3 blanks": 0,
         "4 blanks": 2 / 2,
     }
-    lines = replace(held_out, rule=None)
-    assert measure(completions, lines) == {"exact": 1 / 8, "distance": 7 / 8, "pass@2": 1 / 4}
 
 
 def test_inputs_whose_answers_cannot_be_listed_are_compared_with_what_was_there():
