@@ -43,8 +43,8 @@ def test_rows_of_a_record_are_rows_of_everything_in_it(rows):
 def updates(seed, size):
     """List the inputs of each update of a step with two epochs."""
     batch = make_batch(own(T), own(T) > 9, G, seed, epochs=2)
-    config = Config(minibatch_size=size, num_iterations=2)
-    return [chosen.tolist() for chosen in inputs_of_updates(batch, config)]
+    chosen = inputs_of_updates(batch, Config(minibatch_size=size, num_iterations=2))
+    return [each.tolist() for each in chosen]
 
 
 def test_every_epoch_takes_every_input_once_in_an_order_of_its_own():
@@ -61,12 +61,12 @@ def test_every_epoch_takes_every_input_once_in_an_order_of_its_own():
 def draw_share(world, monkeypatch):
     """Return a function that draws one process's share of a step."""
     data = read_dataset(world / "text" / "train.txt", 16)
-    fixed = {"group_size": 4, "block_size": 16, "masking": "word"}
 
     def draw(processes=1, rank=0, step=3, **settings):
         monkeypatch.setattr("grpo.distributed.PROCESSES", processes)
         monkeypatch.setattr("grpo.distributed.RANK", rank)
-        return draw_batch(data, Config(**fixed | settings), step, "cpu")
+        config = Config(group_size=4, block_size=16, masking="word", **settings)
+        return draw_batch(data, config, step, "cpu")
 
     return draw
 

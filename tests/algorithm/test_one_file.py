@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import command_line, figures
 from torch.nn.utils import parameters_to_vector
 
@@ -24,7 +23,6 @@ from model.transformer import Generator, Judge
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +58,8 @@ def test_its_losses_and_weights_are_those_of_train_grpo(changed, dataset, tmp_pa
     judge = one_file.load(Judge, "model/pretrained/sums_judge.pt")
 
     def draw_the_same(_, size, seed):
-        batch = draw_batch(train, Config(batch_size=size, group_size=4, seed=seed[0]), seed[1], CPU)
+        config = Config(batch_size=size, group_size=4, seed=seed[0])
+        batch = draw_batch(train, config, seed[1], "cpu")
         return batch.masked, batch.uniforms
 
     monkeypatch.setattr(one_file, "draw_batch", draw_the_same)

@@ -5,7 +5,6 @@ import times
 
 def test_the_times_of_a_step_and_of_its_parts_are_printed(monkeypatch, capsys):
     monkeypatch.setattr(times, "SIZES", [(8, 4)])
-    monkeypatch.setattr(times, "STEPS", 2)
     times.main()
     shown = capsys.readouterr().out
     assert "score" in shown and "rollout_metrics" in shown
