@@ -83,7 +83,7 @@ def test_a_truncation_that_leaves_nothing_is_ignored_at_that_blank(monkeypatch):
 def test_the_repetition_penalty_is_a_loop_over_what_is_visible(n_latent, name):
     """Blanks and padding aren't visible."""
     generator = make_generator(TransformerConfig(28, 10, 1, 2, 32, n_latent))
-    masked = encode("the c_t so", "a __ on so")
+    masked = encode("the c_t so", "ab__onx___")
     masked[1, -3:] = -1
 
     def logits(penalty):
