@@ -36,8 +36,8 @@ BOTH = pytest.mark.parametrize("policy", [Product, Latent])
 
 def settings(**changes):
     """Make a config of plain policy gradient without a KL, with these changes."""
-    own = {"loss_type": "sum", "baseline": "leave_one_out", "scale_rewards": "none"}
-    return Config(**(own | {"group_size": G, "kl_beta": 0.0} | changes))
+    own = {"loss_type": "sum", "baseline": "leave_one_out", "group_size": G, "kl_beta": 0.0}
+    return Config(**own | changes)
 
 
 def distribution(policy, leaves, n):

@@ -35,7 +35,7 @@ def values_and_gradient(function, temperature):
     return dict(zip(NAMES, [*(x.detach() for x in values), logits.grad]))
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.5])
+@pytest.mark.parametrize("temperature", [0.7, 2.5])
 def test_values_and_gradient_equal_the_definition(temperature):
     have = values_and_gradient(ComputeLogProbs.apply, temperature)
     want = values_and_gradient(by_definition, temperature)

@@ -24,8 +24,7 @@ LEARNS = MASK & (encode("__a__a_") == BLANK)  # (B,T) four blanks don't
 def settings(**changes):
     """Make a config in which most numbers that the loss reads differ from their defaults."""
     own = {"clip_eps": 0.1, "clip_eps_high": 0.3, "entropy_coef": 0.2, "kl_beta": 0.3}
-    own |= {"batch_size": 3, "group_size": G}
-    return Config(**(own | changes))
+    return Config(**own | {"batch_size": 3} | changes)
 
 
 def make_scores(leaf=False, seed=0):

@@ -7,18 +7,18 @@ import torch
 from conftest import BLANK, encode, make_batch, numbers
 
 from data.rules import WordRule
-from grpo.metrics import PER_BLANK, Rollout, rollout_metrics, to_floats, update_metrics
+from grpo.metrics import Rollout, rollout_metrics, to_floats, update_metrics
 from grpo.policy import Sample
 
 
 def test_metrics_of_updates_are_means_over_all_blanks_and_losses_over_updates():
     """Two updates had two micro-batches each, and one of those had no blank."""
-    names = (*PER_BLANK, "loss", "pg_loss")
-    blanks, sums = torch.tensor([5, 0, 7, 2]), numbers(0, 4, len(names))
+    names = ("entropy", "mean_log_prob", "mean_kl", "approx_kl", "clip_ratio", "loss")
+    blanks, sums = torch.tensor([5, 0, 7, 2]), numbers(0, 4, 6)
     figures = [{"blanks": n, **dict(zip(names, row))} for n, row in zip(blanks, sums)]
     want = {"grad_norm": 1.5}
     for name, total in zip(names, sums.sum(dim=0).tolist()):
-        want[name] = total / (14 if name in PER_BLANK else 2)
+        want[name] = total / (2 if name == "loss" else 14)
     have = to_floats(update_metrics(figures, [torch.tensor(1.0), torch.tensor(2.0)]))
     assert have == pytest.approx(want, rel=1e-5)
 

@@ -92,7 +92,7 @@ def test_the_reward_is_the_weighted_sum_of_its_parts():
     assert torch.equal(found["first"], first) and torch.equal(found["second"], second)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 1), (3, 2), ()])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 1), (3, 2)])
 def test_an_own_reward_of_another_shape_is_a_mistake(shape):
     """A number for each character (B,G,T) won't do either."""
     with pytest.raises(Mistake, match="shape"):

@@ -37,7 +37,6 @@ TRUNCATIONS = [
     {"top_p": 0.7},
     {"min_p": 0.2},
     {"top_k": 6, "top_p": 0.8, "min_p": 0.05},
-    {"top_k": 1},
     {"top_p": 1e-6},
     {"top_p": 0.9, "xtc_probability": 0.3},
 ]

@@ -45,8 +45,8 @@ REWARDS = Rewards({"judge": (partial(judge_scores, some_judge), 1.0)})
 
 def make(settings, T, n_latent):
     """Make a config, and a policy and its reference with these settings."""
-    own = {"batch_size": 4, "group_size": 4, "temperature": 0.7, "top_p": 1.0, "grad_clip": 0.0}
-    config = Config(**PLAIN | own | settings)
+    own = PLAIN | {"batch_size": 4, "group_size": 4, "top_p": 1.0, "grad_clip": 0.0}
+    config = Config(**own | settings)
     torch.manual_seed(0)
     shape = TransformerConfig(V, T, 1, 1, 16, n_latent, blank=V - 1)
     networks = make_generator(shape), make_generator(shape)
@@ -102,16 +102,23 @@ def test_pieces_that_fit_in_memory_add_up_to_the_step(size, n_latent):
             assert of_pieces[name].item() == pytest.approx(metrics[name].item(), rel=1e-4), name
 
 
-def test_each_update_of_a_step_has_weights_of_its_own():
+@pytest.mark.parametrize(
+    "changes, loss",
+    [
+        ({"loss_type": "dapo", "minibatch_size": 2}, -1),
+        ({"loss_type": "sum", "top_entropy_quantile": 1e-6}, -1 / 4),  # one blank of four inputs
+    ],
+)
+def test_each_update_of_a_step_has_weights_of_its_own(changes, loss):
     """DAPO divides by the blanks of the update, and not by those of the whole step.
 
-    Each advantage is 1 and nothing moves, so an update's loss is minus the sum of its weights.
+    Each advantage is 1 and nothing moves, so an update's loss is minus the sum of the weights of
+    the blanks that learn.
     """
     plain = {"baseline": "none", "scale_rewards": "none", "kl_beta": 0, "grad_clip": 1e-9}
-    settings = plain | {"loss_type": "dapo", "minibatch_size": 2}
-    ones = Rewards({"own": (lambda completions, batch: torch.ones(4, 4), 1.0)})
-    _, _, _, metrics = step(settings, TEXT, TEXT > 2, ones)
-    assert metrics["loss"] == pytest.approx(-1)
+    ones = Rewards({"own": (lambda *_: torch.ones(4, 4), 1.0)})
+    _, _, _, metrics = step(plain | changes, TEXT, TEXT > 2, ones)
+    assert metrics["loss"] == pytest.approx(loss)
 
 
 def test_later_updates_score_on_the_set_that_was_drawn_from():

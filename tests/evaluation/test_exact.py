@@ -59,7 +59,7 @@ def test_perfect_blanks_have_the_marginals_of_the_answers():
             assert chance == pytest.approx(math.prod(shares))
 
 
-@pytest.mark.parametrize("answers", [["41+48=88"], ["41+47=88", "41+47=88"], ["41+47"]])
+@pytest.mark.parametrize("answers", [["41+48=88"], ["41+47=88", "41+47=88"]])
 def test_a_rules_answers_have_to_be_different_and_good(answers):
     class Wrong(SumRule):
         def answers(self, masked):
