@@ -2,7 +2,6 @@
 
 import math
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -71,12 +70,3 @@ def test_a_checkpoint_runs_no_code(world, flags, tmp_path):
     with pytest.raises(Mistake, match="bad.pt is damaged, or isn't one of this version"):
         run(flags, generator_checkpoint=bad)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.pt"]
-
-
-def test_a_file_that_may_not_be_read_is_not_called_damaged(file, monkeypatch):
-    def refused(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", refused)
-    with pytest.raises(PermissionError, match="m.pt"):
-        read(file)
