@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import train_grpo
+from data import vocabulary
 from data.rules import Rule
-from data.vocabulary import VOCABULARY
 from grpo import batch
 from grpo.run.checkpoint import model_file, read, write
 from model.transformer import Judge, TransformerConfig, make_generator
@@ -33,7 +33,7 @@ WORDS = (
 rng = random.Random(0)
 PARAGRAPHS = [" ".join(rng.choices(WORDS, k=14)) for _ in range(220)]
 
-BLANK = 27
+BLANK = vocabulary.MASK_ID
 
 BROWSER = shutil.which("chromium")
 OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
@@ -43,7 +43,7 @@ needs_browser = pytest.mark.skipif(not BROWSER, reason="needs chromium")
 
 def encode(*texts):
     """Turn texts of equal length into tokens: -> (number of texts,T)."""
-    return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
+    return torch.stack([vocabulary.encode(text) for text in texts])
 
 
 class Letters(Rule):
@@ -55,7 +55,7 @@ class Letters(Rule):
         self.allowed = allowed
 
     def is_good(self, completion, masked):
-        return all(c in self.allowed for c, m in zip(completion, masked) if m == VOCABULARY[BLANK])
+        return all(c in self.allowed for c, m in zip(completion, masked) if m == vocabulary.BLANK)
 
 
 def make_batch(tokens, mask, mask_id, G, seed):
