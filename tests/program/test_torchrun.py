@@ -84,7 +84,6 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, se
         loss, _ = case
         base = read((flags | own[loss])["generator_checkpoint"])["weights"]
         saved = read(tmp_path / loss / "checkpoint.pt")
-        assert saved["training"]["made_with"]["processes"] == 2
         moved = distance(one["weights"], base)
         assert distance(one["weights"], saved["weights"]) < 1e-4 * moved, case
         for a, b in zip(figures(tmp_path / loss), metrics, strict=True):
