@@ -1,6 +1,5 @@
 """Check that files of weights are written whole or not at all, read strictly, and run no code."""
 
-import math
 import os
 
 import pytest
@@ -26,7 +25,6 @@ def file(tmp_path):
     [
         (lambda c: c["architecture"].update(dropout=0.1), "isn't one of this version"),
         (lambda c: c["weights"].pop("head.weight"), 'Missing key.* "head.weight"'),
-        (lambda c: c["weights"]["head.weight"].fill_(math.nan), "NaN or infinity in head.weight"),
         (
             lambda c: c["weights"].update({"head.weight": torch.zeros(9, 9)}),
             r"head.weight: .*\(\[9, 9\].*, the shape in current model is .*\(\[3, 8\]",

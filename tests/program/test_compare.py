@@ -4,9 +4,11 @@ import json
 
 import pytest
 import torch
-from conftest import BLANK, encode, make_batch, write_text
+from conftest import encode, write_text
 
 from data.rules import WordRule
+from data.user_mistake import Mistake
+from grpo.batch import make_batch
 from grpo.experiments import compare, text
 
 A, B = [0.95, 0.96, 0.94, 0.95], [0.90, 0.80, 0.85, 0.87, 0.93]
@@ -51,14 +53,13 @@ def test_the_first_one_is_the_reference_and_only_what_is_reported_counts(tmp_pat
     first, second = capsys.readouterr().out.splitlines()[2:]
     assert "| kl_beta 0.05 | 4 | 0.950 ± 0.013 |  |  | 0.020 |" in first
     assert "| 5 | 0.870 ± 0.061 | -0.080 [-0.141, -0.019] | differs | 0.020 |" in second
-    assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_file_without_runs_is_refused(capsys):
-    for file in "README.md", "grpo/experiments/results/tuning.jsonl":
-        with pytest.raises(SystemExit, match="2"):
-            compare.main([file])
-        assert f"{file} has no reported run" in capsys.readouterr().err
+def test_a_file_without_runs_is_refused(tmp_path):
+    write_text(tmp_path / "runs.jsonl", '{"half": "choose"}\n')
+    for file, line in {"nowhere": "let `fair` finish", "": "no reported run"}.items():
+        with pytest.raises(Mistake, match=line):
+            compare.main([str(tmp_path / file)])
 
 
 def test_a_row_of_runs_has_an_interval_over_blocks_and_over_runs():
@@ -76,15 +77,12 @@ def test_words_are_measured_block_by_block(monkeypatch):
     monkeypatch.setattr(text, "BLOCKS", 2)
     tokens = encode("the cat", "the cat", "the dog", "the dog")
     mask = torch.tensor([[False] * 4 + [True] * 3] * 4)
-    batch = make_batch(tokens, mask, BLANK, 1, (0,))
+    batch = make_batch(tokens, mask, 1, (0,))
     rule = WordRule("the cat and the dog")
     completions = encode("the cat", "the dog", "the cot", "the dog")[:, None]
 
-    def base(batch):
-        raise AssertionError
-
-    monkeypatch.setattr(text, "chain", lambda base, completions, batch: torch.zeros(4, 1))
+    monkeypatch.setattr(text, "chain", lambda reader, completions, batch: torch.zeros(4, 1))
     held_out = text.HeldOut(batch, rule)
-    found = text.measure(completions, held_out, torch.tensor([0, 1, 0, 0]).bool(), base, {})
+    found = text.measure(completions, held_out, torch.tensor([0, 1, 0, 0]).bool(), None, {})
     assert found["exact"] == [0.5, 0.5] and found["valid"] == [1.0, 0.5]
     assert found["new"] == [0.5, 1.0] and found["distance"] == [0.25]

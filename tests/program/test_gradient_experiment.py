@@ -8,10 +8,11 @@ import itertools
 
 import pytest
 import torch
-from conftest import BLANK, encode, make_batch
+from conftest import BLANK, encode
 
 from data.sums.rule import is_correct
 from data.vocabulary import VOCABULARY
+from grpo.batch import make_batch
 from grpo.experiments import gradient
 from grpo.optimizer import Optimizer, make_adamw
 from grpo.policy import Policy, Product
@@ -19,7 +20,7 @@ from grpo.run.config import Config
 
 MASKED = ["4_+4_=88", "_4+_4=88"]
 DIGITS = "345"  # a table fills blanks with nothing else
-POOL = make_batch(encode("44+44=88", "44+44=88"), encode(*MASKED) == BLANK, BLANK, 1, (1, 1))
+POOL = make_batch(encode("44+44=88", "44+44=88"), encode(*MASKED) == BLANK, 1, (1, 1))
 
 
 class Table(torch.nn.Module):
@@ -27,6 +28,7 @@ class Table(torch.nn.Module):
 
     def __init__(self, seed):
         super().__init__()
+        self.blank = BLANK
         numbers = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
         self.logits = torch.nn.Parameter(numbers.double())  # (T,3)
 

@@ -1,7 +1,6 @@
 """Check what a reward and a rule of the user's own get, and what they may do."""
 
 import random
-import re
 import sys
 from itertools import accumulate, product
 
@@ -22,9 +21,7 @@ MASK = torch.tensor([[True, True, False, True], [False, True, False, True]])  # 
 BATCH = make_batch(COMPLETIONS[:, 0], MASK, 3, (5, 17))
 
 
-def test_it_gets_copies_and_a_nan_is_named_with_the_completion_that_got_it():
-    bad = decode(COMPLETIONS[1, 2])[0]
-
+def test_it_gets_copies_and_may_not_return_nan():
     def writes(completions, batch):
         completions.zero_(), batch.noise.zero_()
         return batch.noise
@@ -34,7 +31,7 @@ def test_it_gets_copies_and_a_nan_is_named_with_the_completion_that_got_it():
 
     assert not user_reward("my.py", writes, COMPLETIONS, BATCH).any()
     assert COMPLETIONS.any() and BATCH.noise.any()
-    with pytest.raises(Mistake, match=f"NaN.*{re.escape(repr(bad))}"):
+    with pytest.raises(Mistake, match="my.py .* NaN; return finite numbers of shape"):
         user_reward("my.py", nan, COMPLETIONS, BATCH)
 
 

@@ -18,9 +18,8 @@ REWARD = """
 def late(completions, batch):
     return (completions > 5).float().mean(dim=-1) + batch.noise
 """
-LATER = b'{"iteration": 3, "written": "after the last checkpoint, before the end"}\n'
-# A kill leaves the first of these behind, and a power cut the other two.
-CUT_SHORT = [b'{"iteration": 4, "cut sho', b"\0\0\n", b'{"iteration": 4, "caf\xc3\n']
+# A kill leaves lines of steps after the last checkpoint, and a half line.
+LATER = b'{"iteration": 3, "written": "later"}\n{"iteration": 4, "cut sho'
 VARIANTS = [
     {},
     {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo"},
@@ -46,8 +45,7 @@ def resume(*flags):
 def test_n_steps_and_n_more_are_2n(flags, folder, world, given):
     """Weights, moments, reference, metrics and replay are those of one run of 2n steps.
 
-    If a run was killed, its .jsonl files may hold lines of steps after its checkpoint, and what's
-    no line at all.
+    If a run was killed, its .jsonl files may hold lines of steps after its checkpoint.
     """
     changes = {"eval_inputs": 1, "lr_decay_iters": 6} | given
     changes = {
@@ -58,7 +56,7 @@ def test_n_steps_and_n_more_are_2n(flags, folder, world, given):
     run(flags, max_iters=3, **halves)
     for name in ("metrics.jsonl", "snapshots.jsonl"):
         with open(folder / "halves" / name, "ab") as file:
-            file.write(LATER + CUT_SHORT[VARIANTS.index(given) % 3])
+            file.write(LATER)
     again, metrics_again = run(flags, max_iters=6, init_from="resume", **halves)
     assert metrics == metrics_again
     shown = [(folder / name / "snapshots.jsonl").read_bytes() for name in ("whole", "halves")]
@@ -77,7 +75,7 @@ def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, fo
     assert contents(folder / "out") == before
     settings = read_json(folder / "copy" / "config.json")
     assert (settings["kl_beta"], settings["top_p"], settings["max_iters"]) == (0.3, 0.9, 4)
-    assert "top_p 0.95 -> 0.9, max_iters 2 -> 4" in capsys.readouterr().out
+    assert "top_p=0.9" in capsys.readouterr().out
 
 
 def test_a_moved_reference_stays_and_the_table_compares_with_the_base(flags, folder):
@@ -114,7 +112,7 @@ def test_a_run_that_is_done_makes_its_table_again_and_one_with_a_file_says_what_
     table.unlink()
     resume(f"--out_dir={folder}/out", f"--reward={reward}")
     assert table.read_text(encoding="utf-8") == before and figures(folder / "out") == steps
-    with pytest.raises(Mistake, match="is at step 4 already, .* set a larger max_iters$"):
+    with pytest.raises(Mistake, match="is at step 4; set max_iters to that or more$"):
         resume(f"--out_dir={folder}/out", f"--reward={reward}", "--max_iters=3")
 
 

@@ -24,6 +24,13 @@ def test_files_and_flags_apply_left_to_right(tmp_path, monkeypatch):
     assert not config.compile and load_config(["--compile"]).compile is True
 
 
+def test_a_config_file_that_was_just_rewritten_is_read_again(tmp_path):
+    """As in a sweep that writes one after the other: no bytecode of the old one is used."""
+    for seed in range(3):
+        write_text(tmp_path / "a.py", f"seed = {seed}")
+        assert load_config([f"{tmp_path}/a.py"]).seed == seed
+
+
 def test_the_defaults_are_the_default_experiment():
     assert load_config([]) == Config() == load_config(["config/grpo_config.py"])
 
