@@ -140,7 +140,7 @@ def test_the_loss_is_a_loop_over_inputs_that_have_an_answer(monkeypatch, power):
 def sums(monkeypatch, tmp_path):
     """Let the command read a few sums in the place of 200,000."""
     lines = [draw_sums(results, 3, 200, seed=1) for results in ([500, 701], [600])]
-    splits = read_splits(write_lines(tmp_path, *lines), 11)
+    splits = read_splits(write_lines(tmp_path, *lines), "val", 11)
     monkeypatch.setattr(supervised, "load_splits", lambda *_: splits)
 
 

@@ -11,7 +11,7 @@ import torch
 from conftest import command_line, figures, run
 
 import train_grpo
-from grpo.distributed import join_processes
+from grpo import distributed
 from grpo.run.checkpoint import read
 from grpo.run.network import pick_device
 
@@ -27,9 +27,11 @@ SHARED = {
 
 
 def process(rank, port, runs, output):
-    """Make these runs one after the other, in the environment that torchrun sets for `rank`."""
+    """Make these runs one after the other, as the process `rank` of two that torchrun starts."""
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    distributed.RANK = rank  # the server has read the environment already
+    distributed.PROCESSES = train_grpo.PROCESSES = 2
     sys.stdout = sys.stderr = open(output, "a", buffering=1, encoding="utf-8")
     for arguments in runs:
         train_grpo.main(arguments)
@@ -96,7 +98,7 @@ def test_the_current_gpu_is_set_where_processes_join(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     device = pick_device("cuda:1")
     assert not chosen
-    join_processes(device)
+    distributed.join_processes(device)
     assert chosen == [torch.device("cuda:1")]
 
 
