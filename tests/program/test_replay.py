@@ -7,45 +7,37 @@ import pytest
 import torch
 from conftest import Letters, browse, needs_browser, read_jsonl, run, write_text
 
-import train_grpo
 from data import dataset
 from data.rules import check
 from data.vocabulary import decode
+from grpo.run.log import Log
 from grpo.tools import replay
 
 
-@pytest.mark.parametrize("rule", [Letters("abcdefghijklmnopqrst"), None])
-def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path, monkeypatch, rule):
-    """And whether the rule calls it good, if there's one."""
-    monkeypatch.setattr(dataset, "WordRule", lambda text: rule)
+def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path, monkeypatch):
+    """And whether the rule calls it good."""
+    monkeypatch.setattr(dataset, "WordRule", lambda text: Letters("abcdefghijklmnopqrst"))
     expected = []
+    real = Log.snapshot
 
-    def spy(name):
-        real = getattr(train_grpo, name)
+    @torch.no_grad()
+    def snapshot(log, policy, step, **more):
+        real(log, policy, step, **more)
+        held_out = log.held_out
+        batch = held_out.batch[:8]
+        completions = policy(batch.masked).sample(batch).completions[:, :1]  # (8,1,T)
+        line = {"iteration": step, "completions": decode(completions)}
+        line["good"] = check(held_out.rule, completions, batch.masked)[:, 0].tolist()
+        expected.append((line, {"texts": decode(batch.tokens), "masked": decode(batch.masked)}))
 
-        @torch.no_grad()
-        def function(policy, held_out, config, step):
-            real(policy, held_out, config, step)
-            batch = held_out.batch[:8]
-            completions = policy(batch).sample().completions[:, :1]  # (8,1,T)
-            line = {"completions": decode(completions)}
-            if rule:
-                line["good"] = check(rule, completions, batch.masked)[:, 0].tolist()
-            expected.append((line, batch))
-
-        return function
-
-    monkeypatch.setattr(train_grpo, "begin_snapshots", spy("begin_snapshots"))
-    monkeypatch.setattr(train_grpo, "record_snapshot", spy("record_snapshot"))
+    monkeypatch.setattr(Log, "snapshot", snapshot)
     run(flags, masking="short", learning_rate=0.1)
     lines = read_jsonl(tmp_path / "out" / "snapshots.jsonl")
-    assert [line.pop("iteration") for line in lines] == [-1, 0, 1, 2, 3]
-    _, batch = expected[0]
-    assert lines[0].pop("texts") == decode(batch.tokens)
-    assert lines[0].pop("masked") == decode(batch.masked)
-    assert lines == [line for line, _ in expected]
+    (first, inputs), *later = expected
+    assert lines == [first | inputs, *(line for line, _ in later)]
+    assert [line["iteration"] for line in lines] == [-1, 0, 1, 2, 3]
     assert lines[0]["completions"] != lines[-1]["completions"]
-    assert not rule or {True, False} == {*lines[0]["good"]}
+    assert {True, False} == {*lines[0]["good"]}
 
 
 def test_other_inputs_begin_the_file_anew(flags, tmp_path):
@@ -93,35 +85,21 @@ def recorded(tmp_path, monkeypatch):
 FILLS = [["41+44=88", "13+13=25"], ["44+44=88", "14+12=25"], ["42+44=88", "11+11=25"]]
 
 
-def test_one_run_s_page_goes_into_its_folder_and_several_into_the_working_directory(
-    recorded, capsys, tmp_path
-):
-    one = recorded("one", FILLS, correct=[0.1, 0.2])
-    other = recorded("other", FILLS, {"kl_beta": 0}, "valid", valid=[0.3, 0.4])
-    replay.main([one])
-    replay.main([one, other])
-    shown = capsys.readouterr().out.splitlines()
-    pages = [tmp_path / line.removeprefix("open in a browser: ") for line in shown]
-    assert pages == [tmp_path / "one" / "replay.html", tmp_path / "replay.html"]
-    for page in pages:
-        html = page.read_text(encoding="utf-8")
-        assert not re.search(r"(src|href)=|url\(|@import", html), "it must work offline"
-
-
-def test_no_text_of_a_run_can_close_the_script_of_its_page(recorded):
-    """A metric of one's own may be infinite, which JSON doesn't know."""
+def test_a_page_works_offline_and_no_text_of_a_run_can_close_its_script(recorded, tmp_path):
+    """One run's page goes into its folder, and that of several into the working directory."""
     evil = "</script><!--"
-    outs = [
-        recorded("<b>", [[evil, evil]], {"dataset": evil}, correct=[float("inf"), 0.2]),
-        recorded("b", [], correct=[0.2]),
-    ]
-    content = re.search('type="application/json">(.*?)</script>', replay.make_page(outs))[1]
+    outs = [recorded("<b>", [[evil, evil]], {"dataset": evil}, correct=[0.2])]
+    outs.append(recorded("b", FILLS, correct=[0.2]))
+    for folders, page in {(outs[1],): "b/replay.html", (*outs,): "replay.html"}.items():
+        replay.main([*folders])
+        html = (tmp_path / page).read_text(encoding="utf-8")
+        assert not re.search(r"(src|href)=|url\(|@import", html)
+    content = re.search('type="application/json">(.*?)</script>', html)[1]
     assert "<" not in content
     shown = json.loads(content)
-    assert shown["labels"][0] == f"dataset={evil}, <b>"
+    assert shown["labels"][0] == f"dataset={evil}"
     first, _ = shown["runs"]
     assert first["name"] == "<b>" and first["snapshots"][0]["completions"] == [evil, evil]
-    assert [step["correct"] for step in first["metrics"]] == [None, 0.2]
 
 
 def open_page(folders, folder, script=""):

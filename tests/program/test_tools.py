@@ -1,6 +1,5 @@
 """Run fill by its command, on a run of tiny models."""
 
-import contextlib
 import math
 import re
 
@@ -130,16 +129,7 @@ def test_a_sum_is_right_or_wrong_and_other_lines_are_neither(capsys):
     assert all(len(row.split()) == 2 for row in rows[1:])
 
 
-@pytest.mark.parametrize(
-    "text, said",
-    [
-        ("9_+9_=11", "wrong"),  # no completion is correct
-        ("4__+4__=8_8", "=8["),
-        ("4_7+4_7=Äb;", "has 'Ä'; this model only knows"),
-    ],
-)
-def test_bad_sums_are_filled_or_refused_with_one_line(text, said, capsys):
-    with contextlib.suppress(SystemExit):
-        fill.main([text, "--run=model/pretrained/sums.pt"])
-    out, err = capsys.readouterr()
-    assert said in out + err and bool(out) != (err.count("\n") == 1)
+def test_sums_without_an_answer_or_with_an_open_result_are_filled(capsys):
+    for text in ("9_+9_=11", "4__+4__=8_8"):
+        (rows,) = printed(capsys, text, "--run=model/pretrained/sums.pt").values()
+        assert len(rows) == 6 and all("wrong" in row for row in rows[1:])
