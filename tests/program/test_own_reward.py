@@ -56,11 +56,10 @@ def mine(completions, batch):
 """
 
 
-@pytest.mark.parametrize("name", ["random", "my program"])
-def test_a_file_may_be_any_program_and_have_the_name_of_a_module(tmp_path, name):
+def test_a_file_may_be_any_program_and_have_the_name_of_a_module(tmp_path):
     """Dataclasses and pickle look for the file's names in sys.modules."""
-    write_text(tmp_path / f"{name}.py", PROGRAM)
-    mine = load_function(tmp_path / f"{name}.py", "mine")
+    write_text(tmp_path / "random.py", PROGRAM)
+    mine = load_function(tmp_path / "random.py", "mine")
     want = [[text.count("a") for text in decode(row)] for row in COMPLETIONS]
     assert user_reward("my.py", mine, COMPLETIONS, BATCH).tolist() == want
     assert sys.modules["random"] is random

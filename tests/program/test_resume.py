@@ -4,15 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import contents, figures, read_json, run, same, write_text
 
 import train_grpo
 from data.user_mistake import Mistake
-from grpo.run import network
 from grpo.run.checkpoint import read
 from grpo.run.log import open_folder
-from grpo.run.network import set_threads
 
 REWARD = """
 def late(completions, batch):
@@ -133,13 +130,3 @@ def test_a_resumed_run_drops_what_was_measured_of_the_shorter_one(tmp_path):
         (tmp_path / name).touch()
     open_folder(tmp_path, 4).close()
     assert {path.name for path in tmp_path.iterdir()} == kept
-
-
-def test_a_large_network_gets_its_threads_back(monkeypatch):
-    monkeypatch.setattr(network, "THREADS", 2)
-    try:
-        for size, threads in ((10, 1), (1000, 2)):
-            set_threads(torch.nn.Linear(size, 1000))
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(1)

@@ -63,57 +63,39 @@ def test_the_fills_are_the_top_k_of_all_fills_with_their_exact_probabilities(
             assert math.exp(log_prob) == pytest.approx(every[text].item(), rel=1e-4)
 
 
-def test_a_reward_is_shown_next_to_each_completion(trained, tmp_path, capsys):
-    write_text(tmp_path / "r.py", "def f(y, batch):\n    return 0 * y[..., 0] + 7.5")
-    for source in ("a", "a/checkpoint.pt"):
-        parts = printed(
-            capsys, "the c_t", f"--run={source}", f"--reward={tmp_path}/r.py:f", "--k=2"
-        )
-        assert all(" 7.500 " in row for _, *rows in parts.values() for row in rows)
-
-
 def test_a_run_is_shown_before_and_after_with_what_its_rule_and_its_judge_say(
-    trained, world, capsys
+    trained, world, tmp_path, capsys
 ):
-    parts = printed(capsys, "the c_t _at", "--run=a", "--k=20")
+    write_text(tmp_path / "r.py", "def f(y, batch):\n    return 0 * y[..., 0] + 7.5")
+    reward = f"--reward={tmp_path}/r.py:f"
+    parts = printed(capsys, "the c_t _at", "--run=a", "--k=20", reward)
     assert list(parts) == [f"before  {world}/generator.pt", "after   a"]
     judge = load_model(world / "judge.pt", Judge)
-    for path, (heads, *rows) in zip((world / "generator.pt", "a/checkpoint.pt"), parts.values()):
-        assert heads.split() == ["probability"]
-        pattern = (
-            r" +[\d.e-]+  (valid|wrong)  (accepted|rejected)  the c\[([a-z ])\]t \[([a-z ])\]at"
-        )
-        shown = [re.fullmatch(pattern, row).groups() for row in rows]
-        masked = encode_prompt("the c_t _at", 16, "text")
+    masked = encode_prompt("the c_t _at", 16, "text")
+    for path, (_, *rows) in zip((world / "generator.pt", "a/checkpoint.pt"), parts.values()):
         expected = []
-        for text, _ in fill.fill(load_model(path, Generator), masked, k=20):
+        for text, log_prob in fill.fill(load_model(path, Generator), masked, k=20):
             with torch.no_grad():
                 logits = judge(encode(text)[None])[0]
-            verdicts = (
-                "valid" if {*text.split()} <= {*WORDS} else "wrong",
-                "accepted" if logits[5] + logits[8] > 0 else "rejected",
-            )
-            expected.append((*verdicts, text[5], text[8]))
-        assert shown == expected
-        assert {judged for _, judged, *_ in shown} == {"accepted", "rejected"}
+            valid = "valid" if {*text.split()} <= {*WORDS} else "wrong"
+            judged = "accepted" if logits[5] + logits[8] > 0 else "rejected"
+            shown = f"the c[{text[5]}]t [{text[8]}]at"
+            expected.append(f"{math.exp(log_prob):.2g}  {valid}  {judged}   7.500  {shown}")
+        assert [row.strip() for row in rows] == expected
+        assert all(word in "".join(rows) for word in ("accepted", "rejected"))
 
 
-@pytest.mark.parametrize("name", ["letters", "valid"])
 def test_what_a_rule_says_is_a_verdict_and_a_reward(
-    trained, world, flags, tmp_path, monkeypatch, capsys, name
+    trained, world, flags, tmp_path, monkeypatch, capsys
 ):
-    """Lines with a rule of one's own, and a text, whose lexicon comes from the run's dataset."""
-    text, out = "the c_t", "a"
-    if name == "letters":
-        monkeypatch.setattr(dataset, "LINE_RULES", [Letters("abcdefghijklm")])
-        lines = write_lines(tmp_path, ["abcabc", "aabbcc"], ["ccbbaa"])
-        flags |= {"dataset": lines, "block_size": 6, "masking": "random", "max_iters": 1}
-        flags |= {"generator_checkpoint": world / "digits.pt", "judge_checkpoint": ""}
-        text, out = "abca_c", "b"
-        run(flags, out_dir=out, reward="letters")
-    for _, *rows in printed(capsys, text, f"--run={out}", f"--reward={name}:2", "--k=20").values():
+    monkeypatch.setattr(dataset, "LINE_RULES", [Letters("abcdefghijklm")])
+    lines = write_lines(tmp_path, ["abcabc", "aabbcc"], ["ccbbaa"])
+    flags |= {"dataset": lines, "block_size": 6, "masking": "random", "max_iters": 1}
+    flags |= {"generator_checkpoint": world / "digits.pt", "judge_checkpoint": ""}
+    run(flags, out_dir="b", reward="letters")
+    for _, *rows in printed(capsys, "abca_c", "--run=b", "--reward=letters:2", "--k=20").values():
         found = {re.search(r"  (\w+)  .*([02])\.000  ", row).groups() for row in rows}
-        assert found == {(name, "2"), ("wrong", "0")}
+        assert found == {("letters", "2"), ("wrong", "0")}
 
 
 def test_a_sum_is_right_or_wrong_and_other_lines_are_neither(capsys):

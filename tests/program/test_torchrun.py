@@ -7,13 +7,11 @@ import sys
 import time
 
 import pytest
-import torch
 from conftest import command_line, figures, run
 
 import train_grpo
 from grpo import distributed
 from grpo.run.checkpoint import read
-from grpo.run.network import pick_device
 
 SHARED = {
     "max_iters": 2,
@@ -90,16 +88,6 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, se
         assert distance(one["weights"], saved["weights"]) < 1e-4 * moved, case
         for a, b in zip(figures(tmp_path / loss), metrics, strict=True):
             assert a == pytest.approx(b, rel=1e-3, abs=1e-5), case
-
-
-def test_the_current_gpu_is_set_where_processes_join(monkeypatch):
-    chosen = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    device = pick_device("cuda:1")
-    assert not chosen
-    distributed.join_processes(device)
-    assert chosen == [torch.device("cuda:1")]
 
 
 def test_no_process_outlives_another(flags, tmp_path, server):
