@@ -13,7 +13,7 @@ from data.masking import MASKINGS, make_mask
 from data.rules import Rule, SumRule, WordRule, check
 from data.sums import prepare
 from data.user_mistake import Mistake
-from data.vocabulary import MASK_ID, PAD, decode, normalize
+from data.vocabulary import MASK_ID, PAD, decode
 
 LINE = "the old cat sat on the mat and ran"
 TEXTS = np.array([[*LINE]] * 2000)  # (B,T)
@@ -123,8 +123,6 @@ def test_empty_lines_are_dropped_and_a_line_of_another_length_is_named(tmp_path)
     [
         ([LINE], "random word short words shorts,random", "columns digits"),  # a text
         (CORRECT, "columns digits columns,digits random", "word short words shorts"),
-        (["he has 1", "he+ us=2"], "random word short words shorts", "columns digits"),
-        (["abcdefgh", "hgfedcba"], "random", "word short words shorts columns digits"),
     ],
 )
 def test_a_masking_that_finds_nothing_to_hide_is_refused(lines, allowed, refused, tmp_path):
@@ -248,27 +246,6 @@ def test_a_rule_is_asked_about_each_completion_of_its_own_input():
     assert rule.asked == [("a_", "ab"), ("a_", "ac"), ("_bc", "abc"), ("_bc", "bbc")]
 
 
-def test_the_text_that_ships_is_whole():
-    for half, length in (("val", 47096), ("choose", 45284)):
-        train, held_out = read_splits("text", half, 64)
-        assert isinstance(train.rule, WordRule)
-        assert (len(train.lines[0]), len(held_out.lines[0])) == (1986879, length)
-
-
-@pytest.mark.parametrize(
-    "written, read",
-    [
-        ("GROẞ groß Ærø, cafés, Słowo", "gross gross aero cafes slowo"),
-        ("didn’t didn't", "didnt didnt"),
-        ("it 'is'  so\n", "it is so"),
-        ("a_b 12c", "a b c"),
-        ("Đorđe, Þór; Œuvre Ħ ı ŧ ə", "dorde thor oeuvre h i t e"),
-    ],
-)
-def test_what_has_a_plain_form_is_kept_and_apostrophes_join(written, read):
-    assert normalize(written) == read
-
-
 # Prompts.
 
 
@@ -279,23 +256,3 @@ def test_prompts_may_have_any_length_and_keep_their_own_blanks(text, tmp_path):
     masked = tokens.masked_fill(mask, MASK_ID)
     assert {*decode(masked)} == {"_", "cafe h_l_ m_", "sat __ the m_t"}
     assert data.rule is text.rule
-
-
-@pytest.mark.parametrize(
-    "prompt, message",
-    [
-        ("__+__=46", r"has '\+'; this model only knows ' abc"),
-        ("the cat", "has no blank; write _"),
-        ("the cat sat on the m_t", "has 22 characters, more than 16; shorten it"),
-    ],
-)
-def test_a_prompt_that_the_model_cannot_read_is_refused(prompt, message, text, tmp_path):
-    with pytest.raises(Mistake, match=f"prompt 1 .*{message}"):
-        prompts(tmp_path, text, "th_", prompt)
-
-
-@pytest.mark.parametrize("content", ["[]", '{"prompts": [3]}', '{"prompts": ["_"], "a": 1}', "{"])
-def test_a_file_that_holds_anything_but_prompts_is_refused(content, text, tmp_path):
-    write_text(tmp_path / "p.json", content)
-    with pytest.raises(Mistake, match="and nothing else$|can't be read as JSON .*; fix it"):
-        read_prompts(tmp_path / "p.json", text, 16)

@@ -143,20 +143,10 @@ def test_the_rewards_of_the_claims():
     completions = encode(*texts)[None]  # (1,4,T)
     mask = torch.ones(1, 11, dtype=torch.bool)
     batch = make_batch(completions[:, 0], mask, 4, (1, 1))
-    want = {
-        "successes": [1, 0, 0, 0],
-        "failures": [0, -1, -1, -1],
-        "shifted": [6, 5, 5, 5],
-        "loose": [1, 1, 0, 0],
-        "wish": [0, 0, 0, 0],  # 417 isn't a palindrome
-        "favorite": [1, 1, 1, 1],  # all is hidden, so all end in 88
-    }
+    want = {"successes": [1, 0, 0, 0], "failures": [0, -1, -1, -1], "shifted": [6, 5, 5, 5]}
+    want["loose"] = [1, 1, 0, 0]
     for name, values in want.items():
         assert getattr(rewards, name)(completions, batch).tolist() == [values]
-    assert rewards.wish(encode("414+474=888", "414+473=888")[None], batch).tolist() == [[1, 0]]
-    ends = encode("he met them", "he met them", "he met thow")[None]
-    short = make_batch(ends[:, 0], torch.arange(11)[None] > 6, 3, (1, 1))
-    assert rewards.favorite(ends, short).tolist() == [[1, 1, 0]]
     many = completions[:, 2:3].expand(1, 10_000, 11)  # all wrong
     for name, share in (("coin", 0.5), ("lucky", rewards.LUCKY)):
         reward = getattr(rewards, name)(many, make_batch(many[:, 0], mask, 10_000, (1, 1)))

@@ -3,7 +3,6 @@
 import re
 import shlex
 import textwrap
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -100,16 +99,6 @@ def test_every_link_leads_somewhere(name):
             target = Path(name).parent / file if file else Path(name)
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
-
-
-def test_every_flag_named_is_one_of_a_program_and_takes_its_value():
-    programs = [*SETTINGS.values(), supervised.Settings]
-    known = {field.name: each for each in programs for field in fields(each)}
-    for name, page in READMES.items():
-        for flag, value in re.findall(r"`--(\w+)(?:=([\w.:/]+))?`", page):
-            assert flag in known or flag in ("help", "seeds"), (name, flag)
-            if flag in known and value and not value.isupper():
-                read_arguments(known[flag], [f"--{flag}={value}"])
 
 
 def test_the_lessons_numbers_are_the_toys():

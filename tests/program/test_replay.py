@@ -160,13 +160,6 @@ def test_the_slider_moves_fills_and_numbers(recorded, tmp_path):
 
 
 @needs_browser
-def test_without_a_rule_no_completion_is_green_or_orange(recorded, tmp_path):
-    html = open_page([recorded("out", FILLS, rule="", mean_kl=[0, 1])], tmp_path)
-    assert ">step 2 of 2<" in html and '<span id="rule" hidden' in html
-    assert cards(html)[1] == ["1[2]+1[3]=25", "1[3]+1[3]=25", "1[1]+1[1]=25"]
-
-
-@needs_browser
 def test_curves_share_the_axes_of_their_panel(recorded, tmp_path):
     """Two seeds are a group, whose number is their mean. A run may lack a metric."""
     outs = [
