@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from conftest import Letters, contents, same
 
 from data.dataset import read_dataset
+from data.rules import check
 from data.user_mistake import Mistake
-from data.vocabulary import MASK_ID, decode
+from data.vocabulary import MASK_ID
 from grpo.batch import make_batch
 from grpo.latent import Latent
 from grpo.policy import Product
@@ -164,18 +165,16 @@ def test_the_report_is_a_loop_over_inputs(world, capsys):
     printed = [float(x) for x in re.findall(r"-?[0-9]+\.[0-9]+", capsys.readouterr().out)]
 
     batch = make_batch(*dataset.batch(64, "short", (REPORT, 0)), 1, (REPORT, 0))
-    drawn = draw_completions(policy, batch, 1.0)
-    nats = -policy(batch.masked).log_likelihood(batch.tokens[:, None]).sum() / batch.mask.sum()
-    votes = [
-        [judge(x[None])[0, m] for x in pair] for *pair, m in zip(batch.tokens, drawn, batch.mask)
-    ]
-    real, other = ([x.mean().item() for x in each] for each in zip(*votes))
-    losses = torch.cat([F.softplus(torch.cat([-a, b])) for a, b in votes])
-    pairs = [(a > b) + 0.5 * (a == b) for a in real for b in other]
-    dissent = [(a <= 0).any().item() for (a, _), score in zip(votes, real) if score > 0]
-    good = [{*decode(y[m])[0]} <= {*rule.allowed} for y, m in zip(drawn, batch.mask)]
-    shares = [np.mean([x > 0 for x, g in zip(other, good) if g == kind]) for kind in (True, False)]
-    want = [nats.item(), losses.mean().item(), np.mean(pairs), np.mean(dissent), *shares]
+    mask, drawn = batch.mask, draw_completions(policy, batch, 1.0)  # each (N,T)
+    nats = -policy(batch.masked).log_likelihood(batch.tokens[:, None]).sum() / mask.sum()
+    votes, others = judge(batch.tokens), judge(drawn)  # each (N,T)
+    loss = F.softplus(torch.cat([-votes[mask], others[mask]])).mean()
+    real, other = ((x * mask).sum(dim=1) / mask.sum(dim=1) for x in (votes, others))  # each (N,)
+    pairs = [float(a > b) + 0.5 * float(a == b) for a in real for b in other]
+    dissent = [(v[m] <= 0).any().item() for v, m, score in zip(votes, mask, real) if score > 0]
+    good = check(rule, drawn[:, None], batch.masked)[:, 0]  # (N,)
+    shares = [(other[which] > 0).float().mean().item() for which in (good, ~good)]
+    want = [nats.item(), loss.item(), np.mean(pairs), np.mean(dissent), *shares]
     assert printed == pytest.approx(want, abs=6e-3) and 0 < shares[0] < 1
 
 

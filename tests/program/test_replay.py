@@ -10,31 +10,23 @@ from conftest import Letters, browse, needs_browser, read_jsonl, run, write_text
 from data import dataset
 from data.rules import check
 from data.vocabulary import decode
-from grpo.run.log import Log
+from grpo.run.load import load_run
 from grpo.tools import replay
 
 
 def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path, monkeypatch):
     """And whether the rule calls it good."""
     monkeypatch.setattr(dataset, "WordRule", lambda text: Letters("abcdefghijklmnopqrst"))
-    expected = []
-    real = Log.snapshot
-
-    @torch.no_grad()
-    def snapshot(log, policy, step, **more):
-        real(log, policy, step, **more)
-        held_out = log.held_out
-        batch = held_out.batch[:8]
-        completions = policy(batch.masked).sample(batch).completions[:, :1]  # (8,1,T)
-        line = {"iteration": step, "completions": decode(completions)}
-        line["good"] = check(held_out.rule, completions, batch.masked)[:, 0].tolist()
-        expected.append((line, {"texts": decode(batch.tokens), "masked": decode(batch.masked)}))
-
-    monkeypatch.setattr(Log, "snapshot", snapshot)
     run(flags, masking="short", learning_rate=0.1)
     lines = read_jsonl(tmp_path / "out" / "snapshots.jsonl")
-    (first, inputs), *later = expected
-    assert lines == [first | inputs, *(line for line, _ in later)]
+    _, models, _, held_out = load_run(flags["out_dir"], {})
+    batch = held_out.batch[:8]
+    for line, policy in ((lines[0], models.base), (lines[-1], models.policy)):
+        with torch.no_grad():
+            y = policy(batch.masked).sample(batch).completions[:, :1]  # (8,1,T)
+        assert line["completions"] == decode(y)
+        assert line["good"] == check(held_out.rule, y, batch.masked)[:, 0].tolist()
+    assert lines[0]["texts"] == decode(batch.tokens) and lines[0]["masked"] == decode(batch.masked)
     assert [line["iteration"] for line in lines] == [-1, 0, 1, 2, 3]
     assert lines[0]["completions"] != lines[-1]["completions"]
     assert {True, False} == {*lines[0]["good"]}
@@ -157,23 +149,3 @@ def test_the_slider_moves_fills_and_numbers(recorded, tmp_path):
     ]
     html = open_page([out], tmp_path, "$('play').click();")  # from the first line to the last
     assert "step 2 of 2" in html and "▶ play" in html
-
-
-@needs_browser
-def test_curves_share_the_axes_of_their_panel(recorded, tmp_path):
-    """Two seeds are a group, whose number is their mean. A run may lack a metric."""
-    outs = [
-        recorded("a", [], {"kl_beta": 0.2}, correct=[0, 1], accepts=[1, 1]),
-        recorded("b", FILLS, {"kl_beta": 0.2, "seed": 2}, correct=[0.5, 0.5], accepts=[1, 1]),
-        recorded("<i>c", [], {"kl_beta": 0}, "valid", valid=[0.25]),
-    ]
-    html = open_page(outs, tmp_path)
-    assert numbers(html) == ["correct 0.750 – valid – – judge accepts 1.000 –"]  # after step 2
-    assert "no snapshots.jsonl" in html.lower() and "NaN" not in html and "Infinity" not in html
-    drawn = [line.split() for line in re.findall('<polyline points="([^"]+)"', html)]
-    ys = [[float(point.split(",")[1]) for point in points] for points in drawn]
-    (low, high), _, middle, top, quarter = ys
-    assert top == [high, high] and middle == pytest.approx(2 * [(low + high) / 2], abs=0.11)
-    assert quarter == pytest.approx([low + (high - low) / 4], abs=0.11)
-    html = open_page(outs, tmp_path, "$('run').value = 1; $('run').onchange();" + SLIDE)
-    assert "step 1 of 2: 1 of 2 good" in html and numbers(html)[0].startswith("correct 0.250")

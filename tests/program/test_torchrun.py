@@ -74,9 +74,7 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, se
     both = start_two(server, runs, output)
     alone = [(loss, {"gradient_accumulation_steps": 2}) for loss in own]
     alone += [(loss, {"batch_size": 8}) for loss in ("dapo", "latent")]
-    made = [
-        run(flags, **own[loss] | batch | {"out_dir": tmp_path / "one"}) for loss, batch in alone
-    ]
+    made = [run(flags, **own[loss] | how | {"out_dir": tmp_path / "one"}) for loss, how in alone]
     assert [end(one) for one in both] == [0, 0]
     printed = output.read_text(encoding="utf-8")
     assert printed.count("next:") == len(own)  # only one process prints
