@@ -47,7 +47,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(file, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=f"No space left on device: '{file}'"):
+    with pytest.raises(OSError, match="No space left on device"):
         write(file, b"new")
     assert [*file.parent.iterdir()] == [file] and file.read_bytes() == before
 

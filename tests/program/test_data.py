@@ -35,15 +35,13 @@ def text(world):
 
 
 def test_random_hides_single_characters_from_a_tenth_to_six_tenths():
-    """Each input has a ratio of its own, uniform from .1 to .6, and no blank knows of another."""
+    """Each input has a ratio of its own, uniform from .1 to .6."""
     texts = np.array([[*"ab"] * 1000] * 300)  # long, so that an input's ratio shows
     mask = make_mask(texts, "random", np.random.default_rng(0))
     ratios = mask.mean(axis=1)
     assert 0.05 < ratios.min() < 0.15 and 0.55 < ratios.max() < 0.65
     assert ratios.mean() == pytest.approx(0.35, abs=0.03)
     assert ratios.std() == pytest.approx(0.5 / 12**0.5, abs=0.015)
-    pairs = (mask[:, 1:] & mask[:, :-1]).mean(axis=1)
-    assert abs(pairs - ratios**2).max() < 0.05
 
 
 @pytest.mark.parametrize("name, most", [("word", 1), ("short", 1), ("words", 5), ("shorts", 5)])
@@ -143,26 +141,19 @@ def test_a_masking_that_finds_nothing_to_hide_is_refused(lines, allowed, refused
     ],
 )
 def test_what_is_held_out_is_of_one_kind_with_train_and_not_all_in_it(tmp_path, train, val):
-    with pytest.raises(Mistake, match="not all of what's held out may be in train.txt"):
+    with pytest.raises(Mistake, match="val.txt has to be of the same kind as train.txt"):
         read_splits(write_lines(tmp_path / "d", train, val), "val", 8)
     if val == CORRECT[1:]:  # then one other line is enough
         read_splits(write_lines(tmp_path / "d", train, [*val, "10+11=21"]), "val", 8)
 
 
 @pytest.mark.parametrize(
-    "content, message",
-    [
-        (b"", "isn't lines of block_size=8 characters each .the first has 0., .* only 0 letters"),
-        (b"41+47=88\n417+471=888\n", "isn't lines of block_size=8 "),
-        (b"Ab\tbc  d\n", r"has the characters '\\tA'; use only"),
-        (b"caf\xe9", "isn't UTF-8"),
-    ],
+    "content", ["", "41+47=88\n417+471=888\n", "4_+47=88\n", "Ab\tbc  d\n", "caf\xe9 au lait"]
 )
-def test_a_dataset_that_cannot_be_read_is_named(content, message, tmp_path):
-    file = tmp_path / "train.txt"
-    file.write_bytes(content)
-    with pytest.raises(Mistake, match=f"{file} {message}"):
-        read_dataset(file, 8)
+def test_a_dataset_that_cannot_be_read_is_named(content, tmp_path):
+    (tmp_path / "train.txt").write_bytes(content.encode("latin-1"))
+    with pytest.raises(Mistake, match="train.txt .* block_size=8"):
+        read_dataset(tmp_path / "train.txt", 8)
 
 
 # A dataset is whole or absent, and each has two held-out halves.

@@ -11,7 +11,7 @@ from data.sums.prepare import prepare
 from data.user_mistake import Mistake
 from grpo.batch import make_batch
 from grpo.evaluation import exact
-from grpo.experiments import critic, fair, rewards
+from grpo.experiments import fair, rewards
 
 FIRST, SECOND = fair.CHOOSING
 
@@ -123,19 +123,6 @@ def test_a_run_is_summed_up_by_its_exact_figures(world, flags, tmp_path, monkeyp
     assert found["pass"][0] == pytest.approx(found["correct"], rel=1e-6)
     for k in exact.PASS_AT:
         assert found["pass"][fair.K.index(k)] == pytest.approx(found[f"pass@{k}"], rel=1e-6)
-
-
-def test_the_critic_is_subtracted_and_learns_from_training_alone():
-    completions = encode("417+471=888", "417+472=888")[None]  # (1,2,T)
-    mask = torch.tensor([[c in "17" for c in "417+471=888"]])
-    batch = make_batch(completions[:, 0], mask, 2, (1, 0))
-    for learns in (False, True):
-        before = critic.value(batch.masked).item()
-        with torch.set_grad_enabled(learns):
-            found = critic.advantage(completions, batch)
-        assert found.flatten().tolist() == pytest.approx([1 - before, -before])
-        after = critic.value(batch.masked).item()
-        assert (0 <= before < after < 0.5) if learns else after == before
 
 
 def test_the_rewards_of_the_claims():

@@ -83,10 +83,3 @@ def test_only_the_ratio_of_the_whole_completion_makes_up_for_old_draws():
     assert not is_biased(*estimates("--age=1 --objective=reinforce --product"))
     assert is_biased(*estimates("--age=1 --objective=reinforce"))
     assert is_biased(*estimates("--age=1 --clip_eps=1 --clip_eps_high=1e9"))
-
-
-def test_the_second_update_starts_where_the_first_one_led():
-    before = gradient.exact(NOW, POOL)
-    _, truths = estimates("--update", times=3)
-    assert not any(torch.allclose(truth, before) for truth in truths)
-    assert torch.equal(gradient.exact(NOW, POOL), before)  # only copies have moved

@@ -43,6 +43,7 @@ train --judge_checkpoint=no.pt                           # no.pt
 train --generator_checkpoint={x}/cut.pt                  # cut.pt
 train --block_size=17                                    # block_size=17
 train --prompts_file={x}/prompts.json                    # prompt 1 'b'
+train --prompts_file={x}/list.json                       # list.json
 train --reward=jugde                                     # jugde
 train --reward={x}/r.py:no                               # no function no
 train --reward={x}/r.py:flat                             # (8,)
@@ -59,7 +60,7 @@ pretrain --out_dir={x}                                   # exists
 toy --group_size=four                                    # 'four'
 fill                                                     # with blanks
 fill th_ --run=nowhere                                   # nowhere
-fill 4_7+4_1=Ä --run=model/pretrained/sums.pt            # 'Ä'
+fill 4_7+4_1=Ä --run=model/pretrained/sums.pt            # 4_7+4_1=Ä
 replay nowhere                                           # nowhere
 evaluation nowhere                                       # nowhere
 supervised most out                                      # smallest
@@ -85,6 +86,7 @@ FILES = {
     "broken.py": "seed = 1\nkl_beta = 1 / 0",
     "sum.py": "loss_type = sum",
     "prompts.json": '{"prompts": ["a_", "b"]}',
+    "list.json": '["_"]',
     "cut.pt": "PK",
 }
 PROGRAMS = {"train": train_grpo, "pretrain": pretrain, "toy": toy, "fill": fill, "replay": replay}

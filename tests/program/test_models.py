@@ -252,7 +252,7 @@ def test_interrupted_pretraining_goes_on_to_the_same_bytes(tmp_path, monkeypatch
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(pretrain, f"{name}_loss", stopped)
             pretrained("part", *steps)
-    with pytest.raises(Mistake, match="unfinished.pt is of other settings"):
+    with pytest.raises(Mistake, match="isn't an unfinished one with these settings"):
         pretrained("part", *steps, "--seed=2")
     pretrained("part", *steps)
     whole = contents(tmp_path / "whole")

@@ -1,18 +1,15 @@
 """Check what a reward and a rule of the user's own get, and what they may do."""
 
-import random
-import sys
-
 import pytest
 import torch
-from conftest import Letters, command_line, figures, write_lines, write_text
+from conftest import Letters, command_line, figures, write_lines
 
 import train_grpo
 from data import dataset
 from data.rules import ask
 from data.user_mistake import Mistake
 from grpo.batch import make_batch
-from grpo.run.load import load_function, user_reward
+from grpo.run.load import user_reward
 
 COMPLETIONS = torch.arange(24).view(2, 3, 4)  # (B,G,T)
 MASK = torch.tensor([[True, True, False, True], [False, True, False, True]])  # (B,T)
@@ -31,28 +28,6 @@ def test_it_gets_copies_and_may_not_return_nan():
     assert COMPLETIONS.any() and BATCH.noise.any()
     with pytest.raises(Mistake, match="my.py .* NaN; return finite numbers of shape"):
         user_reward("my.py", nan, COMPLETIONS, BATCH)
-
-
-PROGRAM = """
-from __future__ import annotations
-from dataclasses import dataclass
-from random import choice
-
-@dataclass
-class Pay:
-    amount: float = choice([2.0])
-
-def mine(completions, batch):
-    return 0 * completions[..., 0] + Pay().amount
-"""
-
-
-def test_a_file_may_have_the_name_of_a_module(tmp_path):
-    """Dataclasses look for the file's names in sys.modules."""
-    write_text(tmp_path / "random.py", PROGRAM)
-    mine = load_function(tmp_path / "random.py", "mine")
-    assert (user_reward("my.py", mine, COMPLETIONS, BATCH) == 2).all()
-    assert sys.modules["random"] is random
 
 
 def test_a_rule_is_a_class_and_a_line(world, flags, tmp_path, monkeypatch, capsys):

@@ -32,13 +32,6 @@ def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path,
     assert {True, False} == {*lines[0]["good"]}
 
 
-def test_other_inputs_begin_the_file_anew(flags, tmp_path):
-    run(flags, max_iters=1)
-    run(flags, max_iters=2, masking="random", init_from="resume")
-    lines = read_jsonl(tmp_path / "out" / "snapshots.jsonl")
-    assert [line["iteration"] for line in lines] == [-1, 1]
-
-
 HEADER = {
     "texts": ["41+47=88", "12+13=25"],
     "masked": ["__+__=88", "1_+1_=25"],

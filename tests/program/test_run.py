@@ -17,6 +17,7 @@ from grpo.run.checkpoint import model_file, read, write
 from grpo.run.config import Config, load_config
 from grpo.run.load import HeldOut, load_data
 from grpo.run.log import Log, lock_folder
+from grpo.tools import fill
 from model.transformer import Judge, TransformerConfig
 
 OWN_REWARDS = """
@@ -53,17 +54,13 @@ def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, tmp_path, capsys
     made = {"run", "config", "metrics", "snapshots", "checkpoint", "evaluation", "completions"}
     assert made == {path.stem for path in out.iterdir()}
     assert table == read_json(out / "evaluation.json")
-    lines = read_jsonl(out / "metrics.jsonl")
-    assert [line.pop("iteration") for line in lines] == [0, 1, 2, 3]
-    assert all(type(value) is float for line in lines for value in line.values())
+    assert [line["iteration"] for line in read_jsonl(out / "metrics.jsonl")] == [0, 1, 2, 3]
     shown, errors = capsys.readouterr()
     assert not errors  # which are no terminal here, so there is no bar
     looks = [line.split(":")[0] for line in shown.splitlines() if line.startswith("step ")]
-    assert looks == ["step 0", "step 2", "step 4"]
-    assert "after, sampled" in shown and "warning" not in shown
-    (fill,) = (shlex.split(line) for line in shown.splitlines() if "grpo.tools.fill" in line)
-    first, *_ = read_jsonl(out / "completions.jsonl")
-    assert fill[3:] == [first["input"], f"--run={out}"]
+    assert looks == ["step 0", "step 2", "step 4"] and "after, sampled" in shown
+    (command,) = (shlex.split(line) for line in shown.splitlines() if "grpo.tools.fill" in line)
+    fill.main(command[3:])
 
 
 @pytest.mark.parametrize("baseline", ["mean", "none"])
@@ -243,8 +240,6 @@ def test_prompts_of_the_users_own_may_have_any_length(flags, tmp_path):
     write_text(tmp_path / "p.json", json.dumps({"prompts": ["th_ cat", "the ___ cat sat", "_"]}))
     reward = "judge,valid:0.5"
     _, steps = run(flags, prompts_file=tmp_path / "p.json", reward=reward, group_size=16)
-    assert len(steps) == 4
+    assert len(steps) == 4 and any(step["valid"] for step in steps)
     for step in steps:
-        assert step["grad_norm"] > 0
-        assert step["valid"] == pytest.approx(step["reward_valid"])
-    assert any(step["valid"] for step in steps)
+        assert step["grad_norm"] > 0 and step["valid"] == pytest.approx(step["reward_valid"])

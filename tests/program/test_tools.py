@@ -79,14 +79,8 @@ def test_a_run_is_shown_before_and_after_with_what_its_rule_and_its_judge_say(
         assert all(word in "".join(rows) for word in ("accepted", "rejected"))
 
 
-def test_a_sum_is_right_or_wrong_and_other_lines_are_neither(capsys):
-    """A file of a generator has no judge. The latent of sums of two digits is often correct."""
-    run = "--run=model/pretrained/sums_latent.pt"
-    (rows,) = printed(capsys, "4_+4_=88", run, "--reward=correct:2").values()
+def test_of_a_generators_file_only_the_probability_is_known(capsys):
+    (rows,) = printed(capsys, "4__+4__=8_8", "--run=model/pretrained/sums.pt").values()
+    assert len(rows) == 6
     for row in rows[1:]:
-        verdict, reward, shown = row.split()[1:]
-        first, second = re.fullmatch(r"4\[(.)\]\+4\[(.)\]=88", shown).groups()
-        holds = int(first) + int(second) == 8
-        assert (verdict, float(reward)) == (("correct", 2) if holds else ("wrong", 0))
-    (rows,) = printed(capsys, "4_+4=ab", run).values()
-    assert all(len(row.split()) == 2 for row in rows[1:])
+        assert re.fullmatch(r"[\d.e-]+  4\[..\]\+4\[..\]=8\[.\]8", row.strip())
