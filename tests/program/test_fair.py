@@ -12,6 +12,7 @@ from data.user_mistake import Mistake
 from grpo.batch import make_batch
 from grpo.evaluation import exact
 from grpo.experiments import fair, rewards
+from grpo.run.log import lock_folder
 
 FIRST, SECOND = fair.CHOOSING
 
@@ -94,6 +95,15 @@ def test_what_is_refused(tmp_path, made, monkeypatch):
     monkeypatch.setattr(fair, "fingerprint", lambda config: "other code")
     with pytest.raises(Mistake, match="has runs with other made_by"):
         fair.main(command)
+
+
+def test_a_run_that_another_program_is_making_is_left_alone(tmp_path):
+    variant = fair.Variant(tmp_path, ["config/rule.py", "--max_iters=1", "--eval_inputs=2"], {})
+    with (
+        lock_folder(variant.folder_of("report", {}, 1)),
+        pytest.raises(Mistake, match="is in use by another run"),
+    ):
+        variant.run("report", {}, 1)
 
 
 def test_what_made_a_students_runs_includes_how_it_learns(tmp_path, monkeypatch):

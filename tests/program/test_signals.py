@@ -31,24 +31,19 @@ def wait_for(condition):
     raise TimeoutError
 
 
-class Background:
-    """The program in a process of its own."""
+def start(server, flags, errors, **changes):
+    """Start the program in a process of its own."""
+    arguments = command_line(flags, **changes), errors
+    process = server.Process(target=child, args=arguments, daemon=True)
+    process.start()
+    return process
 
-    def __init__(self, server, flags, **changes):
-        self.out = Path((flags | changes)["out_dir"])
-        self.errors = self.out.with_name("errors.txt")
-        arguments = (command_line(flags, **changes), self.errors)
-        self.process = server.Process(target=child, args=arguments, daemon=True)
-        self.process.start()
 
-    def send(self, number):
-        os.kill(self.process.pid, number)
-        return self
-
-    def end(self):
-        """Wait for the end: -> the exit code, and the text on stderr."""
-        self.process.join(60)
-        return self.process.exitcode, self.errors.read_text(errors="replace", encoding="utf-8")
+def stop(process, number):
+    """Send a signal, and wait for the end: -> the exit code."""
+    os.kill(process.pid, number)
+    process.join(60)
+    return process.exitcode
 
 
 def same_run(a, b):
@@ -62,14 +57,14 @@ def same_run(a, b):
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(server, flags, tmp_path):
     """Here it is Ctrl-C. test_run.py sends SIGTERM during the last step."""
     flags = flags | {"max_iters": 300, "eval_interval": 1000}
-    background = Background(server, flags)
+    process = start(server, flags, tmp_path / "errors.txt")
     metrics = tmp_path / "out" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 2)
-    code, errors = background.send(signal.SIGINT).end()
+    assert stop(process, signal.SIGINT) == 128 + signal.SIGINT
     done = read(tmp_path / "out" / "checkpoint.pt")["training"]["iteration"]
-    assert code == 128 + signal.SIGINT
     assert 2 < done < 300
     go_on = f"to resume: python train_grpo.py --init_from=resume --out_dir={tmp_path}/out"
+    errors = (tmp_path / "errors.txt").read_text(encoding="utf-8")
     assert errors == f"the run ends early: {done} of 300 steps are saved; {go_on}\n"
     more = {"max_iters": done + 2, "lr_decay_iters": 300}
     run(flags, init_from="resume", **more)
@@ -106,12 +101,12 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):
     checkpoint = tmp_path / "out" / "checkpoint.pt"
     for _ in range(int(os.environ.get("KILLS", 3))):
         before = checkpoint.read_bytes() if checkpoint.exists() else b""
-        start = "resume" if before else "pretrained"
-        life = Background(server, flags, init_from=start)
+        how = "resume" if before else "pretrained"
+        process = start(server, flags, tmp_path / "errors.txt", init_from=how)
         if draw.random() < 0.8:  # otherwise it is killed while it starts
             wait_for(lambda: checkpoint.exists() and checkpoint.read_bytes() != before)  # noqa: B023
         time.sleep(draw.uniform(0, 0.5))
-        assert life.send(signal.SIGKILL).end()[0] == -signal.SIGKILL
+        assert stop(process, signal.SIGKILL) == -signal.SIGKILL
     more = {"max_iters": read(checkpoint)["training"]["iteration"] + 2, "lr_decay_iters": 10**6}
     run(flags, init_from="resume", **more)
     run(flags, out_dir=tmp_path / "whole", **more)
