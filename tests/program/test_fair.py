@@ -99,10 +99,8 @@ def test_what_is_refused(tmp_path, made, monkeypatch):
 
 def test_a_run_that_another_program_is_making_is_left_alone(tmp_path):
     variant = fair.Variant(tmp_path, ["config/rule.py", "--max_iters=1", "--eval_inputs=2"], {})
-    with (
-        lock_folder(variant.folder_of("report", {}, 1)),
-        pytest.raises(Mistake, match="is in use by another run"),
-    ):
+    lock = lock_folder(variant.folder_of("report", {}, 1))
+    with lock, pytest.raises(Mistake, match="is in use by another run"):
         variant.run("report", {}, 1)
 
 
