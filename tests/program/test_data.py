@@ -1,34 +1,28 @@
 """Check the datasets, what is hidden in them, prompts, and what's refused with one line."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from conftest import contents, read_json, run, write_lines, write_text
+from conftest import contents, write_lines, write_text
 
-from data import files
+from data import dataset
 from data.dataset import make_if_missing, read_dataset, read_prompts, read_splits
 from data.masking import MASKINGS, make_mask
-from data.rules import OURS, SumRule, WordRule, check
+from data.rules import SumRule, WordRule
+from data.sums import prepare
 from data.user_mistake import Mistake
-from data.vocabulary import MASK_ID, PAD, decode, normalize
+from data.vocabulary import MASK_ID, PAD, decode
 
-ROOT = Path(__file__).parents[2]
 LINE = "the old cat sat on the mat and ran"
 TEXTS = np.array([[*LINE]] * 2000)  # (B,T)
 SUMS = np.array([[*"417+471=888"]] * 2000)  # (B,T)
 CORRECT = ["41+47=88", "12+23=35", "10+20=30"]
 
 
-def prompts(folder, train, *texts, **more):
+def prompts(folder, train, *texts):
     """Read prompts: -> a dataset of them."""
-    write_text(folder / "p.json", json.dumps({"prompts": texts, **more}))
+    write_text(folder / "p.json", json.dumps({"prompts": texts}))
     return read_prompts(folder / "p.json", train, train.inputs.shape[1])
 
 
@@ -41,15 +35,13 @@ def text(world):
 
 
 def test_random_hides_single_characters_from_a_tenth_to_six_tenths():
-    """Each input has a ratio of its own, uniform from .1 to .6, and no blank knows of another."""
+    """Each input has a ratio of its own, uniform from .1 to .6."""
     texts = np.array([[*"ab"] * 1000] * 300)  # long, so that an input's ratio shows
     mask = make_mask(texts, "random", np.random.default_rng(0))
     ratios = mask.mean(axis=1)
     assert 0.05 < ratios.min() < 0.15 and 0.55 < ratios.max() < 0.65
     assert ratios.mean() == pytest.approx(0.35, abs=0.03)
     assert ratios.std() == pytest.approx(0.5 / 12**0.5, abs=0.015)
-    pairs = (mask[:, 1:] & mask[:, :-1]).mean(axis=1)
-    assert abs(pairs - ratios**2).max() < 0.05
 
 
 @pytest.mark.parametrize("name, most", [("word", 1), ("short", 1), ("words", 5), ("shorts", 5)])
@@ -74,7 +66,7 @@ def test_an_input_with_nothing_to_hide_is_drawn_again(tmp_path):
     def hidden(masking, times):
         """List what 400 inputs look like, if `none` is there so many times."""
         folder = write_lines(tmp_path / f"{times}", [*times * [none], *some], ["the cat sat on"])
-        tokens, mask = read_splits(folder, 14)[0].batch(400, masking, (0, 1))
+        tokens, mask = read_splits(folder, "val", 14)[0].batch(400, masking, (0, 1))
         return {*decode(tokens.masked_fill(mask, MASK_ID))}
 
     short = {"on ___ owls xx", "on ant ____ xx", "xxx ___ bbbbbb"}
@@ -91,17 +83,15 @@ def test_maskings_are_mixed_by_weight(monkeypatch):
     assert (mask.sum(axis=1) == 1).all()
 
 
-@pytest.mark.parametrize("name, groups", [("columns", [[0, 4], [1, 5], [2, 6]]), ("digits", None)])
-def test_sums_draw_a_choice_of_masking_and_then_a_permutation_and_a_number(name, groups):
-    """So a seed goes on hiding the same blanks."""
-    groups = groups or [[0], [1], [2], [4], [5], [6]]
-    rng, again = np.random.default_rng(3), np.random.default_rng(3)
-    mask = make_mask(SUMS[:50], name, rng)
-    again.random(50)  # which masking each input gets
-    for row in mask:
-        order = again.permutation(len(groups))[: again.integers(1, len(groups) + 1)]
-        assert {*np.flatnonzero(row)} == {t for i in order for t in groups[i]}
-    assert rng.random() == again.random()
+@pytest.mark.parametrize("name, n", [("columns", 3), ("digits", 6)])
+def test_sums_hide_one_to_all_columns_or_digits_of_the_summands(name, n):
+    mask = make_mask(SUMS, name, np.random.default_rng(0))
+    first, second = mask[:, :3], mask[:, 4:7]
+    assert mask.sum() == first.sum() + second.sum()
+    hidden = np.hstack([first, second]) if name == "digits" else first
+    assert (first == second).all() == (name == "columns")
+    assert hidden.mean(axis=0) == pytest.approx(np.full(n, (n + 1) / 2 / n), rel=0.1)
+    assert np.bincount(hidden.sum(axis=1))[1:] == pytest.approx(np.full(n, 2000 / n), rel=0.2)
 
 
 # The three kinds of data, and which masking and rule each has.
@@ -110,41 +100,19 @@ def test_sums_draw_a_choice_of_masking_and_then_a_permutation_and_a_number(name,
 def test_lines_have_the_rule_that_finds_all_of_them_good(tmp_path):
     for wrong in ("41+48=88", "1+10=111", "hello me"):
         folder = write_lines(tmp_path / "mixed", [*CORRECT[:2], wrong], [*CORRECT[2:], "ab cd ef"])
-        assert [data.rule for data in read_splits(folder, 8)] == [None, None]
-    for data in read_splits(write_lines(tmp_path / "sums", CORRECT[:2], CORRECT[2:]), 8):
+        assert [data.rule for data in read_splits(folder, "val", 8)] == [None, None]
+    for data in read_splits(write_lines(tmp_path / "sums", CORRECT[:2], CORRECT[2:]), "val", 8):
         assert isinstance(data.rule, SumRule)
-
-
-@pytest.mark.parametrize("name", ["judge", "mean_kl", "reward_f", "two words"])
-def test_a_rule_cannot_have_a_name_of_ours(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("data.dataset.LINE_RULES", [SumRule(), SimpleNamespace(name=name)])
-    with pytest.raises(Mistake, match=f"a rule can't be called '{name}'; take a word that isn't"):
-        read_splits(write_lines(tmp_path / "d", CORRECT[:2], CORRECT[2:]), 8)
-
-
-def test_every_metric_and_column_is_a_name_of_ours(flags, tmp_path):
-    """A rule with such a name would replace one of them."""
-    _, steps = run(flags, max_iters=1)
-    table = read_json(tmp_path / "out" / "evaluation.json")
-    names = {name for line in (*steps, *table.values()) for name in line}
-    assert {name for name in names if name.isidentifier()} - {"reward_judge"} <= OURS
-
-
-def test_splits_of_different_kinds_are_refused(tmp_path):
-    """Otherwise val would be checked for the masking, and train would crash on it."""
-    folder = write_lines(tmp_path / "d", [*CORRECT[:2], "hello me"], CORRECT[2:])
-    with pytest.raises(Mistake, match="train is lines, but val is lines that are all correct;"):
-        read_splits(folder, 8)
 
 
 def test_empty_lines_are_dropped_and_a_line_of_another_length_is_named(tmp_path):
     """Such a file is no text, whose windows would run from one line into the next."""
     lines = ["abcdefgh", "", "hgfedcba", ""]
-    train, _ = read_splits(write_lines(tmp_path / "d", lines, ["aaaabbbb", ""]), 8)
+    train, _ = read_splits(write_lines(tmp_path / "d", lines, ["aaaabbbb", ""]), "val", 8)
     assert train.lines == decode(train.inputs) == ["abcdefgh", "hgfedcba"]
     folder = write_lines(tmp_path / "d", [*lines, "short", "bbbbaaaa"], ["aaaabbbb"])
     with pytest.raises(Mistake, match="train.txt has the line 'short', but most have block_size=8"):
-        read_splits(folder, 8)
+        read_splits(folder, "val", 8)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +120,6 @@ def test_empty_lines_are_dropped_and_a_line_of_another_length_is_named(tmp_path)
     [
         ([LINE], "random word short words shorts,random", "columns digits"),  # a text
         (CORRECT, "columns digits columns,digits random", "word short words shorts"),
-        (["he has 1", "he+ us=2"], "random word short words shorts", "columns digits"),
-        (["abcdefgh", "hgfedcba"], "random", "word short words shorts columns digits"),
     ],
 )
 def test_a_masking_that_finds_nothing_to_hide_is_refused(lines, allowed, refused, tmp_path):
@@ -167,95 +133,76 @@ def test_a_masking_that_finds_nothing_to_hide_is_refused(lines, allowed, refused
 
 
 @pytest.mark.parametrize(
-    "train, val, more",
+    "train, val",
     [
-        (CORRECT, [CORRECT[2], CORRECT[0], CORRECT[2]], "10+11=21"),
-        (["the old cat", "sat on the mat"], ["the old", "cat sat on the mat"], "so"),  # a text
+        ([*CORRECT[:2], "hello me"], CORRECT[2:]),  # lines, and sums
+        (CORRECT, CORRECT[1:]),
+        (["the old cat", "sat on the mat"], ["the old", "cat sat on the mat"]),  # a text
     ],
 )
-def test_what_is_all_trained_on_is_not_held_out(tmp_path, train, val, more):
-    with pytest.raises(Mistake, match="all of val is in train, so nothing is held out"):
-        read_splits(write_lines(tmp_path / "d", train, val), 8)
-    read_splits(write_lines(tmp_path / "d", train, [*val, more]), 8)  # one line is enough
+def test_what_is_held_out_is_of_one_kind_with_train_and_not_all_in_it(tmp_path, train, val):
+    with pytest.raises(Mistake, match="val.txt has to be of the same kind as train.txt"):
+        read_splits(write_lines(tmp_path / "d", train, val), "val", 8)
+    if val == CORRECT[1:]:  # then one other line is enough
+        read_splits(write_lines(tmp_path / "d", train, [*val, "10+11=21"]), "val", 8)
 
 
 @pytest.mark.parametrize(
-    "content, message",
-    [
-        (b"", "isn't lines of block_size=8 characters each .the first has 0., .* only 0 letters"),
-        (b"41+47=88\n417+471=888\n", "isn't lines of block_size=8 "),
-        ("Всё это не по-английски, and this is".encode(), "isn't lines of block_size=8 "),
-        (b"4_+47=88\n", "has the characters '_'; use only ' abc"),
-        (b"Ab\tbc  d\n", r"has the characters '\\tA'; use only"),
-        (b"caf\xe9", "isn't UTF-8"),
-    ],
+    "content", ["", "41+47=88\n417+471=888\n", "4_+47=88\n", "Ab\tbc  d\n", "caf\xe9 au lait"]
 )
-def test_a_dataset_that_cannot_be_read_is_named(content, message, tmp_path):
-    file = tmp_path / "train.txt"
-    with pytest.raises(Mistake, match="there is no .*train.txt; a dataset is a folder with"):
-        read_dataset(file, 8)
-    file.write_bytes(content)
-    with pytest.raises(Mistake, match=f"{file} {message}"):
-        read_dataset(file, 8)
+def test_a_dataset_that_cannot_be_read_is_named(content, tmp_path):
+    (tmp_path / "train.txt").write_bytes(content.encode("latin-1"))
+    with pytest.raises(Mistake, match="train.txt .* block_size=8"):
+        read_dataset(tmp_path / "train.txt", 8)
 
 
-# A dataset is whole or absent.
-
-KILL = """
-import os, signal, sys
-from data import files
-from data.sums.prepare import prepare
-
-replace, left = os.replace, {n}
-
-def replace_or_die(*paths):
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    replace(*paths)
-
-os.replace = replace_or_die
-prepare(sys.argv[1], 2)
-"""
+# A dataset is whole or absent, and each has two held-out halves.
 
 
-@pytest.mark.parametrize("n", [0, 1, 2])
-def test_a_kill_between_the_files_leaves_no_dataset(n, tmp_path):
-    command = [sys.executable, "-c", KILL.format(n=n), str(tmp_path)]
-    assert subprocess.run(command, cwd=ROOT).returncode < 0
-    left = {path.name for path in tmp_path.iterdir() if path.suffix != ".tmp"}
-    assert left == {*["choose.txt", "val.txt"][:n]}
+def test_a_kill_between_the_files_leaves_no_dataset(tmp_path, monkeypatch):
+    """Without train.txt there's none, and it's written last."""
+    written = []
+    monkeypatch.setattr(prepare, "write_whole", lambda path, content: written.append(path.name))
+    prepare.prepare(tmp_path, 2)
+    assert written == ["choose.txt", "val.txt", "train.txt"]
 
 
-def test_what_ships_is_made_again_if_a_part_is_missing(tmp_path, monkeypatch):
-    """Neither the working directory nor the project has a dataset."""
-    monkeypatch.setattr(files, "PROJECT", tmp_path / "project")
+def test_what_ships_is_made_once_in_the_project(tmp_path, monkeypatch):
+    """A run that starts in another folder finds it there."""
+    monkeypatch.setattr(dataset, "PROJECT", tmp_path / "project")
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "data" / "sums2"
+    for name in ("sums2", "mine"):
+        make_if_missing(name)
+    folder = tmp_path / "project" / "data"
+    assert [path.name for path in folder.iterdir()] == ["sums2"]
+    assert {*contents(folder / "sums2")} == {"train.txt", "choose.txt", "val.txt"}
+    assert [*tmp_path.iterdir()] == [tmp_path / "project"]
+    monkeypatch.setattr(dataset, "prepare_sums", None)  # now it's there
     make_if_missing("sums2")
-    whole = contents(folder)
-    assert {*whole} == {"train.txt", "choose.txt", "val.txt"}
-    parts = {"train.txt": "sums2", "val.txt": "sums2", "choose.txt": "sums2_choose"}
-    for missing, dataset in parts.items():
-        os.replace(folder / missing, folder / f"{missing}.1234.tmp")  # a kill leaves this
-        make_if_missing(dataset)
-        assert whole.items() <= contents(folder).items()
-    before = [path.stat().st_mtime_ns for path in folder.iterdir()]
-    make_if_missing("sums2")  # all is there
-    assert [path.stat().st_mtime_ns for path in folder.iterdir()] == before
-    make_if_missing("mine")  # does not ship
-    assert not (folder.parent / "mine").exists()
+
+
+def test_a_dataset_is_its_own_folder_whatever_its_name(tmp_path, monkeypatch):
+    """`my_choose` isn't a half of `my`."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"my": "the old cat sat", "my_choose": "a big red hen ran"}.items():
+        write_lines(tmp_path / "data" / name, [LINE], [text])
+        write_text(tmp_path / "data" / name / "choose.txt", f"{text} to us")
+        for half, want in {"val": text, "choose": f"{text} to us"}.items():
+            assert read_splits(name, half, 8)[1].lines == [want]
 
 
 # The text.
 
 
 def test_a_text_keeps_its_words(tmp_path):
-    write_text(tmp_path / "train.txt", "\ufeffDidn’t the 3 cats\n\n sit?")
-    data = read_dataset(tmp_path / "train.txt", 16)
-    assert data.lines == ["didnt the cats sit"]
-    assert decode(data.inputs) == ["didnt the cats s", "idnt the cats si", "dnt the cats sit"]
+    write_text(tmp_path / "train.txt", "\ufeffDidn’t the 3 CAFÉS\n\n groß?")
+    data = read_dataset(tmp_path / "train.txt", 19)
+    assert data.lines == ["didnt the cafes gross"]
+    assert decode(data.inputs) == [
+        "didnt the cafes gro",
+        "idnt the cafes gros",
+        "dnt the cafes gross",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -274,41 +221,6 @@ def test_a_completion_of_a_text_is_good_if_its_words_are(masked, good, bad):
     assert rule.answers(masked) is None
 
 
-def test_a_rule_is_asked_about_each_completion_of_its_own_input():
-    class Seen:
-        def is_good(self, completion, masked):
-            seen.append((masked, completion))
-            return completion == "ab"
-
-    seen = []
-    masked = [[1, MASK_ID, PAD], [MASK_ID, 2, 3]]
-    completions = [[[1, 2, PAD], [1, 3, PAD]], [[1, 2, 3], [2, 2, 3]]]
-    found = check(Seen(), torch.tensor(completions), torch.tensor(masked))
-    assert found.tolist() == [[True, False], [False, False]]
-    assert seen == [("a_", "ab"), ("a_", "ac"), ("_bc", "abc"), ("_bc", "bbc")]
-
-
-def test_the_text_that_ships_is_whole():
-    for dataset, length in (("text", 47096), ("text_choose", 45284)):
-        train, held_out = read_splits(str(ROOT / "data" / dataset), 64)
-        assert isinstance(train.rule, WordRule)
-        assert (len(train.lines[0]), len(held_out.lines[0])) == (1986879, length)
-
-
-@pytest.mark.parametrize(
-    "written, read",
-    [
-        ("GROẞ groß Ærø, cafés, Słowo", "gross gross aero cafes slowo"),
-        ("didn’t didn't", "didnt didnt"),
-        ("it 'is'  so\n", "it is so"),
-        ("a_b 12c", "a b c"),
-        ("Đorđe, Þór; Œuvre Ħ ı ŧ ə", "dorde thor oeuvre h i t e"),
-    ],
-)
-def test_what_has_a_plain_form_is_kept_and_apostrophes_join(written, read):
-    assert normalize(written) == read
-
-
 # Prompts.
 
 
@@ -319,25 +231,3 @@ def test_prompts_may_have_any_length_and_keep_their_own_blanks(text, tmp_path):
     masked = tokens.masked_fill(mask, MASK_ID)
     assert {*decode(masked)} == {"_", "cafe h_l_ m_", "sat __ the m_t"}
     assert data.rule is text.rule
-
-
-@pytest.mark.parametrize(
-    "prompt, message",
-    [
-        ("__+__=46", r"has '\+'; this model only knows ' abc"),
-        ("the cat", "has no blank; write _"),
-        ("the cat sat on the m_t", "has 22 characters, more than 16; shorten it"),
-    ],
-)
-def test_a_prompt_that_the_model_cannot_read_is_refused(prompt, message, text, tmp_path):
-    with pytest.raises(Mistake, match=f"prompt 1 .*{message}"):
-        prompts(tmp_path, text, "th_", prompt)
-
-
-def test_a_key_that_nothing_reads_is_refused(text, tmp_path):
-    with pytest.raises(Mistake, match="and nothing else$"):
-        prompts(tmp_path, text, "th_", masking="word")
-    for content in ("[]", "3", '"prompts"', "{}", '{"prompts": []}', '{"prompts": [3]}', "{"):
-        write_text(tmp_path / "p.json", content)
-        with pytest.raises(Mistake, match="and nothing else$|can't be read as JSON .*; fix it"):
-            read_prompts(tmp_path / "p.json", text, 16)

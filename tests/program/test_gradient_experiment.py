@@ -6,12 +6,12 @@ Shapes: T = 8 characters, V vocabulary, R estimates.
 import contextlib
 import itertools
 
-import pytest
 import torch
-from conftest import BLANK, encode, make_batch
+from conftest import BLANK, encode
 
 from data.sums.rule import is_correct
 from data.vocabulary import VOCABULARY
+from grpo.batch import make_batch
 from grpo.experiments import gradient
 from grpo.optimizer import Optimizer, make_adamw
 from grpo.policy import Policy, Product
@@ -19,7 +19,7 @@ from grpo.run.config import Config
 
 MASKED = ["4_+4_=88", "_4+_4=88"]
 DIGITS = "345"  # a table fills blanks with nothing else
-POOL = make_batch(encode("44+44=88", "44+44=88"), encode(*MASKED) == BLANK, BLANK, 1, (1, 1))
+POOL = make_batch(encode("44+44=88", "44+44=88"), encode(*MASKED) == BLANK, 1, (1, 1))
 
 
 class Table(torch.nn.Module):
@@ -27,6 +27,7 @@ class Table(torch.nn.Module):
 
     def __init__(self, seed):
         super().__init__()
+        self.blank = BLANK
         numbers = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
         self.logits = torch.nn.Parameter(numbers.double())  # (T,3)
 
@@ -82,32 +83,3 @@ def test_only_the_ratio_of_the_whole_completion_makes_up_for_old_draws():
     assert not is_biased(*estimates("--age=1 --objective=reinforce --product"))
     assert is_biased(*estimates("--age=1 --objective=reinforce"))
     assert is_biased(*estimates("--age=1 --clip_eps=1 --clip_eps_high=1e9"))
-
-
-def test_the_columns_are_those_of_a_loop():
-    g = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)) + 1  # (R,P)
-    truth = torch.randn(6, generator=torch.Generator().manual_seed(1))  # (P,)
-    row = gradient.describe(g, truth.expand(50, 6))
-    square = truth @ truth
-    pairs = [(i, j) for i in range(50) for j in range(50) if i != j]
-    bias = sum((g[i] - truth) @ (g[j] - truth) for i, j in pairs) / len(pairs) / square
-    assert row["bias"] == pytest.approx(bias.sqrt().item(), rel=1e-4)
-    assert row["var"] == pytest.approx((g.var(dim=0).sum() / square).item(), rel=1e-4)
-    assert row["size"] == pytest.approx((g.mean(dim=0) @ truth / square).item(), rel=1e-4)
-
-
-def test_the_second_update_starts_where_the_first_one_led():
-    before = gradient.exact(NOW, POOL)
-    _, truths = estimates("--update", times=3)
-    assert not any(torch.allclose(truth, before) for truth in truths)
-    assert torch.equal(gradient.exact(NOW, POOL), before)  # only copies have moved
-
-
-def test_the_command_prints_a_line_for_each_row(monkeypatch, capsys):
-    monkeypatch.setattr(gradient, "train", lambda steps, size: RUN)
-    gradient.main(["shape", "--steps=1", "--repeat=3"])
-    _, head, *rows = capsys.readouterr().out.splitlines()
-    for flags, row in zip(gradient.QUESTIONS["shape"], rows, strict=True):
-        numbers = gradient.describe(*estimates(flags, times=3))
-        assert all(name in head for name in numbers) and row.endswith(flags)
-        assert [float(x) for x in row.split()[:6]] == pytest.approx([*numbers.values()], rel=5e-3)

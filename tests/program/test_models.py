@@ -1,19 +1,19 @@
 """Check the networks, their losses, their evaluation report, and the training program."""
 
-import math
 import re
-import signal
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Letters, contents, make_batch, same
+from conftest import Letters, contents, same
 
 from data.dataset import read_dataset
-from data.vocabulary import MASK_ID, decode
+from data.rules import check
+from data.user_mistake import Mistake
+from data.vocabulary import MASK_ID
+from grpo.batch import make_batch
 from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.checkpoint import load_model, read
@@ -33,6 +33,7 @@ from model.transformer import (
 
 SHAPE = TransformerConfig(vocab_size=9, block_size=12, n_layer=2, n_head=2, n_embd=32, blank=8)
 LATENT = TransformerConfig(9, 12, 2, 2, 32, n_latent=3, blank=8)
+CPU = torch.device("cpu")
 TOKENS = torch.randint(9, (3, 12), generator=torch.Generator().manual_seed(0))
 
 
@@ -63,22 +64,20 @@ def test_neither_training_mode_nor_recomputing_changes_anything(shape):
     assert same(outputs(model, TOKENS), out)
 
 
-def test_settings_of_the_machine_reach_the_network(monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_settings_of_the_machine_reach_the_network(monkeypatch, dtype):
     """bfloat16 is what the layers compute in, and recomputing runs every block once more."""
     calls = []
     forward = Block.forward
     monkeypatch.setattr(Block, "forward", lambda *given: calls.append(1) or forward(*given))
-    batch = make_batch(TOKENS, TOKENS == 3, SHAPE.blank, 1, (0,))
-    for dtype in ("float32", "bfloat16"):
-        for recompute in (False, True):
-            config = Config(dtype=dtype, gradient_checkpointing=recompute)
-            logits = make_policy(make_generator(SHAPE), config, torch.device("cpu"))(batch).logits
-            assert logits.dtype == getattr(torch, dtype)
-            logits.float().sum().backward()
-            assert len(calls) == (1 + recompute) * SHAPE.n_layer
-            calls.clear()
-        assert make_judge(Judge(SHAPE), config, torch.device("cpu"))(TOKENS).dtype == logits.dtype
+    for recompute in (False, True):
         calls.clear()
+        config = Config(dtype=dtype, gradient_checkpointing=recompute)
+        logits = make_policy(make_generator(SHAPE), config, CPU)(TOKENS).logits
+        logits.float().sum().backward()
+        assert len(calls) == (1 + recompute) * SHAPE.n_layer
+    votes = make_judge(Judge(SHAPE), config, CPU)(TOKENS)
+    assert logits.dtype == votes.dtype == getattr(torch, dtype)
 
 
 @pytest.fixture
@@ -86,21 +85,17 @@ def train(world):
     return read_dataset(world / "text" / "train.txt", 16)
 
 
-@pytest.mark.parametrize("K", [1, 2])
-def test_the_generators_loss_is_nats_of_a_hidden_character(train, K):
+def test_the_generators_loss_is_nats_of_a_hidden_character(train):
     """All blanks have the same probabilities. For each input we sum over the latent z."""
     args = Settings(block_size=16, batch_size=50, device="cpu")
     g = torch.Generator().manual_seed(0)
-    prior = torch.rand(K, generator=g)
-    q = torch.rand(K, 28, generator=g)
+    prior, q = torch.rand(2, generator=g), torch.rand(2, 28, generator=g)
     prior, q = prior / prior.sum(), q / q.sum(dim=1, keepdim=True)  # π(z), q_z(v)
 
-    def policy(batch):
-        B, T = batch.mask.shape
-        logits = q.log().expand(B, T, K, 28)
-        if K == 1:
-            return Product(logits[:, :, 0], batch, Config())
-        return Latent(prior.log().expand(B, K), logits, batch, Config())
+    def policy(masked):
+        B, T = masked.shape
+        logits = q.log().expand(B, T, 2, 28)
+        return Latent(prior.log().expand(B, 2), logits, masked, masked == MASK_ID, Config())
 
     batch = masked_batch(train, args, args.masking, (1, 2), reveal=True)
     nats = 0
@@ -122,9 +117,9 @@ def test_about_four_inputs_in_ten_get_hidden_text_back(train):
 Z = 26  # the tiny text has no z, so blanks that hold z were drawn
 
 
-def mostly_z(batch):
+def mostly_z(masked):
     logits = F.one_hot(torch.tensor(Z), 28).float()
-    return Product(logits.expand(*batch.mask.shape, -1), batch, Config())
+    return Product(logits.expand(*masked.shape, -1), masked, masked == MASK_ID, Config())
 
 
 def some_judge(tokens):
@@ -159,87 +154,67 @@ def test_the_judges_loss_by_hand(train):
 def test_the_report_is_a_loop_over_inputs(world, capsys):
     """A judge likes some letters and the rule others, so they disagree in both directions."""
     dataset = read_dataset(world / "text" / "val.txt", 16)
-    generator = load_model(world / "generator.pt", Generator)
-    config = Config(dtype="float32")
-    policy = make_policy(generator, config, torch.device("cpu"))
+    policy = make_policy(load_model(world / "generator.pt", Generator), Config(), CPU)
     likes = torch.randn(28, generator=torch.Generator().manual_seed(1))  # (V,)
 
     def judge(tokens):
         return likes[tokens] + 0.01 * tokens[:, :1]  # (N,T)
 
     rule = Letters("abcdefghijklmnop")
-    report(policy, judge, dataset, rule, "short", torch.device("cpu"), size=64)
+    report(policy, judge, dataset, rule, "short", CPU, size=64)
     printed = [float(x) for x in re.findall(r"-?[0-9]+\.[0-9]+", capsys.readouterr().out)]
 
-    batch = make_batch(*dataset.batch(64, "short", (REPORT, 0)), MASK_ID, 1, (REPORT, 0))
-    drawn = draw_completions(policy, batch, 1.0)
-    nats = -policy(batch).log_likelihood(batch.tokens[:, None]).sum() / batch.mask.sum()
-    real_scores, drawn_scores, accepted = [], [], {True: [], False: []}
-    losses, dissent = [], []
-    for text, completion, blanks in zip(batch.tokens, drawn, batch.mask):
-        votes, others = (judge(each[None])[0, blanks] for each in (text, completion))
-        losses += [math.log1p(math.exp(x)) for x in [*-votes, *others]]
-        real_scores.append(votes.mean().item())
-        drawn_scores.append(others.mean().item())
-        if real_scores[-1] > 0:
-            dissent.append(votes.min().item() <= 0)
-        good = {*decode(completion[blanks])[0]} <= {*rule.allowed}
-        accepted[good].append(drawn_scores[-1] > 0)
-    pairs = [(a > b) + 0.5 * (a == b) for a in real_scores for b in drawn_scores]
-    assert printed == pytest.approx(
-        [
-            nats.item(),
-            np.mean(losses),
-            np.mean(pairs),
-            np.mean(dissent),
-            np.mean(accepted[True]),
-            np.mean(accepted[False]),
-        ],
-        abs=6e-3,
-    )
-    assert 0 < np.mean(accepted[True]) < 1 and accepted[False]
+    batch = make_batch(*dataset.batch(64, "short", (REPORT, 0)), 1, (REPORT, 0))
+    mask, drawn = batch.mask, draw_completions(policy, batch, 1.0)  # each (N,T)
+    nats = -policy(batch.masked).log_likelihood(batch.tokens[:, None]).sum() / mask.sum()
+    votes, others = judge(batch.tokens), judge(drawn)  # each (N,T)
+    loss = F.softplus(torch.cat([-votes[mask], others[mask]])).mean()
+    real, other = ((x * mask).sum(dim=1) / mask.sum(dim=1) for x in (votes, others))  # each (N,)
+    pairs = [float(a > b) + 0.5 * float(a == b) for a in real for b in other]
+    dissent = [(v[m] <= 0).any().item() for v, m, score in zip(votes, mask, real) if score > 0]
+    good = check(rule, drawn[:, None], batch.masked)[:, 0]  # (N,)
+    shares = [(other[which] > 0).float().mean().item() for which in (good, ~good)]
+    want = [nats.item(), loss.item(), np.mean(pairs), np.mean(dissent), *shares]
+    assert printed == pytest.approx(want, abs=6e-3) and 0 < shares[0] < 1
 
 
-def test_the_report_knows_the_words_of_train_alone(world, tmp_path, monkeypatch):
-    """Only the held-out text has the word zebra."""
-    rules = []
-    monkeypatch.setattr(pretrain, "report", lambda *given: rules.append(given[3]))
-    pretrained(world, tmp_path / "out", "--generator_steps=1", "--judge_steps=1")
-    assert "cat" in rules[0].lexicon and "zebra" not in rules[0].lexicon
-
-
-def pretrained(world, out, *more):
-    """Train tiny models: -> the files of the generator and the judge."""
+@pytest.fixture
+def pretrained(world, tmp_path):
+    """Give a function that trains tiny models: -> the files that it writes, by name."""
     sizes = ["--block_size=16", "--n_layer=1", "--n_embd=32", "--batch_size=16", "--device=cpu"]
-    pretrain.main([f"--dataset={world / 'text'}", f"--out_dir={out}", *sizes, *more])
-    return [read(out / name) for name in ("generator.pt", "judge.pt")]
+
+    def train(name, *more):
+        out = tmp_path / name
+        pretrain.main([f"--dataset={world / 'text'}", f"--out_dir={out}", *sizes, *more])
+        return {path.stem: read(path) for path in out.iterdir()}
+
+    return train
 
 
-def test_pretraining_learns_and_goes_on(world, tmp_path, capsys, monkeypatch):
+def test_pretraining_learns_and_goes_on(world, capsys, pretrained):
     """Pretraining starts from random weights, or from a generator, and beats chance."""
-    pretrained(world, tmp_path / "a", "--generator_steps=100", "--judge_steps=10")
+    pretrained("a", "--generator_steps=100", "--judge_steps=10")
     nats = capsys.readouterr().out.splitlines()[0].split("nats ")[1]
     assert float(nats) < 2.9  # of 27 characters; equal chances are log 27 = 3.30
-    monkeypatch.setattr(pretrain, "report", lambda *_: None)
-    begin = [f"--start={world}/generator.pt", "--n_latent=3", "--generator_steps=0"]
-    generator, judge = pretrained(world, tmp_path / "b", *begin, "--judge_steps=2")
-    assert generator["architecture"]["n_latent"] == 3 and judge["architecture"]["n_latent"] == 1
+    begin = [f"--start={world}/generator.pt", "--n_latent=3", "--generator_steps=1"]
+    files = pretrained("b", *begin, "--judge_steps=2")
+    latents = {name: file["architecture"]["n_latent"] for name, file in files.items()}
+    assert latents == {"generator": 3, "judge": 1}
 
 
-def test_a_judge_starts_as_its_generator(world, tmp_path, monkeypatch):
+def test_a_judge_starts_as_its_generator(world, monkeypatch, pretrained):
     """Its head begins with zeros, and the draws it reads are hot in the first half of the steps."""
     hot = []
     monkeypatch.setattr(pretrain, "report", lambda *_: None)
     monkeypatch.setattr(pretrain, "judge_loss", lambda *given: hot.append(given[4]))
     monkeypatch.setattr(pretrain, "fit", lambda *given: [*map(given[2], range(given[3]))])
-    steps = ["--generator_steps=0", "--judge_steps=8"]
-    generator, judge = pretrained(world, tmp_path / "out", f"--start={world}/generator.pt", *steps)
+    start = world / "generator.pt"
+    files = pretrained("out", f"--start={start}", "--generator_steps=0", "--judge_steps=8")
     assert hot == [2, 1.75, 1.5, 1.25, 1, 1, 1, 1]
-    weights = judge["weights"]
-    assert not weights["head.weight"].any()
-    common = [key for key in weights if key.startswith("trunk.") and key in generator["weights"]]
-    assert len({key.split(".")[2] for key in common if "blocks" in key}) == 2
-    assert all(torch.equal(weights[key], generator["weights"][key]) for key in common)
+    judge, generator = files["judge"]["weights"], load_model(start, Generator).half().state_dict()
+    assert not judge["head.weight"].any()
+    trunk = [name for name in generator if name.startswith("trunk.")]
+    assert trunk and same(*({name: x[name] for name in trunk} for x in (judge, generator)))
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in Path("config").glob("*.py")))
@@ -252,44 +227,33 @@ def test_the_models_of_every_experiment_ship(name):
             load_model(name, kind)
 
 
-def test_two_pretrainings_cannot_write_into_one_folder(world, tmp_path, monkeypatch, capsys):
-    """Another one begins there while this one reads its text."""
-    load_splits = pretrain.load_splits
-
-    def begin_another(config):
-        (tmp_path / "a").mkdir()
-        return load_splits(config)
-
-    monkeypatch.setattr(pretrain, "load_splits", begin_another)
-    with pytest.raises(SystemExit, match="2"):
-        pretrained(world, tmp_path / "a", "--generator_steps=0", "--judge_steps=1")
-    assert f"{tmp_path}/a cannot be used (File exists)" in capsys.readouterr().err
-    assert not list((tmp_path / "a").iterdir())
-
-
-def test_pretraining_that_diverges_ends_and_writes_no_model(world, tmp_path, monkeypatch):
+def test_pretraining_that_diverges_ends_and_writes_no_model(tmp_path, monkeypatch, pretrained):
     monkeypatch.setattr(pretrain, "generator_loss", lambda *_: torch.tensor(torch.nan))
     with pytest.raises(FloatingPointError, match="generator: the loss of step 0 is nan"):
-        pretrained(world, tmp_path / "a")
-    assert [path.name for path in (tmp_path / "a").iterdir()] == [pretrain.UNFINISHED]
+        pretrained("a")
+    assert not (tmp_path / "a").exists()
 
 
-def test_interrupted_pretraining_goes_on_to_the_same_bytes(world, tmp_path, monkeypatch, capsys):
-    """Ctrl-C comes during the generator's training, and SIGTERM during the judge's."""
+def test_interrupted_pretraining_goes_on_to_the_same_bytes(tmp_path, monkeypatch, pretrained):
+    """It's stopped in the generator's training, and then in the judge's."""
     monkeypatch.setattr(pretrain, "report", lambda *_: None)
-    steps = ["--generator_steps=3", "--judge_steps=3"]
-    pretrained(world, tmp_path / "whole", *steps)
+    monkeypatch.setattr(pretrain, "SAVE_EVERY", 2)
+    steps = ["--generator_steps=5", "--judge_steps=5"]
+    pretrained("whole", *steps)
+    for name in ("generator", "judge"):
+        loss, left = getattr(pretrain, f"{name}_loss"), [None] * 4
 
-    def stopped(number, loss, *given):
-        signal.raise_signal(number)
-        return loss(*given)
+        def stopped(*given, loss=loss, left=left):
+            if not left:
+                raise KeyboardInterrupt
+            left.pop()
+            return loss(*given)
 
-    for name, number in (("generator", signal.SIGINT), ("judge", signal.SIGTERM)):
-        loss = partial(stopped, number, getattr(pretrain, f"{name}_loss"))
-        with monkeypatch.context() as patch, pytest.raises(SystemExit, match=f"^{128 + number}$"):
-            patch.setattr(pretrain, f"{name}_loss", loss)
-            pretrained(world, tmp_path / "part", *steps)
-        assert f"{name}: step 1 is saved; the same command goes on" in capsys.readouterr().err
-    pretrained(world, tmp_path / "part", *steps)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(pretrain, f"{name}_loss", stopped)
+            pretrained("part", *steps)
+    with pytest.raises(Mistake, match="isn't an unfinished one with these settings"):
+        pretrained("part", *steps, "--seed=2")
+    pretrained("part", *steps)
     whole = contents(tmp_path / "whole")
     assert whole == contents(tmp_path / "part") and {*whole} == {"generator.pt", "judge.pt"}

@@ -7,52 +7,29 @@ import pytest
 import torch
 from conftest import Letters, browse, needs_browser, read_jsonl, run, write_text
 
-import train_grpo
 from data import dataset
 from data.rules import check
 from data.vocabulary import decode
+from grpo.run.load import load_run
 from grpo.tools import replay
 
 
-@pytest.mark.parametrize("rule", [Letters("abcdefghijklmnopqrst"), None])
-def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path, monkeypatch, rule):
-    """And whether the rule calls it good, if there's one."""
-    monkeypatch.setattr(dataset, "WordRule", lambda text: rule)
-    expected = []
-
-    def spy(name):
-        real = getattr(train_grpo, name)
-
-        @torch.no_grad()
-        def function(policy, held_out, config, step):
-            real(policy, held_out, config, step)
-            batch = held_out.batch[:8]
-            completions = policy(batch).sample().completions[:, :1]  # (8,1,T)
-            line = {"completions": decode(completions)}
-            if rule:
-                line["good"] = check(rule, completions, batch.masked)[:, 0].tolist()
-            expected.append((line, batch))
-
-        return function
-
-    monkeypatch.setattr(train_grpo, "begin_snapshots", spy("begin_snapshots"))
-    monkeypatch.setattr(train_grpo, "record_snapshot", spy("record_snapshot"))
+def test_a_line_holds_one_draw_of_each_input_with_the_same_luck(flags, tmp_path, monkeypatch):
+    """And whether the rule calls it good."""
+    monkeypatch.setattr(dataset, "WordRule", lambda text: Letters("abcdefghijklmnopqrst"))
     run(flags, masking="short", learning_rate=0.1)
     lines = read_jsonl(tmp_path / "out" / "snapshots.jsonl")
-    assert [line.pop("iteration") for line in lines] == [-1, 0, 1, 2, 3]
-    _, batch = expected[0]
-    assert lines[0].pop("texts") == decode(batch.tokens)
-    assert lines[0].pop("masked") == decode(batch.masked)
-    assert lines == [line for line, _ in expected]
+    _, models, _, held_out = load_run(flags["out_dir"], {})
+    batch = held_out.batch[:8]
+    for line, policy in ((lines[0], models.base), (lines[-1], models.policy)):
+        with torch.no_grad():
+            y = policy(batch.masked).sample(batch).completions[:, :1]  # (8,1,T)
+        assert line["completions"] == decode(y)
+        assert line["good"] == check(held_out.rule, y, batch.masked)[:, 0].tolist()
+    assert lines[0]["texts"] == decode(batch.tokens) and lines[0]["masked"] == decode(batch.masked)
+    assert [line["iteration"] for line in lines] == [-1, 0, 1, 2, 3]
     assert lines[0]["completions"] != lines[-1]["completions"]
-    assert not rule or {True, False} == {*lines[0]["good"]}
-
-
-def test_other_inputs_begin_the_file_anew(flags, tmp_path):
-    run(flags, max_iters=1)
-    run(flags, max_iters=2, masking="random", init_from="resume")
-    lines = read_jsonl(tmp_path / "out" / "snapshots.jsonl")
-    assert [line["iteration"] for line in lines] == [-1, 1]
+    assert {True, False} == {*lines[0]["good"]}
 
 
 HEADER = {
@@ -93,35 +70,21 @@ def recorded(tmp_path, monkeypatch):
 FILLS = [["41+44=88", "13+13=25"], ["44+44=88", "14+12=25"], ["42+44=88", "11+11=25"]]
 
 
-def test_one_run_s_page_goes_into_its_folder_and_several_into_the_working_directory(
-    recorded, capsys, tmp_path
-):
-    one = recorded("one", FILLS, correct=[0.1, 0.2])
-    other = recorded("other", FILLS, {"kl_beta": 0}, "valid", valid=[0.3, 0.4])
-    replay.main([one])
-    replay.main([one, other])
-    shown = capsys.readouterr().out.splitlines()
-    pages = [tmp_path / line.removeprefix("open in a browser: ") for line in shown]
-    assert pages == [tmp_path / "one" / "replay.html", tmp_path / "replay.html"]
-    for page in pages:
-        html = page.read_text(encoding="utf-8")
-        assert not re.search(r"(src|href)=|url\(|@import", html), "it must work offline"
-
-
-def test_no_text_of_a_run_can_close_the_script_of_its_page(recorded):
-    """A metric of one's own may be infinite, which JSON doesn't know."""
+def test_a_page_works_offline_and_no_text_of_a_run_can_close_its_script(recorded, tmp_path):
+    """One run's page goes into its folder, and that of several into the working directory."""
     evil = "</script><!--"
-    outs = [
-        recorded("<b>", [[evil, evil]], {"dataset": evil}, correct=[float("inf"), 0.2]),
-        recorded("b", [], correct=[0.2]),
-    ]
-    content = re.search('type="application/json">(.*?)</script>', replay.make_page(outs))[1]
+    outs = [recorded("<b>", [[evil, evil]], {"dataset": evil}, correct=[0.2])]
+    outs.append(recorded("b", FILLS, correct=[0.2]))
+    for folders, page in {(outs[1],): "b/replay.html", (*outs,): "replay.html"}.items():
+        replay.main([*folders])
+        html = (tmp_path / page).read_text(encoding="utf-8")
+        assert not re.search(r"(src|href)=|url\(|@import", html)
+    content = re.search('type="application/json">(.*?)</script>', html)[1]
     assert "<" not in content
     shown = json.loads(content)
-    assert shown["labels"][0] == f"dataset={evil}, <b>"
+    assert shown["labels"][0] == f"dataset={evil}"
     first, _ = shown["runs"]
     assert first["name"] == "<b>" and first["snapshots"][0]["completions"] == [evil, evil]
-    assert [step["correct"] for step in first["metrics"]] == [None, 0.2]
 
 
 def open_page(folders, folder, script=""):
@@ -179,30 +142,3 @@ def test_the_slider_moves_fills_and_numbers(recorded, tmp_path):
     ]
     html = open_page([out], tmp_path, "$('play').click();")  # from the first line to the last
     assert "step 2 of 2" in html and "▶ play" in html
-
-
-@needs_browser
-def test_without_a_rule_no_completion_is_green_or_orange(recorded, tmp_path):
-    html = open_page([recorded("out", FILLS, rule="", mean_kl=[0, 1])], tmp_path)
-    assert ">step 2 of 2<" in html and '<span id="rule" hidden' in html
-    assert cards(html)[1] == ["1[2]+1[3]=25", "1[3]+1[3]=25", "1[1]+1[1]=25"]
-
-
-@needs_browser
-def test_curves_share_the_axes_of_their_panel(recorded, tmp_path):
-    """Two seeds are a group, whose number is their mean. A run may lack a metric."""
-    outs = [
-        recorded("a", [], {"kl_beta": 0.2}, correct=[0, 1], accepts=[1, 1]),
-        recorded("b", FILLS, {"kl_beta": 0.2, "seed": 2}, correct=[0.5, 0.5], accepts=[1, 1]),
-        recorded("<i>c", [], {"kl_beta": 0}, "valid", valid=[0.25]),
-    ]
-    html = open_page(outs, tmp_path)
-    assert numbers(html) == ["correct 0.750 – valid – – judge accepts 1.000 –"]  # after step 2
-    assert "no snapshots.jsonl" in html.lower() and "NaN" not in html and "Infinity" not in html
-    drawn = [line.split() for line in re.findall('<polyline points="([^"]+)"', html)]
-    ys = [[float(point.split(",")[1]) for point in points] for points in drawn]
-    (low, high), _, middle, top, quarter = ys
-    assert top == [high, high] and middle == pytest.approx(2 * [(low + high) / 2], abs=0.11)
-    assert quarter == pytest.approx([low + (high - low) / 4], abs=0.11)
-    html = open_page(outs, tmp_path, "$('run').value = 1; $('run').onchange();" + SLIDE)
-    assert "step 1 of 2: 1 of 2 good" in html and numbers(html)[0].startswith("correct 0.250")

@@ -4,27 +4,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import contents, figures, read_json, run, same, write_text
 
 import train_grpo
 from data.user_mistake import Mistake
-from grpo.run import network
 from grpo.run.checkpoint import read
-from grpo.run.config import saved_settings
-from grpo.run.log import lock_folder
-from grpo.run.network import set_threads
+from grpo.run.log import open_folder
 
 REWARD = """
-import torch
-
 def late(completions, batch):
-    own = torch.Generator().manual_seed(hash(batch.seed))
-    return (completions > 5).float().mean(dim=-1) + torch.rand((), generator=own)
+    return (completions > 5).float().mean(dim=-1) + batch.noise
 """
-LATER = b'{"iteration": 3, "written": "after the last checkpoint, before the end"}\n'
-# A kill leaves the first of these behind, and a power cut the other two.
-CUT_SHORT = [b'{"iteration": 4, "cut sho', b"\0\0\n", b'{"iteration": 4, "caf\xc3\n']
+# A kill leaves lines of steps after the last checkpoint, and a half line.
+LATER = b'{"iteration": 3, "written": "later"}\n{"iteration": 4, "cut sho'
 VARIANTS = [
     {},
     {"gradient_accumulation_steps": 2, "num_iterations": 2, "loss_type": "dapo"},
@@ -50,8 +42,7 @@ def resume(*flags):
 def test_n_steps_and_n_more_are_2n(flags, folder, world, given):
     """Weights, moments, reference, metrics and replay are those of one run of 2n steps.
 
-    If a run was killed, its .jsonl files may hold lines of steps after its checkpoint, and what's
-    no line at all.
+    If a run was killed, its .jsonl files may hold lines of steps after its checkpoint.
     """
     changes = {"eval_inputs": 1, "lr_decay_iters": 6} | given
     changes = {
@@ -62,18 +53,18 @@ def test_n_steps_and_n_more_are_2n(flags, folder, world, given):
     run(flags, max_iters=3, **halves)
     for name in ("metrics.jsonl", "snapshots.jsonl"):
         with open(folder / "halves" / name, "ab") as file:
-            file.write(LATER + CUT_SHORT[VARIANTS.index(given) % 3])
+            file.write(LATER)
     again, metrics_again = run(flags, max_iters=6, init_from="resume", **halves)
     assert metrics == metrics_again
     shown = [(folder / name / "snapshots.jsonl").read_bytes() for name in ("whole", "halves")]
     assert shown[0] == shown[1]
     for content in (whole, again):
-        del content["training"]["config"]
+        del content["training"]["config"], content["training"]["made_by"]
     assert same(whole, again)
 
 
 def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, folder, capsys):
-    """A copied run goes on in its own folder. The optimizer gets its settings again, too."""
+    """A copied run goes on in its own folder."""
     run(flags, kl_beta=0.3, max_iters=2)
     shutil.copytree(folder / "out", folder / "copy")
     before = contents(folder / "out")
@@ -81,8 +72,7 @@ def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, fo
     assert contents(folder / "out") == before
     settings = read_json(folder / "copy" / "config.json")
     assert (settings["kl_beta"], settings["top_p"], settings["max_iters"]) == (0.3, 0.9, 4)
-    changes = "top_p 0.95 -> 0.9, max_iters 2 -> 4"
-    assert f"{folder}/copy resumes at step 2 with {changes}\n" in capsys.readouterr().out
+    assert "top_p=0.9" in capsys.readouterr().out
 
 
 def test_a_moved_reference_stays_and_the_table_compares_with_the_base(flags, folder):
@@ -100,14 +90,11 @@ def test_a_moved_reference_stays_and_the_table_compares_with_the_base(flags, fol
 def test_a_reference_that_is_named_anew_replaces_the_saved_one(flags, world):
     before, _ = run(flags)
     wide = world / "wide.pt"
-    out = f"--out_dir={flags['out_dir']}"
-    resume(out, "--max_iters=5", f"--reference_checkpoint={wide}")
-    after = read(Path(flags["out_dir"]) / "checkpoint.pt")
-    assert same(after["training"]["reference"], read(wide)["weights"])
-    assert not same(after["weights"], before["weights"])
-    resume(out, "--max_iters=6")  # and stays
-    after = read(Path(flags["out_dir"]) / "checkpoint.pt")
-    assert same(after["training"]["reference"], read(wide)["weights"])
+    for new in (f"--reference_checkpoint={wide}", "--max_iters=6"):  # and it stays
+        resume(f"--out_dir={flags['out_dir']}", "--max_iters=5", new)
+        after = read(Path(flags["out_dir"]) / "checkpoint.pt")
+        assert same(after["training"]["reference"], read(wide)["weights"])
+        assert not same(after["weights"], before["weights"])
 
 
 def test_a_run_that_is_done_makes_its_table_again_and_one_with_a_file_says_what_to_do(
@@ -122,7 +109,7 @@ def test_a_run_that_is_done_makes_its_table_again_and_one_with_a_file_says_what_
     table.unlink()
     resume(f"--out_dir={folder}/out", f"--reward={reward}")
     assert table.read_text(encoding="utf-8") == before and figures(folder / "out") == steps
-    with pytest.raises(Mistake, match="is at step 4 already, .* set a larger max_iters$"):
+    with pytest.raises(Mistake, match="is at step 4; set max_iters to that or more$"):
         resume(f"--out_dir={folder}/out", f"--reward={reward}", "--max_iters=3")
 
 
@@ -136,48 +123,10 @@ def test_the_same_command_gives_the_same_run_and_another_seed_another(flags, fol
     assert tables[0] == tables[1]
 
 
-def test_a_checkpoint_with_settings_that_are_gone_is_one_line():
-    saved = {"direction": "forward", "group_size": 4, "min_lr": 0.0}
-    with pytest.raises(Mistake, match="^c.pt: there is no setting direction; --help lists them"):
-        saved_settings({"config": saved}, {}, "c.pt")
-
-
-def test_what_was_changed_at_which_step_is_kept(flags, folder, world, capsys):
-    """A resume with nothing new leaves no trace."""
-    out = folder / "out"
-
-    def history():
-        changes = read_json(out / "config.json")["changes"]
-        assert read(out / "checkpoint.pt")["training"]["changes"] == changes
-        return changes
-
-    run(flags, max_iters=1)
-    assert history() == []
-    resume(f"--out_dir={out}", "--max_iters=2", "--wandb_run_name=x")
-    assert history() == [[1, ["max_iters 1 -> 2"]]]
-    resume(f"--out_dir={out}", "--max_iters=3", "--kl_beta=0.3", "--seed=5")
-    more = ["kl_beta 0.1 -> 0.3", "max_iters 2 -> 3", "seed 1 -> 5"]
-    assert history() == [[1, ["max_iters 1 -> 2"]], [2, more]]
-    shutil.copy(world / "generator.pt", folder / "other.pt")
-    capsys.readouterr()
-    resume(f"--out_dir={out}", "--max_iters=4", f"--generator_checkpoint={folder}/other.pt")
-    assert "what the table calls *before* is another model now" in capsys.readouterr().out
-
-
 def test_a_resumed_run_drops_what_was_measured_of_the_shorter_one(tmp_path):
     measured = {"evaluation.json", "completions.jsonl", "replay.html"}
-    kept = {"config.json", "metrics.jsonl", "snapshots.jsonl", "checkpoint.pt"}
+    kept = {"config.json", "metrics.jsonl", "snapshots.jsonl", "checkpoint.pt", "run.lock"}
     for name in measured | kept:
         (tmp_path / name).touch()
-    lock_folder(tmp_path, 4).close()
+    open_folder(tmp_path, 4).close()
     assert {path.name for path in tmp_path.iterdir()} == kept
-
-
-def test_a_large_network_gets_its_threads_back(monkeypatch):
-    monkeypatch.setattr(network, "THREADS", 2)
-    try:
-        for size, threads in ((10, 1), (1000, 2)):
-            set_threads(torch.nn.Linear(size, 1000))
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(1)

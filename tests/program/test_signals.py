@@ -7,27 +7,20 @@ import sys
 import time
 from pathlib import Path
 
-from conftest import command_line, figures, run, same, write_text
+from conftest import command_line, figures, run, same
 
 import train_grpo
+from data.user_mistake import run_program
 from grpo.run.checkpoint import read
-
-SLOW = """
-import os, time
-
-def slow(completions, batch):
-    if len(completions) == 4:  # not the trial at the start
-        os.mkdir("{begun}")
-        time.sleep(60)
-    return completions.float().mean(dim=-1)
-"""
+from grpo.run.signals import StopSignals
 
 
 def child(arguments, errors):
     """Run the program with its stderr written to the file `errors`."""
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8")
-    train_grpo.main(arguments)
+    sys.argv[1:] = arguments
+    run_program(train_grpo.main)
 
 
 def wait_for(condition):
@@ -38,67 +31,67 @@ def wait_for(condition):
     raise TimeoutError
 
 
-class Background:
-    """The program in a process of its own."""
+def start(server, flags, errors, **changes):
+    """Start the program in a process of its own."""
+    arguments = command_line(flags, **changes), errors
+    process = server.Process(target=child, args=arguments, daemon=True)
+    process.start()
+    return process
 
-    def __init__(self, server, flags, **changes):
-        self.out = Path((flags | changes)["out_dir"])
-        self.errors = self.out.with_name("errors.txt")
-        arguments = (command_line(flags, **changes), self.errors)
-        self.process = server.Process(target=child, args=arguments, daemon=True)
-        self.process.start()
 
-    def send(self, number):
-        os.kill(self.process.pid, number)
-        return self
-
-    def end(self):
-        """Wait for the end: -> the exit code, and the text on stderr."""
-        self.process.join(60)
-        return self.process.exitcode, self.errors.read_text(errors="replace", encoding="utf-8")
+def stop(process, number):
+    """Send a signal, and wait for the end: -> the exit code."""
+    os.kill(process.pid, number)
+    process.join(60)
+    return process.exitcode
 
 
 def same_run(a, b):
     """Tell whether two folders hold the same run bit for bit, apart from settings and times."""
     contents = [read(Path(folder) / "checkpoint.pt") for folder in (a, b)]
     for content in contents:
-        del content["training"]["config"]
+        del content["training"]["config"], content["training"]["made_by"]
     return same(*contents) and figures(a) == figures(b)
 
 
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(server, flags, tmp_path):
     """Here it is Ctrl-C. test_run.py sends SIGTERM during the last step."""
     flags = flags | {"max_iters": 300, "eval_interval": 1000}
-    background = Background(server, flags)
+    process = start(server, flags, tmp_path / "errors.txt")
     metrics = tmp_path / "out" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 2)
-    code, errors = background.send(signal.SIGINT).end()
+    assert stop(process, signal.SIGINT) == 128 + signal.SIGINT
     done = read(tmp_path / "out" / "checkpoint.pt")["training"]["iteration"]
-    assert code == 128 + signal.SIGINT
     assert 2 < done < 300
-    assert errors.count("finishing this step; press Ctrl-C again to stop now") == 1
     go_on = f"to resume: python train_grpo.py --init_from=resume --out_dir={tmp_path}/out"
-    last = errors.splitlines()[-1]
-    assert last == f"the run ends early: {done} of 300 steps are saved; {go_on}"
+    errors = (tmp_path / "errors.txt").read_text(encoding="utf-8")
+    assert errors == f"the run ends early: {done} of 300 steps are saved; {go_on}\n"
     more = {"max_iters": done + 2, "lr_decay_iters": 300}
     run(flags, init_from="resume", **more)
     run(flags, out_dir=tmp_path / "whole", **more)
     assert same_run(tmp_path / "out", tmp_path / "whole")
 
 
-def test_a_second_signal_stops_at_once(server, flags, tmp_path):
-    begun = tmp_path / "begun"
-    write_text(tmp_path / "slow.py", SLOW.format(begun=begun))
-    slow = Background(server, flags, reward=f"judge,{tmp_path}/slow.py:slow")
-    wait_for(begun.exists)
-    slow.send(signal.SIGTERM)
-    wait_for(lambda: "again to stop" in slow.errors.read_text(encoding="utf-8"))
-    assert slow.process.is_alive()
-    assert slow.send(signal.SIGTERM).end()[0] == -signal.SIGTERM
+def test_a_second_signal_ends_the_program_unless_torchrun_may_have_sent_it():
+    """And what the parent ignores stays ignored: a shell has a job in the background do so."""
+    ours = signal.getsignal(signal.SIGTERM)
+    for second_one_ends in (True, False):
+        with StopSignals(second_one_ends) as signals:
+            signal.raise_signal(signal.SIGTERM)
+            assert signals.received == signal.SIGTERM
+            assert (signal.getsignal(signal.SIGTERM) == ours) == second_one_ends
+        assert signal.getsignal(signal.SIGTERM) == ours
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(signal.SIGINT)
+        assert not signals.received
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):
-    """Send kill -9 several times to a run that saves every step.
+    """Send kill -9 several times to a run that saves every ten steps.
 
     Its checkpoint always loads, and in the end it equals a run that was never killed. With KILLS=50
     it is killed 50 times.
@@ -108,12 +101,12 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):
     checkpoint = tmp_path / "out" / "checkpoint.pt"
     for _ in range(int(os.environ.get("KILLS", 3))):
         before = checkpoint.read_bytes() if checkpoint.exists() else b""
-        start = "resume" if before else "pretrained"
-        life = Background(server, flags, eval_interval=1, init_from=start)
+        how = "resume" if before else "pretrained"
+        process = start(server, flags, tmp_path / "errors.txt", init_from=how)
         if draw.random() < 0.8:  # otherwise it is killed while it starts
             wait_for(lambda: checkpoint.exists() and checkpoint.read_bytes() != before)  # noqa: B023
         time.sleep(draw.uniform(0, 0.5))
-        assert life.send(signal.SIGKILL).end()[0] == -signal.SIGKILL
+        assert stop(process, signal.SIGKILL) == -signal.SIGKILL
     more = {"max_iters": read(checkpoint)["training"]["iteration"] + 2, "lr_decay_iters": 10**6}
     run(flags, init_from="resume", **more)
     run(flags, out_dir=tmp_path / "whole", **more)

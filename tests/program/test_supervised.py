@@ -1,13 +1,17 @@
 """Check what the student of grpo.experiments.supervised learns from, and its loss."""
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
-from conftest import BLANK, encode, make_batch, read_json, write_lines
+from conftest import BLANK, encode, read_json, write_lines
 
 from data.dataset import read_splits
 from data.sums.prepare import draw_sums
 from data.sums.rule import correct_answers
 from data.vocabulary import VOCABULARY, decode
+from grpo.batch import make_batch
 from grpo.evaluation.rivals import fill_in_passes
 from grpo.experiments import supervised
 from grpo.policy import Product
@@ -20,21 +24,23 @@ from model.transformer import Generator
 TEXTS = ["41+47=88", "12+13=25", "33+22=55"]
 MASKED = ["4_+4_=88", "1_+1_=25", "3_+_2=55"]
 TOKENS, MASK = encode(*TEXTS), encode(*MASKED) == BLANK
-BATCH = make_batch(TOKENS, MASK, BLANK, 16, (1, 1))
+BATCH = make_batch(TOKENS, MASK, 16, (1, 1))
 
 
 def policy(seed):
     """Make a policy that draws any digits."""
     logits = torch.randn(8, len(VOCABULARY), generator=torch.Generator().manual_seed(seed))
     logits[:, [not c.isdigit() for c in VOCABULARY]] = -1e9
-    return lambda batch: Product(logits.expand(*batch.mask.shape, -1), batch, Config())
+    return lambda masked: Product(
+        logits.expand(*masked.shape, -1), masked, masked == BLANK, Config()
+    )
 
 
 def judge(rows):
     return torch.sin(3.0 * rows)
 
 
-MODELS = Models(policy=policy(0), reference=policy(1), base=policy(2), judge=judge)
+MODELS = Models(policy(0), policy(1), policy(2), policy(2), judge)
 
 
 def test_conventions_by_hand():
@@ -50,30 +56,25 @@ def test_conventions_by_hand():
     assert lists == [correct_answers(masked) for masked in MASKED]
 
 
-def test_the_student_draws():
-    found, there = supervised.answer("accepted", BATCH, MODELS)
-    assert torch.equal(found, MODELS.policy(BATCH).sample().completions) and there.all()
-
-
-def test_the_base_model_reads_slowly():
-    def base(batch):
+@pytest.mark.parametrize(
+    "order, title", [((), "left to right"), (range(7, -1, -1), "right to left")]
+)
+def test_the_base_model_reads_slowly(order, title):
+    def base(masked):
         """Prefer other digits after each pass."""
-        q = policy(3)(batch)
-        seen = batch.masked.sum(dim=1)[:, None, None]  # (B,1,1)
-        return Product(q.logits + torch.sin(q.logits * seen), batch, Config())
+        q = policy(3)(masked)
+        seen = masked.sum(dim=1)[:, None, None]  # (B,1,1)
+        return replace(q, logits=q.logits + torch.sin(q.logits * seen))
 
-    orders = {"left to right": (), "right to left": range(7, -1, -1)}
-    for name, order in orders.items():
-        found, there = supervised.answer("chain", BATCH, MODELS._replace(base=base), order=order)
-        assert torch.equal(found, fill_in_passes(base, BATCH, name)[0]) and there.all()
+    found, there = supervised.answer("slow", BATCH, MODELS._replace(base=base), order=order)
+    assert torch.equal(found, fill_in_passes(base, BATCH, title)[0]) and there.all()
 
 
 def test_it_takes_the_first_digit_that_is_plausible():
-    found, _ = supervised.answer("chain", BATCH, MODELS, share=0.4)
-    q = MODELS.base(BATCH).logits[0].softmax(dim=-1)  # (8,V) the same for all inputs
-    first = [next(c for c in "0123456789" if at[VOCABULARY.index(c)] >= 0.4 * at.max()) for at in q]
-    want = ["".join(d if c == "_" else c for d, c in zip(first, text)) for text in MASKED]
-    assert decode(found) == want
+    found, _ = supervised.answer("slow", BATCH, MODELS, share=0.4)
+    q = MODELS.base(BATCH.masked).log_marginals().exp()  # (3,8,V)
+    first = (q >= 0.4 * q.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)  # (3,8)
+    assert torch.equal(found[:, 0], torch.where(MASK, first, TOKENS))
 
 
 def test_the_search_finds_the_smallest_first_number_that_earns_something():
@@ -86,13 +87,12 @@ def test_the_search_finds_the_smallest_first_number_that_earns_something():
         return torch.tensor([[earns(text) - 0.5] for text in decode(completions)]), {}
 
     masked = ["4_+4_=88", "__+1_=25", "_7+__=61", "3_+_2=55"]
-    batch = make_batch(encode(*masked), encode(*masked) == BLANK, BLANK, 16, (1, 1))
-    best = decode(policy(2)(BATCH).logits[0].argmax(dim=-1))[0]
+    tokens = encode(*masked)
+    batch = make_batch(tokens, tokens == BLANK, 16, (1, 1))
     want = []
-    for text in masked:
-        rest = "".join(d if c == "_" else c for d, c in zip(best, text))[2:]
-        tried = [str(number) + rest for number in range(10, 100)]
-        tried = [x for x in tried if all(c in ("_", d) for c, d in zip(text[:2], x))]
+    for text, guess in zip(masked, decode(policy(2)(tokens).best_guess())):
+        pattern = re.compile(text[:2].replace("_", "."))
+        tried = [f"{n}{guess[2:]}" for n in range(10, 100) if pattern.match(str(n))]
         want.append(next(filter(earns, tried), None))
     answers, there = supervised.answer("search", batch, MODELS, rewards)
     found = [text if exists else None for text, exists in zip(decode(answers), there[:, 0])]
@@ -103,12 +103,13 @@ def test_with_a_reward_only_answers_that_earn_more_than_0_are_there():
     def rewards(completions, batch):
         return judge_scores(judge, completions, batch), {}
 
-    for kind in ("accepted", "all"):
-        answers, all_there = supervised.answer(kind, BATCH, MODELS)
-        same, there = supervised.answer(kind, BATCH, MODELS, rewards)
-        earns = judge_scores(judge, answers, BATCH) > 0  # (3,n)
-        assert torch.equal(same, answers) and torch.equal(there, all_there & earns)
-        assert 0 < there.sum() < all_there.sum()
+    drawn = MODELS.policy(BATCH.masked).sample(BATCH).completions  # (3,16,T)
+    answers, there = supervised.answer("accepted", BATCH, MODELS, rewards)
+    assert torch.equal(answers, drawn)
+    assert torch.equal(there, judge_scores(judge, drawn, BATCH) > 0) and there.any()
+    _, every = supervised.answer("all", BATCH, MODELS)
+    _, there = supervised.answer("all", BATCH, MODELS, rewards)
+    assert (there <= every).all() and 0 < there.sum() < every.sum()
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
@@ -122,7 +123,7 @@ def test_the_loss_is_a_loop_over_inputs_that_have_an_answer(monkeypatch, power):
     monkeypatch.setattr(supervised, "PART", 2)
     monkeypatch.setattr(supervised, "answer", answer)
     answers = supervised.Answers("all", MODELS, None, {}, TOKENS, MASK, (1,))
-    q = MODELS.policy(BATCH).logits.double().softmax(dim=-1)  # (3,8,V)
+    q = MODELS.policy(BATCH.masked).logits.double().softmax(dim=-1)  # (3,8,V)
     losses = []
     for i in (0, 1):
         p = sum(q[i, MASK[i], y[MASK[i]]].prod() for y in encode(*correct_answers(MASKED[i])))
@@ -131,20 +132,18 @@ def test_the_loss_is_a_loop_over_inputs_that_have_an_answer(monkeypatch, power):
     torch.testing.assert_close(loss, sum(losses) / 2, rtol=1e-5, atol=0)
 
 
-@pytest.fixture
-def sums(monkeypatch, tmp_path):
-    """Let the command read a few sums in the place of 200,000."""
+def test_each_round_has_new_inputs_and_the_student_of_the_round_before(tmp_path, monkeypatch):
+    """It reads a few sums in the place of 200,000."""
     lines = [draw_sums(results, 3, 200, seed=1) for results in ([500, 701], [600])]
-    splits = read_splits(write_lines(tmp_path, *lines), 11)
-    monkeypatch.setattr(supervised, "load_splits", lambda config: splits)
-
-
-def test_each_round_has_new_inputs_and_the_student_of_the_round_before(sums, tmp_path, monkeypatch):
+    splits = read_splits(write_lines(tmp_path, *lines), "val", 11)
+    monkeypatch.setattr(supervised, "load_splits", lambda *_: splits)
     rounds = []
     real = supervised.answer
 
     def answer(kind, batch, models, *others, **options):
-        rounds.append((batch.masked, models.policy(batch).logits, models.base(batch).logits))
+        rounds.append(
+            (batch.masked, models.policy(batch.masked).logits, models.base(batch.masked).logits)
+        )
         return real(kind, batch, models, *others, **options)
 
     monkeypatch.setattr(supervised, "answer", answer)
@@ -155,18 +154,3 @@ def test_each_round_has_new_inputs_and_the_student_of_the_round_before(sums, tmp
     assert torch.equal(student, base) and not torch.equal(student_later, base_later)
     assert read_json(tmp_path / "out" / "prompts.json") == {"prompts": decode(second)}
     load_model(tmp_path / "out" / "generator.pt", Generator)
-
-
-def test_a_mistake_is_one_line(sums, tmp_path, capsys):
-    for out, flag in (
-        ("", "--rounds=1"),
-        ("out", "--rounds=7"),
-        ("out", "--updates=0"),
-        ("out", "--rate=nan"),
-        ("out", "--power=-1"),
-        ("out", "--share=2"),
-        ("out", "--order=0,11"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            supervised.main(["any", str(tmp_path / out), flag])
-        assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "out").exists()
