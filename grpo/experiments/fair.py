@@ -95,9 +95,9 @@ class Variant:
             flags = [f"--{name}={value:g}" for name, value in candidate.items()]
             flags += [f"--seed={seed}"]
             summary = {"half": half, "tuned": candidate, "seed": seed}
-            shutil.rmtree(out_dir, ignore_errors=True)  # what's left of a run that was stopped
             try:
                 if self.kind == "supervised":
+                    shutil.rmtree(out_dir, ignore_errors=True)  # of a run that was stopped
                     supervised.main([self.words[1], str(out_dir), *self.words[2:], *flags])
                 else:
                     flags += [f"--held_out={HALVES[half]}", f"--out_dir={out_dir}"]
