@@ -162,14 +162,18 @@ def main(arguments=(), quiet=False):
                 metrics["lr"] = lr
                 metrics["step_ms"] = 1000 * (time.perf_counter() - began)
                 log.write(step, metrics, policy)
+                last = done == config.max_iters
+                if is_first() and (last or done % config.eval_interval == 0):
+                    log.say(peek(models, rewards, held_out, done))
+                if last or done % SAVE_EVERY == 0:
+                    save_checkpoint(config, policy, reference, optimizer, done)
+                    log.saved = done
                 stop = largest_of_processes(signals.received, device)  # 0, or the signal
-                if stop or done % SAVE_EVERY == 0 or done == config.max_iters:
+                if stop and log.saved < done:
                     save_checkpoint(config, policy, reference, optimizer, done)
                     log.saved = done
                 if stop:
                     sys.exit(128 + stop)  # `log` says how to resume
-                if is_first() and (done % config.eval_interval == 0 or done == config.max_iters):
-                    log.say(peek(models, rewards, held_out, done))
         if not is_first():
             return None
         # How much is correct on held-out inputs, before and after? And what does the judge think?

@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in train_grpo.py
 import torch
 from tqdm import tqdm
 
+from data.masking import parse_masking
 from data.user_mistake import Mistake, run_program
 from grpo.run.arguments import read_flags, within
 from grpo.run.checkpoint import load_model, model_file, write
@@ -166,6 +167,8 @@ def pretrain(args):
     torch.manual_seed(args.seed)
     generator, train, val = load_or_make(args, config)
     judge = Judge(replace(generator.trunk.config, n_latent=1))
+    for masking in args.masking, args.judge_masking:
+        parse_masking(masking)
     if args.judge_steps:
         val.batch(1, args.judge_masking, (0,))  # if this finds nothing to hide, fail now
     set_threads(generator)

@@ -8,11 +8,11 @@ begins with _. Every program of the project reads its flags here.
 
 import contextlib
 import difflib
-import importlib.util
 import inspect
 import os
 import sys
 import traceback
+import types
 from collections.abc import Sequence
 from dataclasses import Field, field, fields
 from pathlib import Path
@@ -35,7 +35,7 @@ def convert(setting: Field, value: object) -> object:
     """Convert a value to the type of its setting. Raises a ValueError that says what's allowed."""
     kind, text = setting.type, str(value)
     if kind is str and isinstance(value, str):
-        return os.path.expanduser(value)  # no shell expands the ~ of --out_dir=~/runs
+        return os.path.expanduser(text)  # no shell expands the ~ of --out_dir=~/runs
     if kind in (int, float):
         low, high = setting.metadata.get("range", (int(kind is int), LARGEST))
         with contextlib.suppress(ValueError):
@@ -95,7 +95,8 @@ def read_arguments(
             assigned = {
                 name: value
                 for name, value in run_file(argument).items()
-                if not (name.startswith("_") or callable(value) or inspect.ismodule(value))
+                if name in kinds
+                or not (name.startswith("_") or callable(value) or inspect.ismodule(value))
             }
             values |= read_settings(settings, assigned, f"{argument}: ")
         else:
@@ -118,10 +119,11 @@ def run_file(path: str | Path) -> dict[str, object]:
         raise Mistake(f"there is no file {path}; name another")
     sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
     # a name of its own, because random.py must not replace Python's own
-    spec = importlib.util.spec_from_file_location(f"{path.stem} of the user", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    module = types.ModuleType(f"{path.stem} of the user")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))
     except Exception as error:
         raise mistake_in(path, error) from error
     return vars(module)

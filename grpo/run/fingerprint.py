@@ -17,6 +17,7 @@ from data.dataset import files_of
 from data.files import PROJECT, shipped_path
 from data.user_mistake import Mistake
 from data.weights import parse_weights
+from grpo import distributed
 from grpo.run.checkpoint import LATEST
 from grpo.run.config import PLACES
 from grpo.run.network import pick_device
@@ -43,7 +44,8 @@ def fingerprint(config) -> str:
     files = [path for path in code if path.name not in TO_READ]
     files += [shipped_path(name) for name in named if name]
     device = pick_device(config.device)
-    content = hashlib.sha256(f"{device.type} {torch.__version__}".encode())
+    machine = f"{device.type} {torch.__version__} {distributed.PROCESSES}"
+    content = hashlib.sha256(machine.encode())
     for path in files:
         path = path / LATEST if path.is_dir() else path
         if path.is_file():
@@ -58,10 +60,12 @@ def loaded_with(file: str) -> list[Path]:
     """
     file = shipped_path(file).resolve()
     loaded = [getattr(module, "__file__", None) or "/" for module in sys.modules.values()]
-    found = {file, *(Path(path) for path in loaded if Path(path).is_relative_to(file.parent))}
+    found = {Path(path) for path in loaded if Path(path).is_relative_to(file.parent)}
+    others = [sys.prefix, sys.base_prefix]  # what's installed, and Python's own
     if PROJECT.is_relative_to(file.parent):
-        found = {file, *(path for path in found if not path.is_relative_to(PROJECT))}
-    return sorted(path for path in found if not path.is_relative_to(sys.prefix))
+        others.append(PROJECT)
+    found = {path for path in found if not any(path.is_relative_to(each) for each in others)}
+    return sorted(found | {file})
 
 
 def made_by(config, before: dict | None) -> str:
