@@ -2,8 +2,8 @@
 
     python train_grpo.py config/grpo_config.py --group_size=16
 
-`grpo_step` is Algorithm 1 of DeepSeekMath (2402.03300). `main` is the whole run around it. The same
-thing in one short file is grpo/one_file.py. From Python:
+`grpo_step` is the body of Algorithm 1 in DeepSeekMath (2402.03300). `main` is the whole run around
+it. The same thing in one short file is grpo/one_file.py. From Python:
 
     from train_grpo import main
     table = main("config/quick.py --kl_beta=0", quiet=True)
@@ -30,7 +30,7 @@ from grpo.evaluation.table import format_table
 from grpo.loss import blanks_that_learn, grpo_loss, loss_weights
 from grpo.metrics import Rollout, check_finite, rollout_metrics, to_floats, update_metrics
 from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_reference
-from grpo.run.checkpoint import SAVE_EVERY, load_checkpoint, save_checkpoint
+from grpo.run.checkpoint import SAVE_EVERY, load_checkpoint
 from grpo.run.config import load_config
 from grpo.run.fingerprint import made_by
 from grpo.run.load import load_data, load_models, load_rewards, warnings
@@ -137,9 +137,9 @@ def main(arguments=(), quiet=False):
     if config.init_from == "resume":  # restores weights, reference and moments
         start, before = load_checkpoint(config, policy, reference, optimizer)
     look = peek(models, rewards, held_out, start)  # a reward of yours that fails does so here
-    config.made_by = made_by(config, before)
 
-    with Log(config, start, held_out, quiet) as log:  # opens the run's folder
+    # This opens the run's folder.
+    with Log(config, made_by(config, before), start, held_out, quiet) as log:
         log.first_snapshot(models.base)  # what grpo.tools.replay shows
         log.say("\n".join([*warnings(config, train, held_out), look]))
         with StopSignals(second_one_ends=PROCESSES == 1) as signals:  # Ctrl-C only asks us to stop
@@ -166,13 +166,10 @@ def main(arguments=(), quiet=False):
                 if is_first() and (last or done % config.eval_interval == 0):
                     log.say(peek(models, rewards, held_out, done))
                 if last or done % SAVE_EVERY == 0:
-                    save_checkpoint(config, policy, reference, optimizer, done)
-                    log.saved = done
+                    log.save(policy, reference, optimizer, done)
                 stop = largest_of_processes(signals.received, device)  # 0, or the signal
-                if stop and log.saved < done:
-                    save_checkpoint(config, policy, reference, optimizer, done)
-                    log.saved = done
                 if stop:
+                    log.save(policy, reference, optimizer, done)
                     sys.exit(128 + stop)  # `log` says how to resume
         if not is_first():
             return None

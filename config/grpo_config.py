@@ -30,10 +30,10 @@ learning_rate = 1e-3  # far above an LLM's 1e-6 to 1e-5, because the model is so
 warmup_iters = 5
 dtype = "float32"  # faster than bfloat16 for a network this small
 
-# An ideal judge's score is log p/q_ref, with p the real sums and q_ref the base model. (Ours is off
-# by a constant of each input, which the baseline removes.) With kl_beta = 1 the reward minus the KL
-# is greatest if the policy is p itself, so nothing may rescale the reward. And a completion's own
-# reward must stay out of its baseline, or it shrinks the advantage.
+# An ideal judge's score is log p/q_ref, with p the real sums and q_ref the base model. (Ours is
+# off, mostly by a constant of each input, which the baseline removes.) With kl_beta = 1 the reward
+# minus the KL is greatest if the policy is p itself, so nothing may rescale the reward. And a
+# completion's own reward must stay out of its baseline, or it shrinks the advantage.
 scale_rewards = "none"
 baseline = "leave_one_out"
 # But independent blanks can't be p. A smaller kl_beta lets them commit to one answer.

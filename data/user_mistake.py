@@ -8,8 +8,8 @@ from collections.abc import Callable
 class Mistake(Exception):
     """One line for the user: what's wrong, what's allowed, how to fix it.
 
-    Only a Mistake gets printed as one line. Every other error keeps its traceback, because whoever
-    changes the code needs it.
+    It gets printed as one line, and so does a path that can't be used. Every other error keeps its
+    traceback, because whoever changes the code needs it.
     """
 
 

@@ -4,8 +4,8 @@ N processes with A micro-batches each take the same step as one process with N·
 Every process draws all inputs and random numbers of the step from the seed, and keeps its share.
 The weights of the loss are normalized over all processes, so we add their gradients up instead of
 averaging them. Anything that needs the whole step, such as the metrics, is gathered or summed. Only
-the first process logs and saves. Without torchrun there's one process, and nothing here does
-anything.
+the first process logs and saves. Without torchrun there's one process, and nothing here changes
+what it computes.
 """
 
 import atexit

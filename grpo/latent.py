@@ -80,7 +80,7 @@ class Latent(Rows):
         pi = self.log_pi().double().exp()[:, None]  # (B,1,K)
         z = pick(pi, batch.latents)  # (B,G)
         of_z = self.log_q(allowed).take_along_dim(z[:, None, :, None], dim=2)  # (B,T,G,V)
-        y = pick(of_z.double().exp(), batch.uniforms.mT).mT  # (B,G,T)
+        y = pick(of_z.double().softmax(dim=-1), batch.uniforms.mT).mT  # (B,G,T)
         return Sample(torch.where(self.mask[:, None], y, self.masked[:, None]), allowed)
 
     def log_probs(self, sample: Sample, reference: "Latent") -> LogProbs:

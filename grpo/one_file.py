@@ -48,9 +48,9 @@ def sample(log_probs, masked, uniforms):
 def reward(judge, completions, mask):
     """Score completions by how sure the judge is that they're real: (B,G,T), (B,T) -> (B,G).
 
-    The judge returns a logit for each character, and the score is their mean over the blanks. It's
-    log(p/q_ref) but for a constant of each input, with p the probability of a completion among real
-    sums, and q_ref that under the base model. (The judge can't see what was hidden.)
+    The judge returns a logit for each character, and the score is their mean over the blanks. If it
+    knew what was hidden, the best score would be log(p/q_ref), with p the probability of a
+    completion among real sums, and q_ref that under the base model.
     """
     texts, which = completions.view(-1, T).unique(dim=0, return_inverse=True)  # judge each once
     logits = torch.cat([judge(part) for part in texts.split(32)])  # (texts,T)

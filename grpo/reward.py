@@ -78,7 +78,8 @@ def judge_scores(judge: Callable, completions: Tensor, batch: Batch) -> Tensor:
 
     If the judge saw what was hidden, its best score would be log(p/q_ref), where p is the
     probability of a completion in real text, and q_ref that under the generator whose draws it
-    learned from (model/losses.py). It doesn't, so its score is off by a constant of each input.
+    learned from (model/losses.py). It doesn't, so its score is off. As far as right or wrong goes
+    it's off by a constant of each input, which a comparison within the group removes.
     """
     logits = judge_logits(judge, completions)  # (B,G,T)
     return mean_over_blanks(logits, batch.mask).clamp(-SCORE_LIMIT, SCORE_LIMIT)

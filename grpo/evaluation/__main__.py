@@ -85,12 +85,13 @@ def main(arguments: list[str]) -> None:
     everything = given.pop("again", False)
     if not files:
         raise Mistake("name the folder of a run: python -m grpo.evaluation out")
+    one = files[0].endswith(".pt") or everything or given
+    if one and len(files) > 1:
+        raise Mistake(f"only one run can be measured at a time, not {', '.join(files)}")
     if files[0].endswith(".pt"):
         measure_generator(files[0], Config(**given), everything)
-    elif not (everything or given):
+    elif not one:
         print(compare(files))
-    elif len(files) > 1:
-        raise Mistake("only one run can be measured at a time; name one out_dir")
     else:
         measure_run(files[0], given, everything)
 

@@ -13,8 +13,8 @@ get without GRPO. The rows:
     cheat: common words              text: the most frequent word of each length, blindly
     best of 16, judge              * the base model's draw with the largest log q + judge's score,
                                      which estimates log p
-    left to right, right to left   * sums: the base model in two passes, a number each, or with one
-                                     blank a pass
+    left to right, right to left   * sums: the base model in two passes, half of the blanks each, or
+                                     with one blank a pass
     the same, best reward of 16    * of those two-pass draws the one that earns the most
     one by one                     * text: one blank a pass, first the one that it's surest of
 

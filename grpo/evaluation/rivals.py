@@ -60,9 +60,9 @@ def fill_in_passes(
 def best_by_judge(q: Product, completions: Tensor, scores: Tensor) -> Tensor:
     """Choose the completion that's the most likely in real text: (N,n,T), (N,n) -> (N,1,T).
 
-    Among completions of one input, the judge's score is log(p/q), but for a constant: p is how
-    likely a completion is in real text, and q how likely under the base model. The largest p has
-    the largest log q + score. The score alone would prefer whatever the base model finds unlikely.
+    An ideal judge's score is log(p/q): p is how likely a completion is in real text, and q how
+    likely under the base model. The largest p has the largest log q + score. The score alone would
+    prefer whatever the base model finds unlikely.
     """
     log_q = q.log_likelihood(completions).sum(dim=-1)  # (N,n)
     best = (log_q + scores).argmax(dim=1)  # (N,)

@@ -21,7 +21,7 @@ import json
 import math
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -112,8 +112,13 @@ class Variant:
     def describe(self, out_dir: Path, half: str) -> dict:
         """Sum a run up: exact figures, pass@k, and what's lost."""
         file = out_dir / ("generator.pt" if self.kind == "supervised" else LATEST)
-        config = Config(
-            held_out=HALVES[half], eval_inputs=INPUTS, reward="correct", judge_checkpoint=""
+        config = replace(
+            self.config,
+            held_out=HALVES[half],
+            eval_inputs=INPUTS,
+            reward="correct",
+            judge_checkpoint="",
+            reference_checkpoint="",
         )
         models, _, held_out = load_generator(file, config)
         masked, which = distinct(held_out.batch.masked)  # (D,T), (N,) equal inputs count once

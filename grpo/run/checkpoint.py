@@ -102,7 +102,7 @@ def training_state(path: str | Path) -> dict[str, Any]:
     return training
 
 
-def save_checkpoint(config, policy, reference, optimizer, iteration: int) -> None:
+def save_checkpoint(config, made_by, policy, reference, optimizer, iteration: int) -> None:
     """Write out_dir/checkpoint.pt after `iteration` steps.
 
     The inputs and draws of a step depend only on the seed and the step's number, so nothing else
@@ -114,7 +114,7 @@ def save_checkpoint(config, policy, reference, optimizer, iteration: int) -> Non
         "reference": reference.network.state_dict(),
         "iteration": iteration,
         "config": asdict(config),
-        "made_by": config.made_by,
+        "made_by": made_by,
     }
     write(Path(config.out_dir) / LATEST, content)
 

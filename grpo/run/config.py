@@ -112,9 +112,6 @@ class Config:
     kernel: Literal["auto", "cuda", "torch"] = "auto"  # auto: the fused cuda kernel if it can run
     seed: int = within(1, 0)  # seed of the inputs and the draws
 
-    # This isn't a setting, but goes with them: what the run is made with (grpo/run/fingerprint.py).
-    made_by = ""
-
 
 def load_config(arguments: Sequence[str] = ()) -> Config:
     """Read config files and flags. Raises a Mistake if anything is wrong with the settings.

@@ -11,6 +11,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from data.dataset import files_of
@@ -20,7 +21,7 @@ from data.weights import parse_weights
 from grpo import distributed
 from grpo.run.checkpoint import LATEST
 from grpo.run.config import PLACES
-from grpo.run.network import pick_device
+from grpo.run.network import pick_device, pick_dtype
 
 # what a run executes; tools, tests and experiments don't change what it computes
 CODE = """train_grpo.py grpo/*.py grpo/*.cu grpo/run/*.py grpo/evaluation/*.py model/transformer.py
@@ -44,8 +45,9 @@ def fingerprint(config) -> str:
     files = [path for path in code if path.name not in TO_READ]
     files += [shipped_path(name) for name in named if name]
     device = pick_device(config.device)
-    machine = f"{device.type} {torch.__version__} {distributed.PROCESSES}"
-    content = hashlib.sha256(machine.encode())
+    precision = pick_dtype(config.dtype, device)
+    versions = torch.__version__, np.__version__, distributed.PROCESSES
+    content = hashlib.sha256(str((device.type, precision, *versions)).encode())
     for path in files:
         path = path / LATEST if path.is_dir() else path
         if path.is_file():

@@ -25,8 +25,9 @@ from data.user_mistake import Mistake
 from data.vocabulary import decode
 from grpo.distributed import is_first
 from grpo.metrics import BAR
+from grpo.optimizer import Optimizer
 from grpo.policy import Policy
-from grpo.run.checkpoint import LATEST, write
+from grpo.run.checkpoint import LATEST, save_checkpoint, write
 from grpo.run.config import Config
 from grpo.run.load import HeldOut
 from grpo.run.network import uncompiled
@@ -44,12 +45,18 @@ INPUTS = 8  # of a snapshot
 class Log:
     """Write a run's files, and move its bar. Only the first of several processes does so.
 
-    Use it as `with Log(config, start, held_out) as log`.
+    Use it as `with Log(config, made_by, start, held_out) as log`.
     """
 
-    def __init__(self, config: Config, start: int, held_out: HeldOut, quiet: bool = False):
-        """Open the folder after `start` steps. Raises a Mistake if another run is using it."""
+    def __init__(
+        self, config: Config, made_by: str, start: int, held_out: HeldOut, quiet: bool = False
+    ):
+        """Open the folder after `start` steps. Raises a Mistake if another run is using it.
+
+        `made_by` is what makes this run besides its settings (grpo/run/fingerprint.py).
+        """
         self.config = config
+        self.made_by = made_by
         self.folder = Path(config.out_dir)
         self.held_out = held_out
         self.saved = start  # steps that are in the checkpoint
@@ -58,7 +65,7 @@ class Log:
         self.wandb = None
         if is_first():
             self.lock = open_folder(self.folder, start)
-            content = asdict(config) | {"rule": held_out.rule_name, "made_by": config.made_by}
+            content = asdict(config) | {"rule": held_out.rule_name, "made_by": made_by}
             write(self.folder / "config.json", json.dumps(content, indent=1).encode())
             if config.wandb_project:
                 self.wandb = self.ask_wandb(start_wandb, config)
@@ -76,6 +83,12 @@ class Log:
         if self.talks:
             tqdm.write(text)
             sys.stdout.flush()  # if it's a file, somebody may be watching
+
+    def save(self, policy: Policy, reference: Policy, optimizer: Optimizer, done: int):
+        """Save a checkpoint after `done` steps, unless it's saved already."""
+        if done > self.saved:
+            save_checkpoint(self.config, self.made_by, policy, reference, optimizer, done)
+            self.saved = done
 
     def ask_wandb(self, function, *arguments, **options):
         """Call a function of wandb. In trouble, print one warning and leave wandb alone."""

@@ -23,6 +23,7 @@ from grpo.optimizer import Optimizer
 from grpo.policy import Product, Sample
 from grpo.reward import Rewards
 from grpo.run.config import load_config
+from grpo.truncation import truncates
 from model.transformer import IMPOSSIBLE
 from train_grpo import grpo_step
 
@@ -48,7 +49,7 @@ def train(arguments: list[str] = ()) -> list[dict[str, float]]:
     table = base.double().requires_grad_()  # (1,T,V)
 
     def policy(masked):
-        return Product(table, masked, MASK, config)
+        return Product(table, masked, MASK, config, truncates=truncates(config))
 
     def reference(masked):
         return Product(base, masked, MASK, config)
@@ -58,7 +59,7 @@ def train(arguments: list[str] = ()) -> list[dict[str, float]]:
     rows, metrics = [], {}
     for step in range(config.max_iters + 1):  # the last step is never looked at
         seed = (config.seed, step)
-        batch = make_batch(FOUR[:, 0], MASK, config.group_size, seed)
+        batch = make_batch(FOUR[:, 0], MASK, config.group_size, seed, config.num_iterations)
         with torch.no_grad():
             q, q_ref = policy(batch.masked), reference(batch.masked)
             exact = q.log_probs(Sample(FOUR), q_ref)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from conftest import encode, read_jsonl, run, write_text
+from conftest import command_line, encode, read_jsonl, run, write_text
 
 import train_grpo
 from data.sums.prepare import prepare
@@ -123,10 +123,8 @@ def test_a_run_is_summed_up_by_its_exact_figures(world, flags, tmp_path, monkeyp
     }
     small |= {"dataset": str(tmp_path / "sums"), "judge_checkpoint": "", "reward": "correct"}
     run(flags, **small, top_p=1.0, max_iters=12)
-    plain = fair.Config
     monkeypatch.setattr(fair, "INPUTS", 50)
-    monkeypatch.setattr(fair, "Config", lambda **given: plain(**(small | given)))
-    variant = fair.Variant(tmp_path, ["config/rule.py"], {})
+    variant = fair.Variant(tmp_path, command_line(small), {})
     found = variant.describe(tmp_path / "out", "report")
     assert found["pass"][0] == pytest.approx(found["correct"], rel=1e-6)
     for k in exact.PASS_AT:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import command_line, contents, read_json, read_jsonl, run, same, write_text
 
+import grpo.run.log
 import train_grpo
 from data.user_mistake import Mistake
 from grpo.run.checkpoint import model_file, read, write
@@ -70,7 +71,7 @@ def test_ten_steps_in_a_row_without_anything_to_learn_are_one_warning(
     """Without a baseline equal rewards do teach something."""
     config = Config(**flags | {"baseline": baseline, "scale_rewards": "none"})
     monkeypatch.setattr(Log, "snapshot", lambda *_: None)
-    with Log(config, 0, HeldOut(None, None), quiet=True) as log:
+    with Log(config, "", 0, HeldOut(None, None), quiet=True) as log:
         for step, dead in enumerate([0.5, *[1.0] * 9, 0.9, *[1.0] * 15]):
             log.write(step, {"frac_reward_zero_std": dead}, None)
     warned = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
@@ -125,16 +126,16 @@ def test_two_runs_do_not_share_a_folder(flags, tmp_path):
     run(flags, max_iters=1)
 
 
-@pytest.mark.parametrize("place", ["save_checkpoint", "peek"])
-def test_a_signal_during_the_last_save_or_look_is_not_lost(flags, monkeypatch, place):
-    original = getattr(train_grpo, place)
+@pytest.mark.parametrize("module, place", [(grpo.run.log, "save_checkpoint"), (train_grpo, "peek")])
+def test_a_signal_during_the_last_save_or_look_is_not_lost(flags, monkeypatch, module, place):
+    original = getattr(module, place)
 
     def interrupted(*arguments):
         if arguments[-1] == 4:  # the last step
             signal.raise_signal(signal.SIGTERM)
         return original(*arguments)
 
-    monkeypatch.setattr(train_grpo, place, interrupted)
+    monkeypatch.setattr(module, place, interrupted)
     with pytest.raises(SystemExit, match="143"):
         run(flags)
     out = Path(flags["out_dir"])
