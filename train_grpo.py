@@ -136,7 +136,10 @@ def main(arguments=(), quiet=False):
     start, before = 0, None
     if config.init_from == "resume":  # restores weights, reference and moments
         start, before = load_checkpoint(config, policy, reference, optimizer)
-    look = peek(models, rewards, held_out, start)  # a reward of yours that fails does so here
+    look = peek(models, rewards, held_out, start)
+    with torch.no_grad():  # if a reward of yours fails, then here, before we write anything
+        first = draw_batch(train, config, start, device)
+        rewards(policy(first.masked).sample(first).completions, first)
 
     # This opens the run's folder.
     with Log(config, made_by(config, before), start, held_out, quiet) as log:
@@ -149,6 +152,7 @@ def main(arguments=(), quiet=False):
                 optimizer.set_learning_rate(lr)
                 # The inputs and random numbers of a step depend on (seed, step) and nothing else.
                 # Each process draws all of them and keeps its share.
+                torch.manual_seed((config.seed << 32) + step)  # for rewards that ask PyTorch
                 batch = draw_batch(train, config, step, device)
                 rollout, figures, norms = grpo_step(
                     policy, reference, rewards, optimizer, batch, config

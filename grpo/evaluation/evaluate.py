@@ -105,13 +105,16 @@ def distance(completions: Tensor, batch: Batch) -> float:
 def score(models: Models, rewards: Rewards, completions: Tensor, batch: Batch) -> dict[str, Tensor]:
     """Ask the judge and the reward's other judges and functions: (N,n,T) -> {name: (N,n)}.
 
-    Parts of the reward that have a column anyway aren't asked again.
+    Parts of the reward that have a column anyway aren't asked again. A function may compare the
+    completions of an input, so it gets each of them twice if there's only one.
     """
-    batch = batch.first(completions.shape[1])
+    N, n, _ = completions.shape
+    several = completions.expand(N, max(n, 2), -1)
+    batch = batch.first(max(n, 2))
     scores = {"judge": judge_scores(models.judge, completions, batch)} if models.judge else {}
     for name, (part, _) in rewards.parts.items():
         if name.endswith(".pt") or ".py:" in name:
-            scores[name] = part(completions, batch)
+            scores[name] = part(several, batch)[:, :n]
     return scores
 
 

@@ -164,7 +164,7 @@ def check(config: Config) -> None:
     out = Path(config.out_dir).resolve()
     for file in filter(None, files):
         inside = shipped_path(file).resolve().is_relative_to(out)
-        if not config.out_dir or (inside and config.init_from != "resume"):
+        if inside and config.init_from != "resume":
             raise Mistake(f"out_dir={config.out_dir!r} is where {file} is; name another folder")
     inputs = config.batch_size * config.gradient_accumulation_steps
     if config.minibatch_size and (inputs % config.minibatch_size or distributed.PROCESSES > 1):

@@ -183,6 +183,8 @@ def warnings(config: Config, train: Dataset, held_out: HeldOut) -> list[str]:
                 f"{config.generator_checkpoint} was trained with seed={config.seed}, too, so this"
                 " run meets the same inputs and draws again; another --seed makes new ones"
             )
+    if config.compile:
+        lines.append("compile=true: the first step takes up to two minutes")
     if config.prompts_file:
         prompts = {*decode(train.inputs)}
         common = prompts & {*decode(held_out.batch.masked)}
@@ -241,9 +243,11 @@ def user_reward(path: str, function: Callable, completions: Tensor, batch: Batch
         values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
     except Exception as error:
         raise mistake_in(shipped_path(path).resolve(), error) from error
-    if values.shape != shape or not values.isfinite().all():
+    if values.shape != shape:
         raise Mistake(
-            f"the reward in {path} returned a tensor of shape {tuple(values.shape)}, or one with"
-            f" NaN; return finite numbers of shape (B,G), here {tuple(shape)}"
+            f"the reward in {path} returned the shape {tuple(values.shape)}; return a number for"
+            f" each completion, here (B,G) = {tuple(shape)}"
         )
+    if not values.isfinite().all():
+        raise Mistake(f"the reward in {path} returned NaN or infinity; return finite numbers")
     return values

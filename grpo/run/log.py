@@ -37,7 +37,7 @@ try:
 except ImportError:  # Windows has no fcntl, so nothing gets locked there
     fcntl = None
 
-BAR_FORMAT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # fits into 80 columns
+BAR_FORMAT = "{n_fmt}/{total_fmt} {elapsed}<{remaining}{postfix}"  # fits into 80 columns
 METRICS, SNAPSHOTS, LOCK = "metrics.jsonl", "snapshots.jsonl", "run.lock"
 INPUTS = 8  # of a snapshot
 
@@ -104,7 +104,7 @@ class Log:
             return
         append(self.folder / METRICS, {"iteration": step, **metrics})
         self.snapshot(policy, step)
-        names = BAR | {name: name for name in [self.held_out.rule_name] if name}
+        names = {name: name for name in [self.held_out.rule_name] if name} | BAR
         shown = [f"{name} {metrics[key]:.2f}" for name, key in names.items() if key in metrics]
         self.bar.set_postfix_str(" ".join(shown), refresh=False)
         self.bar.update()

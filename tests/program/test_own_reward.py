@@ -26,8 +26,25 @@ def test_it_gets_copies_and_may_not_return_nan():
 
     assert not user_reward("my.py", writes, COMPLETIONS, BATCH).any()
     assert COMPLETIONS.any() and BATCH.noise.any()
-    with pytest.raises(Mistake, match="my.py .* NaN; return finite numbers of shape"):
+    with pytest.raises(Mistake, match="my.py .* NaN or infinity"):
         user_reward("my.py", nan, COMPLETIONS, BATCH)
+
+
+def test_it_is_tried_on_whole_groups_before_anything_is_written(flags, tmp_path):
+    """It may draw with PyTorch. If it returns one number an input, it fails."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "def coin(c, batch): return torch.randint(2, c.shape[:2])\n"
+        "def one(c, batch): return c.sum((1, 2))[:, None]\n"
+    )
+    with pytest.raises(Mistake, match=r"the shape \(4, 1\); .* \(B,G\) = \(4, 4\)"):
+        train_grpo.main(command_line(flags, reward=f"{file}:one"))
+    assert not (tmp_path / "out").exists()
+    flags |= {"reward": f"judge,{file}:coin", "max_iters": 2}
+    for name in "ab":
+        train_grpo.main(command_line(flags, out_dir=tmp_path / name))
+    assert figures(tmp_path / "a") == figures(tmp_path / "b")
 
 
 def test_a_rule_is_a_class_and_a_line(world, flags, tmp_path, monkeypatch, capsys):
