@@ -38,7 +38,7 @@ def test_it_is_tried_on_whole_groups_before_anything_is_written(flags, tmp_path)
         "def coin(c, batch): return torch.randint(2, c.shape[:2])\n"
         "def one(c, batch): return c.sum((1, 2))[:, None]\n"
     )
-    with pytest.raises(Mistake, match=r"the shape \(4, 1\); .* \(B,G\) = \(4, 4\)"):
+    with pytest.raises(Mistake, match="a number for each completion"):
         train_grpo.main(command_line(flags, reward=f"{file}:one"))
     assert not (tmp_path / "out").exists()
     flags |= {"reward": f"judge,{file}:coin", "max_iters": 2}
