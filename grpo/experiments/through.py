@@ -30,7 +30,7 @@ from tqdm import trange
 
 from data.user_mistake import Mistake, run_program
 from data.vocabulary import decode, encode
-from grpo.batch import draw_batch
+from grpo.batch import Batch, draw_batch
 from grpo.loss import loss_weights
 from grpo.optimizer import Optimizer, learning_rate, make_adamw
 from grpo.reward import judge_logits, mean_over_blanks
@@ -75,75 +75,81 @@ def asking(judge: Judge, filled: Tensor, mask: Tensor, limit: float) -> Tensor:
 OPINIONS = {"straight": straight, "asking": asking}
 
 
-def loss(opinion, judge, log_q: Tensor, log_ref: Tensor, batch, args: Settings) -> Tensor:  # (n,)
-    """Compute β·KL − Σ_v q(v) c(v) of each blank, from log q and log q_ref (n,V)."""
+def consult(opinion, judge: Judge, log_q: Tensor, batch: Batch, args: Settings):
+    """Fill the blanks from log_q (n,V), and ask for c: -> Gumbel noise (G,n,10), c (G,n,10)."""
+    noise = -torch.empty(args.group_size, *log_q.shape).exponential_().log()  # (G,n,V)
+    drawn = (log_q + noise).argmax(dim=-1)  # (G,n) a draw from q
+    filled = [batch.masked.masked_scatter(batch.mask, y) for y in drawn]  # G times (B,T)
+    c = [opinion(judge, each, batch.mask, args.limit) for each in filled]  # G times (n,10)
+    return noise[..., DIGITS], torch.stack(c)
+
+
+def loss(log_q: Tensor, log_ref: Tensor, noise: Tensor, c: Tensor, args: Settings) -> Tensor:
+    """Compute β·KL − Σ_v q(v) c(v) of each blank, from log q and log q_ref (n,V): -> (n,)."""
     kl = (log_q.exp() * (log_q - log_ref)).sum(dim=-1)  # (n,)
-    values = []
-    for _ in range(args.group_size):
-        noise = -torch.empty_like(log_q).exponential_().log()  # (n,V) Gumbel
-        drawn = (log_q + noise).argmax(dim=-1)  # (n,) from q
-        filled = batch.masked.masked_scatter(batch.mask, drawn)  # (B,T)
-        logits = (log_q + noise if args.gumbel else log_q) / args.soft  # (n,V)
-        q = logits[:, DIGITS].softmax(dim=-1)  # (n,10)
-        values.append((q * opinion(judge, filled, batch.mask, args.limit)).sum(dim=-1))  # (n,)
-    return args.kl_beta * kl - sum(values) / args.group_size
+    logits = log_q[:, DIGITS] + noise if args.gumbel else log_q[:, DIGITS]
+    q = (logits / args.soft).softmax(dim=-1)  # (G,n,10), or (n,10) if there's no noise in it
+    return args.kl_beta * kl - (q * c).sum(dim=-1).mean(dim=0)
 
 
 def learn(opinion, args: Settings, policy, reference, judge: Judge, train) -> None:
+    """Let the policy learn. As in GRPO, each draw is used num_iterations times."""
     torch.manual_seed(args.seed)
     optimizer = Optimizer(make_adamw(policy.network, args), args.grad_clip)
     for step in trange(args.max_iters, dynamic_ncols=True):
-        batch = draw_batch(train, args, step, CPU)
-        both = [p(batch.masked).log_marginals()[batch.mask] for p in (policy, reference)]  # (n,V)
-        losses = loss(opinion, judge, *both, batch, args)  # (n,)
-        total = losses @ loss_weights(batch.mask, args)[batch.mask]  # ()
-        total.backward()
         optimizer.set_learning_rate(learning_rate(step, args))
-        if not optimizer.step_if_finite(total.detach()).isfinite():
-            raise FloatingPointError(f"step {step}: the gradient isn't finite")
+        batch = draw_batch(train, args, step, CPU)
+        weights = loss_weights(batch.mask, args)[batch.mask]  # (n,)
+        log_old, log_ref = (
+            p(batch.masked).log_marginals()[batch.mask].detach() for p in (policy, reference)
+        )  # (n,V)
+        draws = consult(opinion, judge, log_old, batch, args)  # (G,n,10) each
+        for _ in range(args.num_iterations):
+            log_q = policy(batch.masked).log_marginals()[batch.mask]  # (n,V)
+            total = weights @ loss(log_q, log_ref, *draws, args)
+            total.backward()
+            if not optimizer.step_if_finite(total.detach()).isfinite():
+                raise FloatingPointError(f"step {step}: the gradient isn't finite")
 
 
-def show(args: Settings, policy, judge: Judge, train) -> None:
+def show(policy, judge: Judge, batch: Batch, limit: float) -> None:
     """Print how the score changes with a digit: if it's tried, and by the judge's gradient."""
-    batch = draw_batch(train, args, 0, CPU)
     filled = policy(batch.masked).sample(batch).completions[:, 0]  # (B,T)
     other = filled[batch.mask][:, None] != DIGITS  # (n,10)
-    changes = {}
-    for name, opinion in OPINIONS.items():
-        c = opinion(judge, filled, batch.mask, args.limit)  # (n,10)
-        changes[name] = c - c[~other][:, None]
-    i = (batch.mask.sum(dim=1) == 2).int().argmax()
-    print(*decode(batch.masked[i]), "was filled as", *decode(filled[i]))
-    for n, (b, t) in enumerate(batch.mask.nonzero()):
-        for name, change in changes.items():
-            if b == i:
-                print(f"position {t}, {name:8}", *(f"{x:+6.2f}" for x in change[n]))
-    pairs = torch.stack([change[other] for change in changes.values()])  # (2,9n)
-    r, deviations = pairs.corrcoef()[0, 1], pairs.std(dim=1)
+    changes = []
+    for opinion in OPINIONS.values():
+        c = opinion(judge, filled, batch.mask, limit)  # (n,10)
+        changes.append(c - c[~other][:, None])
+    changes = torch.stack(changes)  # (2,n,10)
+    b, t = batch.mask.nonzero(as_tuple=True)  # (n,)
+    chosen = (batch.mask.sum(dim=1) == 2).int().argmax()  # the first with two blanks
+    print(*decode(batch.masked[chosen]), "was filled as", *decode(filled[chosen]))
+    for n in (b == chosen).nonzero()[:, 0]:
+        for name, row in zip(OPINIONS, changes[:, n]):
+            print(f"position {t[n]}, {name:8}", *(f"{x:+6.2f}" for x in row))
+    pairs = changes[:, other]  # (2,9n)
     print(
-        f"all {len(other)} blanks: correlation {r:.2f}, deviations",
-        *map("{:.2f}".format, deviations),
+        f"{len(b)} blanks: correlation {pairs.corrcoef()[0, 1]:.2f}, deviations", pairs.std(dim=1)
     )
 
 
 def main(arguments: list[str]) -> None:
     given, words = read_arguments(Settings, arguments, __doc__)
     args = Settings(**given)
-    name, *folder = words or [""]
-    if name != "show" and name not in OPINIONS or len(folder) != (name in OPINIONS):
+    if words != ["show"] and (len(words) != 2 or words[0] not in OPINIONS):
         raise Mistake("name `straight` or `asking` and a folder to write, or `show`")
-    if folder and Path(folder[0]).exists():
-        raise Mistake(f"{folder[0]} exists; name another folder")
+    name, out_dir = words[0], Path(words[-1])
+    if name != "show" and out_dir.exists():
+        raise Mistake(f"{out_dir} exists; name another folder")
     policy, reference, *_ = load_models(args, CPU)
-    reference.network.requires_grad_(False)
     judge = load_model(args.judge_checkpoint, Judge).requires_grad_(False)
     train, _ = load_splits(args, policy.network.vocab_size)
     if name == "show":
-        return show(args, policy, judge, train)
+        return show(policy, judge, draw_batch(train, args, 0, CPU), args.limit)
     calls = []
     judge.head.register_forward_hook(lambda head, inputs, logits: calls.append(len(logits)))
     learn(OPINIONS[name], args, policy, reference, judge, train)
-    write(Path(folder[0]) / "generator.pt", model_file(policy.network, torch.float16))
+    write(out_dir / "generator.pt", model_file(policy.network, torch.float16))
     print(f"{sum(calls)} judge calls")
 
 
