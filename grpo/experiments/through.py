@@ -15,8 +15,8 @@ draw of a digit. But if we knew an opinion c(v) on each digit v of a blank, we c
     asking    From the judge's answer: c(v) is the score with v at this blank, and all others as
               drawn. So the gradient is exact for a blank (1503.01494), at ten calls each
 
-All else is as in train_grpo.py: the inputs, the KL, the average and the optimizer. --group_size is
-the number of draws. There's no ratio and no clip, because each draw is used once.
+All else is as in train_grpo.py: the inputs, the KL, the average and the optimizer, and each draw is
+used num_iterations times. There's no ratio and no clip. --group_size is the number of draws.
 
 Shapes: B inputs, T characters, G draws of each input, n blanks of all inputs, V vocabulary.
 """
@@ -76,12 +76,12 @@ OPINIONS = {"straight": straight, "asking": asking}
 
 
 def consult(opinion, judge: Judge, log_q: Tensor, batch: Batch, args: Settings):
-    """Fill the blanks from log_q (n,V), and ask for c: -> Gumbel noise (G,n,10), c (G,n,10)."""
-    noise = -torch.empty(args.group_size, *log_q.shape).exponential_().log()  # (G,n,V)
-    drawn = (log_q + noise).argmax(dim=-1)  # (G,n) a draw from q
+    """Draw digits from log_q (n,10), and ask for c: -> Gumbel noise (G,n,10), c (G,n,10)."""
+    noise = -torch.empty(args.group_size, *log_q.shape).exponential_().log()  # (G,n,10)
+    drawn = DIGITS[(log_q + noise).argmax(dim=-1)]  # (G,n)
     filled = [batch.masked.masked_scatter(batch.mask, y) for y in drawn]  # G times (B,T)
     c = [opinion(judge, each, batch.mask, args.limit) for each in filled]  # G times (n,10)
-    return noise[..., DIGITS], torch.stack(c)
+    return noise, torch.stack(c)
 
 
 def loss(log_q: Tensor, log_ref: Tensor, noise: Tensor, c: Tensor, args: Settings) -> Tensor:
@@ -94,7 +94,6 @@ def loss(log_q: Tensor, log_ref: Tensor, noise: Tensor, c: Tensor, args: Setting
 
 def learn(opinion, args: Settings, policy, reference, judge: Judge, train) -> None:
     """Let the policy learn. As in GRPO, each draw is used num_iterations times."""
-    torch.manual_seed(args.seed)
     optimizer = Optimizer(make_adamw(policy.network, args), args.grad_clip)
     for step in trange(args.max_iters, dynamic_ncols=True):
         optimizer.set_learning_rate(learning_rate(step, args))
@@ -103,7 +102,7 @@ def learn(opinion, args: Settings, policy, reference, judge: Judge, train) -> No
         log_old, log_ref = (
             p(batch.masked).log_marginals()[batch.mask].detach() for p in (policy, reference)
         )  # (n,V)
-        draws = consult(opinion, judge, log_old, batch, args)  # (G,n,10) each
+        draws = consult(opinion, judge, log_old[:, DIGITS], batch, args)  # (G,n,10) each
         for _ in range(args.num_iterations):
             log_q = policy(batch.masked).log_marginals()[batch.mask]  # (n,V)
             total = weights @ loss(log_q, log_ref, *draws, args)
@@ -113,24 +112,21 @@ def learn(opinion, args: Settings, policy, reference, judge: Judge, train) -> No
 
 
 def show(policy, judge: Judge, batch: Batch, limit: float) -> None:
-    """Print how the score changes with a digit: if it's tried, and by the judge's gradient."""
-    filled = policy(batch.masked).sample(batch).completions[:, 0]  # (B,T)
-    other = filled[batch.mask][:, None] != DIGITS  # (n,10)
-    changes = []
-    for opinion in OPINIONS.values():
-        c = opinion(judge, filled, batch.mask, limit)  # (n,10)
-        changes.append(c - c[~other][:, None])
-    changes = torch.stack(changes)  # (2,n,10)
-    b, t = batch.mask.nonzero(as_tuple=True)  # (n,)
-    chosen = (batch.mask.sum(dim=1) == 2).int().argmax()  # the first with two blanks
-    print(*decode(batch.masked[chosen]), "was filled as", *decode(filled[chosen]))
-    for n in (b == chosen).nonzero()[:, 0]:
-        for name, row in zip(OPINIONS, changes[:, n]):
-            print(f"position {t[n]}, {name:8}", *(f"{x:+6.2f}" for x in row))
-    pairs = changes[:, other]  # (2,9n)
-    print(
-        f"{len(b)} blanks: correlation {pairs.corrcoef()[0, 1]:.2f}, deviations", pairs.std(dim=1)
-    )
+    """Print how the score changes with each digit, by both opinions, for an input with 2 blanks."""
+    q = policy(batch.masked).log_marginals().exp()[batch.mask][:, DIGITS]  # (n,10)
+    drawn = q.multinomial(1)  # (n,1)
+    filled = batch.masked.masked_scatter(batch.mask, DIGITS[drawn])  # (B,T)
+    c = torch.stack([ask(judge, filled, batch.mask, limit) for ask in OPINIONS.values()])
+    change = c - c.take_along_dim(drawn[None], dim=-1)  # (2,n,10)
+    b, _ = batch.mask.nonzero(as_tuple=True)  # (n,)
+    chosen = (batch.mask.sum(dim=1) == 2).int().argmax()
+    torch.set_printoptions(precision=2, sci_mode=False, linewidth=100)
+    print(*decode(batch.masked[chosen]), "filled as", *decode(filled[chosen]))
+    for name, each in zip(OPINIONS, change[:, b == chosen]):
+        print(f"{name}, a row for each blank, a column for each digit:\n{each}")
+    pairs = change[:, drawn != DIGITS - DIGITS[0]]  # (2,9n)
+    r, deviations = pairs.corrcoef()[0, 1], pairs.std(dim=1)
+    print(f"all {len(b)} blanks: correlation {r:.2f}, deviations {deviations}")
 
 
 def main(arguments: list[str]) -> None:
@@ -141,6 +137,7 @@ def main(arguments: list[str]) -> None:
     name, out_dir = words[0], Path(words[-1])
     if name != "show" and out_dir.exists():
         raise Mistake(f"{out_dir} exists; name another folder")
+    torch.manual_seed(args.seed)
     policy, reference, *_ = load_models(args, CPU)
     judge = load_model(args.judge_checkpoint, Judge).requires_grad_(False)
     train, _ = load_splits(args, policy.network.vocab_size)

@@ -84,8 +84,8 @@ def test_the_draws_are_from_q(judge, log_q):
         return F.one_hot(filled[mask] - through.DIGITS[0], 10)  # (n,10)
 
     args = through.Settings(group_size=2000)
-    noise, drawn = through.consult(opinion, judge, log_q.detach(), BATCH, args)  # (G,n,10)
-    digits = log_q[:, through.DIGITS]
+    digits = log_q.detach()[:, through.DIGITS]  # (n,10)
+    noise, drawn = through.consult(opinion, judge, digits, BATCH, args)  # (G,n,10)
     assert torch.equal((digits + noise).argmax(dim=-1), drawn.argmax(dim=-1))
     torch.testing.assert_close(drawn.float().mean(dim=0), digits.exp(), atol=0.05, rtol=0)
 
