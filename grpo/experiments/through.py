@@ -1,19 +1,22 @@
 """Learn from what the judge says about each digit: differentiate through it, or ask.
 
     python -m grpo.experiments.through straight out-straight
-    python -m grpo.experiments.through asking out-asking --batch_size=64
+    python -m grpo.experiments.through asking out-asking --batch_size=32 --max_iters=300 \\
+        --learning_rate=5e-4 --kl_beta=0.1
     python -m grpo.evaluation out-asking/generator.pt config/rule.py    # measure what came out
     python -m grpo.experiments.through show                             # compare the two
 
-The judge is a network, so why not backpropagate through it, as a GAN does? You can't through the
-draw of a digit. But if we knew an opinion c(v) on each digit v of a blank, we could maximize
-Σ_v q(v) c(v), whose gradient needs no group. Where does c come from?
+The judge is a network, so why not backpropagate through it, as a GAN does? The draw of a digit is
+in the way. But if somebody told us what each digit v of a blank is worth, c(v), we could maximize
+Σ_v q(v) c(v), and we'd need no group. Who could?
 
-    straight  From the judge's gradient at the draw. A digit enters as a one-hot vector times the
-              embeddings, and c(v) is the derivative of the score by entry v: straight-through
-              (1308.3432). With --gumbel, the noise of the draw is in q (1611.01144)
-    asking    From the judge's answer: c(v) is the score with v at this blank, and all others as
-              drawn. So the gradient is exact for a blank (1503.01494), at ten calls each
+    straight  The judge's gradient. A drawn digit enters the judge as a one-hot vector times the
+              embeddings, so c(v) is the derivative of the score by entry v of that vector. That's
+              straight-through (1308.3432). With --gumbel, the noise of the draw is in q, too
+              (1611.01144)
+    asking    The judge itself: c(v) is its score with v at this blank, and all others as drawn.
+              For each blank the gradient is exact (1503.01494), and costs nine more calls
+    show      prints both, for one input, and how they correlate over all inputs
 
 All else is as in train_grpo.py: the inputs, the KL, the average and the optimizer, and each draw is
 used num_iterations times. There's no ratio and no clip. --group_size is the number of draws.
