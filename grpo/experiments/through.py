@@ -132,12 +132,16 @@ def show(policy, judge: Judge, batch: Batch, limit: float) -> None:
     print(f"all {len(b)} blanks: correlation {r:.2f}, deviations {deviations}")
 
 
-def main(arguments: list[str]) -> None:
+def read(arguments: list[str]) -> tuple[str, Path, Settings]:
+    """Read the command line: -> whom it learns from, its folder, settings. Raises a Mistake."""
     given, words = read_arguments(Settings, arguments, __doc__)
-    args = Settings(**given)
     if words != ["show"] and (len(words) != 2 or words[0] not in OPINIONS):
         raise Mistake("name `straight` or `asking` and a folder to write, or `show`")
-    name, out_dir = words[0], Path(words[-1])
+    return words[0], Path(words[-1]), Settings(**given)
+
+
+def main(arguments: list[str]) -> None:
+    name, out_dir, args = read(arguments)
     if name != "show" and out_dir.exists():
         raise Mistake(f"{out_dir} exists; name another folder")
     torch.manual_seed(args.seed)
