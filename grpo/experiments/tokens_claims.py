@@ -1,0 +1,116 @@
+"""Ask which claims of claims.md hold for a model that writes token by token (grpo/tokens.py).
+
+    python -m grpo.experiments.tokens_claims runs      # all that results/tokens.jsonl still lacks
+    python -m grpo.experiments.tokens_claims tables
+
+As in fair.py, each variant chooses its own β and learning rate, on numbers and with seeds that
+aren't reported. Then it's reported with five seeds, on other numbers. Ways to average aren't tuned:
+they have the settings of tokens.py, and three seeds. All start from one base model. Each run is a
+line: its settings, and what came out. If you interrupt it, the same command goes on.
+"""
+
+import copy
+import json
+import sys
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+from grpo import tokens
+from grpo.experiments.compare import difference, interval, verdict
+from grpo.experiments.fair import choose
+
+FILE = Path(__file__).parent / "results" / "tokens.jsonl"
+HALVES = {"choose": tokens.CHOOSING, "report": tokens.HELD_OUT}
+GRID = {"beta": [0.01, 0.04], "rate": [5e-4, 1e-3, 2e-3]}
+
+
+def only_centered(rewards):
+    return rewards - rewards.mean(dim=1, keepdim=True)  # (B,G)
+
+
+def as_they_are(rewards):
+    return rewards  # (B,G)
+
+
+TUNED = {
+    "default": {},
+    "no KL": {},  # its grid has β = 0
+    "no baseline, 1/0": {"advantages": as_they_are},
+    "no deviation": {"advantages": only_centered},
+    "no clip": {"clip": 1e9},
+}
+AVERAGES = {f"average: {name}": {"average": name} for name in ("completion", "token", "constant")}
+
+
+def describe(policy, numbers, times):
+    """Measure a policy on numbers, with times · G completions of each."""
+    texts, correct, length, entropy = tokens.evaluate(policy, numbers.repeat(times))
+    lengths = tokens.completion_mask(tokens.encode(texts)).sum(dim=1).double()  # (N,)
+    right = torch.tensor([tokens.is_correct(text) for text in texts])  # (N,)
+    figures = {"correct": correct, "length": length, "entropy": entropy}
+    figures |= {"right": lengths[right].mean().item(), "wrong": lengths[~right].mean().item()}
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def run(base, variant, half, tuned, seed):
+    """Make a run, unless it's in the file, and return its line."""
+    line = {"variant": variant, "half": half, "tuned": tuned, "seed": seed}
+    for made in read():
+        if made | line == made:
+            return made
+    policy, numbers = copy.deepcopy(base), HALVES[half]
+    curve = [describe(policy, numbers, 4)]
+    for step in tokens.train(policy, base, seed, **tuned, **(TUNED | AVERAGES)[variant]):
+        if half == "report" and step % 20 == 0:
+            curve.append(describe(policy, numbers, 4))
+    line |= describe(policy, numbers, 16)
+    line["training"] = describe(policy, tokens.TRAINING, 1)["correct"]
+    if half == "report":
+        line["curve"] = curve  # at steps 0, 20, ...
+    with FILE.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    return line
+
+
+def read():
+    return [json.loads(text) for text in FILE.read_text().splitlines()] if FILE.exists() else []
+
+
+def make_runs():
+    torch.set_num_threads(1)
+    base = tokens.pretrain()
+    for variant in AVERAGES:
+        for seed in (1, 2, 3):
+            run(base, variant, "report", {}, seed)
+    for seeds in (1, 2, 3), (4, 5):  # so that all have three before one has five
+        for variant in TUNED:
+
+            def make(half, candidates, seeds, variant=variant):
+                return [[run(base, variant, half, c, seed) for seed in seeds] for c in candidates]
+
+            grid = GRID | {"beta": [0]} if variant == "no KL" else GRID
+            make("report", [choose(grid, make)], seeds)
+
+
+def print_tables():
+    arms = {}
+    for line in read():
+        if line["half"] == "report":
+            arms.setdefault(line["variant"], []).append(line)
+    default = [line["correct"] for line in arms.get("default", [])]
+    for name, lines in arms.items():
+        correct = [line["correct"] for line in lines]
+        print(f"\n{name}, {lines[0]['tuned']}: {mean(correct):.3f} ± {interval(correct):.3f}")
+        if name in TUNED and name != "default":
+            found, half = difference(default, correct)
+            low, high = found - half, found + half
+            print(f"{found:+.3f} [{low:+.3f}, {high:+.3f}] {verdict(default, correct)}")
+        for step, points in enumerate(zip(*(line["curve"] for line in lines))):
+            means = {key: mean(point[key] for point in points) for key in points[0]}
+            print(20 * step, ", ".join(f"{key} {value:.3f}" for key, value in means.items()))
+
+
+if __name__ == "__main__":
+    {"runs": make_runs, "tables": print_tables}[sys.argv[1]]()
