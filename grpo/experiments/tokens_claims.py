@@ -61,14 +61,14 @@ def run(base, variant, half, tuned, seed):
         if made | line == made:
             return made
     policy, numbers = copy.deepcopy(base), HALVES[half]
-    curve = [describe(policy, numbers, 4)]
+    curve = []  # at steps 0, 20, ...
     for step in tokens.train(policy, base, seed, **tuned, **(TUNED | AVERAGES)[variant]):
         if half == "report" and step % 20 == 0:
             curve.append(describe(policy, numbers, 4))
     line |= describe(policy, numbers, 16)
     line["training"] = describe(policy, tokens.TRAINING, 1)["correct"]
-    if half == "report":
-        line["curve"] = curve  # at steps 0, 20, ...
+    if curve:
+        line["curve"] = curve
     with FILE.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     return line

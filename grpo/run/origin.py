@@ -87,7 +87,8 @@ def made_with(config, more_code: tuple[str, ...] = ()) -> dict:
     paths += [part for part in parts if part.endswith(".pt")]
     code = [*CODE.split(), *more_code]
     code = sorted(path for pattern in code for path in PROJECT.glob(pattern))
-    code.remove(PROJECT / "grpo/one_file.py")  # which is to be read, and no run imports it
+    for file in ("one_file.py", "tokens.py"):  # they're to be read, and no run imports them
+        code.remove(PROJECT / "grpo" / file)
     for part in parts:
         if ".py:" in part:
             code += with_imports(shipped_path(part.rpartition(":")[0]))
