@@ -166,14 +166,14 @@ def grpo_step(policy, reference, adamw, prompts, uniforms, advantages=advantages
         update(policy, adamw, token_loss(now, old, ref, A, mask, **settings))
 
 
-def train(policy, reference, seed=1, rate=LEARNING_RATE, **settings):
+def train(policy, reference, seed=1, size=B, rate=LEARNING_RATE, **settings):
     """Take all steps, yielding the number of those taken."""
     adamw = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.99), weight_decay=0)
     for step in range(STEPS):
         yield step
         cosine = (1 + math.cos(math.pi * max(0, step - WARMUP) / (STEPS - WARMUP))) / 2  # 1 to 0
         adamw.param_groups[0]["lr"] = rate * min((step + 1) / (WARMUP + 1), cosine)
-        numbers = np.random.default_rng((seed, step, 0)).choice(TRAINING, B)  # (B,)
+        numbers = np.random.default_rng((seed, step, 0)).choice(TRAINING, size)  # (B,)
         grpo_step(policy, reference, adamw, *draw_batch(numbers, (seed, step, 1)), **settings)
     yield STEPS
 

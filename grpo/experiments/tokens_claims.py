@@ -5,8 +5,9 @@
 
 As in fair.py, each variant chooses its own β and learning rate, on numbers and with seeds that
 aren't reported. Then it's reported with five seeds, on other numbers. Ways to average aren't tuned:
-they have the settings of tokens.py, and three seeds. All start from one base model. Each run is a
-line: its settings, and what came out. If you interrupt it, the same command goes on.
+they have the settings of tokens.py, and three seeds. (The others take half as many prompts a step,
+because they're so many.) All start from one base model. Each run is a line: its settings, and what
+came out. If you interrupt it, the same command goes on.
 """
 
 import copy
@@ -23,7 +24,7 @@ from grpo.experiments.fair import choose
 
 FILE = Path(__file__).parent / "results" / "tokens.jsonl"
 HALVES = {"choose": tokens.CHOOSING, "report": tokens.HELD_OUT}
-GRID = {"beta": [0.01, 0.04], "rate": [5e-4, 1e-3, 2e-3]}
+GRID = {"beta": [0.01, 0.04], "rate": [1e-3, 2e-3, 4e-3]}
 
 
 def only_centered(rewards):
@@ -56,13 +57,14 @@ def describe(policy, numbers, times):
 
 def run(base, variant, half, tuned, seed):
     """Make a run, unless it's in the file, and return its line."""
-    line = {"variant": variant, "half": half, "tuned": tuned, "seed": seed}
+    size = tokens.B if variant in AVERAGES else tokens.B // 2  # prompts of a step
+    line = {"variant": variant, "half": half, "size": size, "tuned": tuned, "seed": seed}
     for made in read():
         if made | line == made:
             return made
     policy, numbers = copy.deepcopy(base), HALVES[half]
     curve = []  # at steps 0, 20, ...
-    for step in tokens.train(policy, base, seed, **tuned, **(TUNED | AVERAGES)[variant]):
+    for step in tokens.train(policy, base, seed, size, **tuned, **(TUNED | AVERAGES)[variant]):
         if half == "report" and step % 20 == 0:
             curve.append(describe(policy, numbers, 4))
     line |= describe(policy, numbers, 16)
