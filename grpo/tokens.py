@@ -59,7 +59,7 @@ def decode(tokens):
 
 
 def is_correct(text):
-    """Tell whether a text such as 88=41+47. is a sum that holds, and ends."""
+    """Tell whether a text such as 88=41+47. holds. One that was cut off has no end, and doesn't."""
     match = re.fullmatch(r"(\d+)=([1-9]\d*(\+[1-9]\d*)+)\.+", text)
     return bool(match) and sum(map(int, match[2].split("+"))) == int(match[1])
 
@@ -83,7 +83,7 @@ def generate(model, tokens, uniforms):
     """Complete prompts of equal length, a pass a token: (N,P), (N,L-P) -> (N,L)."""
     for uniform in uniforms.T:  # (N,); each pass reads everything anew, for want of a KV cache
         ends = model(tokens)[:, -1].double().softmax(dim=-1).cumsum(dim=-1)  # (N,V)
-        drawn = (ends <= uniform[:, None]).sum(dim=-1)  # (N,) as in one_file.py
+        drawn = (ends <= uniform[:, None]).sum(dim=-1)  # (N,) as one_file.py does it
         drawn = torch.where((tokens == END).any(dim=1), END, drawn)  # after the end: padding
         tokens = torch.cat([tokens, drawn[:, None]], dim=1)
     return tokens
@@ -167,7 +167,7 @@ def grpo_step(policy, reference, adamw, prompts, uniforms, advantages=advantages
 
 
 def train(policy, reference, seed=1, size=B, rate=LEARNING_RATE, **settings):
-    """Take all steps, yielding the number of those taken."""
+    """Take all steps, yielding before each how many are done. Settings go to grpo_step."""
     adamw = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.99), weight_decay=0)
     for step in range(STEPS):
         yield step

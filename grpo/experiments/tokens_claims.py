@@ -21,6 +21,7 @@ import torch
 from grpo import tokens
 from grpo.experiments.compare import difference, interval, verdict
 from grpo.experiments.fair import choose
+from grpo.experiments.figures import reported
 
 FILE = Path(__file__).parent / "results" / "tokens.jsonl"
 HALVES = {"choose": tokens.CHOOSING, "report": tokens.HELD_OUT}
@@ -58,7 +59,7 @@ def describe(policy, numbers, times):
 def run(base, variant, half, tuned, seed):
     """Make a run, unless it's in the file, and return its line."""
     size = tokens.B if variant in AVERAGES else tokens.B // 2  # prompts of a step
-    line = {"variant": variant, "half": half, "size": size, "tuned": tuned, "seed": seed}
+    line = {"arm": variant, "half": half, "size": size, "tuned": tuned, "seed": seed}
     for made in read():
         if made | line == made:
             return made
@@ -97,11 +98,8 @@ def make_runs():
 
 
 def print_tables():
-    arms = {}
-    for line in read():
-        if line["half"] == "report":
-            arms.setdefault(line["variant"], []).append(line)
-    default = [line["correct"] for line in arms.get("default", [])]
+    arms = reported("tokens")
+    default = [line["correct"] for line in arms["default"]]
     for name, lines in arms.items():
         correct = [line["correct"] for line in lines]
         print(f"\n{name}, {lines[0]['tuned']}: {mean(correct):.3f} ± {interval(correct):.3f}")
