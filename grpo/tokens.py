@@ -1,6 +1,6 @@
 """Teach a small language model to split numbers with GRPO (2402.03300), in one file.
 
-    python -m grpo.tokens    # in the project's folder, a minute and a quarter on one core
+    python -m grpo.tokens    # in the project's folder, a minute on one core
 
 After a prompt such as `88=` the model writes any sum that holds: `41+47.` or `6+70+12.` (the dot
 ends it). Cross-entropy on random sums gets it to a third. Then GRPO has it complete each prompt G
