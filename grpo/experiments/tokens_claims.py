@@ -1,7 +1,8 @@
 """Ask which claims of claims.md hold for a model that writes token by token (grpo/tokens.py).
 
     python -m grpo.experiments.tokens_claims runs      # all that results/tokens.jsonl still lacks
-    python -m grpo.experiments.tokens_claims tables
+    python -m grpo.experiments.tokens_claims curves    # what it has, averaged over seeds
+    python -m grpo.experiments.compare grpo/experiments/results/tokens.jsonl
 
 As in fair.py, each variant chooses its own β and learning rate, on numbers and with seeds that
 aren't reported. Then it's reported with ten seeds, on other numbers. Ways to average aren't tuned:
@@ -19,7 +20,6 @@ from statistics import mean
 import torch
 
 from grpo import tokens
-from grpo.experiments.compare import difference, interval, verdict
 from grpo.experiments.fair import choose
 from grpo.experiments.figures import reported
 
@@ -57,7 +57,8 @@ def describe(policy, numbers, times):
     lengths = tokens.completion_mask(tokens.encode(texts)).sum(dim=1).double()  # (N,)
     right = torch.tensor([tokens.is_correct(text) for text in texts])  # (N,)
     figures = {"correct": correct, "length": length, "entropy": entropy}
-    figures |= {"right": lengths[right].mean().item(), "wrong": lengths[~right].mean().item()}
+    for name, some in ("right", lengths[right]), ("wrong", lengths[~right]):
+        figures[name] = some.mean().nan_to_num().item()  # 0 if there are none
     return {name: round(value, 4) for name, value in figures.items()}
 
 
@@ -102,20 +103,14 @@ def make_runs():
             make("report", [choose(grid, make)], seeds)
 
 
-def print_tables():
-    arms = reported("tokens")
-    default = [line["correct"] for line in arms["default"]]
-    for name, lines in arms.items():
-        correct = [line["correct"] for line in lines]
-        print(f"\n{name}, {lines[0]['tuned']}: {mean(correct):.3f} ± {interval(correct):.3f}")
-        if name in TUNED and name != "default":
-            found, half = difference(default, correct)
-            low, high = found - half, found + half
-            print(f"{found:+.3f} [{low:+.3f}, {high:+.3f}] {verdict(default, correct)}")
-        for step, points in enumerate(zip(*(line["curve"] for line in lines))):
-            means = {key: mean(point[key] for point in points) for key in points[0]}
-            print(20 * step, ", ".join(f"{key} {value:.3f}" for key, value in means.items()))
+def print_curves():
+    for arm, lines in reported("tokens").items():
+        print(arm)
+        for i, points in enumerate(zip(*(line["curve"] for line in lines))):
+            print(
+                "step", 20 * i, {name: mean(point[name] for point in points) for name in points[0]}
+            )
 
 
 if __name__ == "__main__":
-    {"runs": make_runs, "tables": print_tables}[sys.argv[1]]()
+    {"runs": make_runs, "curves": print_curves}[sys.argv[1]]()
