@@ -6,7 +6,7 @@
 
 As in fair.py, each variant chooses its own β and learning rate, on numbers and with seeds that
 aren't reported. Then it's reported with 15 seeds, on other numbers. Ways to average aren't tuned:
-they have the settings of tokens.py, and three seeds. (The others take half as many prompts a step,
+they have the settings of tokens.py, and six seeds. (The others take half as many prompts a step,
 because they're so many.) All start from one base model. Each run is a line: its settings, and what
 came out. If you interrupt it, the same command goes on.
 """
@@ -14,6 +14,7 @@ came out. If you interrupt it, the same command goes on.
 import copy
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -85,17 +86,17 @@ def read():
 def make_runs():
     torch.set_num_threads(1)
     base = tokens.pretrain()
-    for variant in AVERAGES:
-        for seed in (1, 2, 3):
-            run(base, variant, "report", {}, seed)
-    for seeds in range(1, 6), range(6, 11), range(11, 16):  # so that all have five soon
+    for last in 5, 10, 15:  # seeds, so that all have five before one has more
+
+        def make(half, candidates, seeds, variant):
+            return [[run(base, variant, half, c, seed) for seed in seeds] for c in candidates]
+
         for variant in TUNED:
-
-            def make(half, candidates, seeds, variant=variant):
-                return [[run(base, variant, half, c, seed) for seed in seeds] for c in candidates]
-
             grid = GRID | {"beta": [0]} if variant == "no KL" else GRID
-            make("report", [choose(grid, make)], seeds)
+            tuned = choose(grid, partial(make, variant=variant))
+            make("report", [tuned], range(1, last + 1), variant)
+        for variant in AVERAGES:
+            make("report", [{}], range(1, 4 if last == 5 else 7), variant)
 
 
 def print_curves():
