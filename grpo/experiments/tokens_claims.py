@@ -5,10 +5,10 @@
     python -m grpo.experiments.compare grpo/experiments/results/tokens.jsonl
 
 As in fair.py, each variant chooses its own β and learning rate, on numbers and with seeds that
-aren't reported. Then it's reported with 15 seeds, on other numbers. Ways to average aren't tuned:
-they have the settings of tokens.py, and six seeds. (The others take half as many prompts a step,
-because they're so many.) All start from one base model. Each run is a line: its settings, and what
-came out. If you interrupt it, the same command goes on.
+aren't reported. Then it's reported with more seeds, on other numbers. Ways to average aren't tuned:
+they have the settings of tokens.py. (The others take half as many prompts a step, because they're
+so many.) All start from one base model. Each run is a line: its settings, and what came out. If you
+interrupt it, the same command goes on.
 """
 
 import copy
@@ -44,6 +44,7 @@ TUNED = {
     "no deviation": {"advantages": only_centered},
     "no clip": {"clip": 1e9},
 }
+UNTUNED = {"as the file stands": {}}
 AVERAGES = {f"average: {name}": {"average": name} for name in ("completion", "token", "constant")}
 
 
@@ -67,7 +68,9 @@ def run(base, variant, half, tuned, seed):
             return made
     policy, numbers = copy.deepcopy(base), HALVES[half]
     curve = []  # at steps 0, 20, ...
-    for step in tokens.train(policy, base, seed, size, **tuned, **(TUNED | AVERAGES)[variant]):
+    for step in tokens.train(
+        policy, base, seed, size, **tuned, **(TUNED | UNTUNED | AVERAGES)[variant]
+    ):
         if half == "report" and step % 20 == 0:
             curve.append(describe(policy, numbers, 4))
     line |= describe(policy, numbers, 16)
@@ -95,6 +98,7 @@ def make_runs():
             grid = GRID | {"beta": [0]} if variant == "no KL" else GRID
             tuned = choose(grid, partial(make, variant=variant))
             make("report", [tuned], range(1, last + 1), variant)
+        make("report", [{}], range(1, last + 1), *UNTUNED)
         for variant in AVERAGES:
             make("report", [{}], range(1, 4 if last == 5 else 7), variant)
 
