@@ -88,7 +88,7 @@ def rows(arms: dict[str, list[dict]]) -> list[list[str]]:
             change = f"{found:+.3f} [{found - half:+.3f}, {found + half:+.3f}]"
             decided = verdict(results[reference], values)
         settings = ", ".join(f"{key} {value:g}" for key, value in runs[0]["tuned"].items())
-        lost = f"{mean(run['lost'] for run in runs):.3f}"
+        lost = f"{mean(run['lost'] for run in runs):.3f}" if "lost" in runs[0] else ""
         lines.append([name, settings, str(len(runs)), correct, change, decided, lost])
     return lines
 

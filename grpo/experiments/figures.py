@@ -6,6 +6,7 @@
     python -m grpo.experiments.figures coverage   # pass@k, from claims.jsonl
     python -m grpo.experiments.figures dots rungs        # a dot a run, from rungs.jsonl
     python -m grpo.experiments.figures dots claims lucky loose  # some variants of claims.jsonl
+    python -m grpo.experiments.figures dots tokens       # a language model, from tokens.jsonl
     python -m grpo.experiments.figures tuning     # four settings, from tuning.jsonl
     python -m grpo.experiments.figures grid       # what scores mean, from grid.jsonl
 

@@ -18,6 +18,7 @@ BELOW = {
     "model.transformer": ["data"],
     "grpo": ["data"],
     "grpo.one_file": ["model.transformer"],  # and nothing else of the project
+    "grpo.tokens": ["model.transformer"],
     "model.losses": ["data", "grpo"],
     "model.report": ["data", "grpo", "model.losses"],
     "grpo.run": ["data", "grpo", "model.transformer"],
