@@ -24,6 +24,13 @@ def test_the_rate_warms_up_and_falls_to_0_on_a_cosine(steps):
     assert have == pytest.approx([*RATES, 0, 0], rel=1e-4)
 
 
+def test_a_long_schedule_never_rises_again():
+    """It could begin anew after some steps that a short run doesn't reach."""
+    config = Config(learning_rate=1.0, warmup_iters=5, max_iters=2000)
+    rates = [learning_rate(step, config) for step in range(5, 2000)]
+    assert rates == sorted(rates, reverse=True) and rates[0] == 1 and rates[-1] < 1e-5
+
+
 @pytest.mark.parametrize("grad_clip", [0.0, 1.5])
 def test_steps_follow_the_gradient_with_its_norm_clipped(grad_clip):
     """The second gradient is so large that clipping changes the result."""
