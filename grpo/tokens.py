@@ -3,11 +3,11 @@
     python -m grpo.tokens    # in the project's folder, a minute on one core
 
 After a prompt such as `88=` the model writes any sum that holds: `41+47.` or `6+70+12.` (the dot
-ends it). Cross-entropy on random sums gets it to a third. Then GRPO has it complete each prompt G
-times, and makes the characters of correct completions more likely, and those of wrong ones less.
-Put it next to grpo/one_file.py. What's new: a character sees those before it, so drawing takes a
-pass a token (`generate`), and scoring only one (`log_probs`). Completions end where they like, so
-there's padding (`completion_mask`), and there are several ways to average (`token_loss`).
+ends it). Cross-entropy gets it to a third. GRPO makes correct completions more likely, and ends at
+.7 to .8, on sums that are easy: `2+24`, `2+60`. Put it next to grpo/one_file.py. What's new:
+drawing takes a pass a token, scoring one for all (`generate`, `log_probs`). Completions end where
+they like, so there's padding (`completion_mask`), and more than one average (`token_loss`). The KL
+is estimated, the advantage divided by the group's deviation, and the reward is the rule.
 
 Shapes: B prompts, G completions of each, N = B·G texts, L tokens of a text, of which the first P
 are the prompt, and V characters of the vocabulary.
@@ -19,7 +19,7 @@ import re
 
 import numpy as np
 import torch
-import torch.nn as nn
+from torch import nn
 
 from model.transformer import TransformerConfig, Trunk
 
@@ -27,45 +27,12 @@ VOCABULARY = "0123456789+=."  # a token is an index into these
 END = VOCABULARY.index(".")  # the end of text, which also fills up the rest of a row
 B, G, L, P = 16, 16, 12, 3
 PRETRAINING, STEPS, WARMUP = 600, 80, 5  # updates by cross-entropy, GRPO's steps, its warmup
-UPDATES = 2  # each group of completions is used twice
-LEARNING_RATE = 1e-3
-CLIP = 0.2  # the ratio is clipped to 1 ± CLIP
-BETA = 0.02  # the weight of the KL
+LEARNING_RATE, UPDATES = 1e-3, 2  # each group of completions is used twice
+CLIP, BETA = 0.2, 0.02  # the ratio is clipped to 1 ± CLIP, and the KL weighs BETA
 
 CHOOSING = np.array([12, 21, 30, 49, 58, 67, 76, 85, 94])  # held out, to choose settings with
 HELD_OUT = np.array([17, 26, 35, 44, 53, 62, 71, 80, 99])  # held out, to report on
 TRAINING = np.setdiff1d(np.arange(10, 100), [*CHOOSING, *HELD_OUT])
-
-
-class Causal(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.trunk = Trunk(config)
-        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-
-    def forward(self, tokens):
-        """Map tokens (N,L) to logits of the next ones (N,L,V)."""
-        L = tokens.shape[1]
-        earlier = torch.ones(L, L, dtype=torch.bool).tril()  # this hides padding, too
-        return self.head(self.trunk(tokens, earlier))
-
-
-def encode(texts):
-    return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
-
-
-def decode(tokens):
-    return ["".join(VOCABULARY[i] for i in row) for row in tokens.tolist()]
-
-
-def is_correct(text):
-    """Tell whether a text such as 88=41+47. holds. One that was cut off has no end, and doesn't."""
-    match = re.fullmatch(r"(\d+)=([1-9]\d*(\+[1-9]\d*)+)\.+", text)
-    return bool(match) and sum(map(int, match[2].split("+"))) == int(match[1])
-
-
-def reward(tokens):
-    return torch.tensor([float(is_correct(text)) for text in decode(tokens)])  # (N,)
 
 
 def log_probs(model, tokens):
@@ -84,48 +51,85 @@ def generate(model, tokens, uniforms):
     for uniform in uniforms.T:  # (N,); each pass reads everything anew, for want of a KV cache
         ends = model(tokens)[:, -1].double().softmax(dim=-1).cumsum(dim=-1)  # (N,V)
         drawn = (ends <= uniform[:, None]).sum(dim=-1)  # (N,) as one_file.py does it
-        drawn = torch.where((tokens == END).any(dim=1), END, drawn)  # after the end: padding
+        drawn = torch.where((tokens[:, P:] == END).any(dim=1), END, drawn)  # then it's padding
         tokens = torch.cat([tokens, drawn[:, None]], dim=1)
     return tokens
 
 
 def completion_mask(tokens):
-    """Tell which tokens were drawn, in the columns of log_probs: (N,L) -> (N,L-1) bool."""
-    ended = (tokens == END).cumsum(dim=1) > 0  # (N,L) from the end on
-    # What counts has no end before it. (With tokens != END, nothing would teach the model to stop.)
-    return ~ended[:, :-1] & (torch.arange(1, tokens.shape[1]) >= P)
+    """Tell which tokens count, in the columns of log_probs: (N,L) -> (N,L-1) bool.
+
+    tokens     8 8 = 4 1 + 4 7 . . . .
+    log_probs    8 = 4 1 + 4 7 . . . .
+    mask         - - x x x x x x - - -    the end counts, or nothing would teach it; padding doesn't
+    """
+    mask = torch.ones_like(tokens[:, 1:], dtype=torch.bool)  # (N,L-1)
+    mask[:, : P - 1] = False  # the prompt
+    mask[:, P:] = (tokens[:, P:-1] != END).cumprod(dim=1)  # (N,L-P-1) no end before this token
+    return mask
 
 
 def advantages(rewards):
     """Compare each completion with the mean of its group, in deviations: (B,G) -> (B,G)."""
-    deviation = rewards.std(dim=1, correction=0, keepdim=True)  # (B,1)
-    return (rewards - rewards.mean(dim=1, keepdim=True)) / (deviation + 1e-4)
+    centered = rewards - rewards.mean(dim=1, keepdim=True)  # (B,G)
+    return centered / (rewards.std(dim=1, correction=0, keepdim=True) + 1e-4)
 
 
 def token_loss(now, old, ref, A, mask, beta=BETA, clip=CLIP, average="completion"):
     """Average -min(ρA, clip(ρ)A) + β·k3 over the tokens of completions: -> a scalar.
 
-    `now`, `old` and `ref` (N,L-1) are log_probs of the model now, of the one that drew the
-    completions, and of the frozen base model. All tokens of a completion share its advantage, A
-    (N,1). With r = q_ref/q, k3 is r - 1 - log r: never negative, and on average the KL. Either
-    average each completion first, as GRPO was published, so that a token of a long one counts less,
-    or all tokens at once (DAPO, 2503.14476), or divide by a constant (Dr. GRPO, 2503.20783).
+    `now`, `old` and `ref` (N,L-1) are log_probs now, when the completions were drawn, and of the
+    base model. All tokens of a completion share its advantage, A (N,1). With d = log(q_ref/q), k3
+    is exp(d) - 1 - d: over draws of q its mean is KL(q‖q_ref), but its gradient is KL(q_ref‖q)'s.
+    Average completions first, as in the paper, all tokens at once (DAPO), or divide by a constant.
     """
     ratio = (now - old).exp()  # (N,L-1)
     objective = torch.minimum(ratio * A, ratio.clamp(1 - clip, 1 + clip) * A)  # (N,L-1)
-    log_r = ref - now  # (N,L-1)
-    k3 = log_r.exp() - 1 - log_r  # (N,L-1)
+    d = ref - now  # (N,L-1)
+    k3 = d.exp() - 1 - d  # (N,L-1)
     loss = (beta * k3 - objective) * mask  # (N,L-1)
     if average == "completion":
         return (loss.sum(dim=1) / mask.sum(dim=1)).mean()
-    return loss.sum() / (mask.sum() if average == "token" else mask.numel())
+    return loss.sum() / {"token": mask.sum(), "constant": mask.numel()}[average]
 
 
-def update(model, optimizer, loss):
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+def grpo_step(policy, reference, adamw, prompts, uniforms, advantages=advantages, **settings):
+    """Complete the prompts, compare what came out, and update the policy."""
+    tokens = generate(policy, prompts, uniforms)  # (N,L)
+    mask = completion_mask(tokens)  # (N,L-1)
+    A = advantages(reward(tokens).view(-1, G)).view(-1, 1)  # (N,1)
+    with torch.no_grad():
+        old, ref = log_probs(policy, tokens), log_probs(reference, tokens)  # each (N,L-1)
+    for _ in range(UPDATES):
+        now = log_probs(policy, tokens)  # (N,L-1), at first the same as `old`
+        adamw.zero_grad()
+        token_loss(now, old, ref, A, mask, **settings).backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        adamw.step()
+
+
+def train(policy, reference, seed=1, size=B, rate=LEARNING_RATE, **settings):
+    """Take all steps, yielding before each how many are done. Settings go to grpo_step."""
+    adamw = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.99), weight_decay=0)
+    for step in range(STEPS):
+        yield step
+        cosine = (1 + math.cos(math.pi * max(0, step - WARMUP) / (STEPS - WARMUP))) / 2  # 1 to 0
+        adamw.param_groups[0]["lr"] = rate * min((step + 1) / (WARMUP + 1), cosine)
+        numbers = np.random.default_rng((seed, step, 0)).choice(TRAINING, size)  # (B,)
+        grpo_step(policy, reference, adamw, *draw_batch(numbers, (seed, step, 1)), **settings)
+    yield STEPS
+
+
+class Causal(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.trunk = Trunk(config)
+        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+
+    def forward(self, tokens):
+        """Map tokens (N,L) to logits of the next ones (N,L,V)."""
+        earlier = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()  # (L,L)
+        return self.head(self.trunk(tokens, earlier.to(tokens.device)))  # padding is later: hidden
 
 
 def pretrain(seed=1):
@@ -143,7 +147,10 @@ def pretrain(seed=1):
         terms = zip(number, low, high - low, number - high)
         texts = [f"{n}={a}+{b}+{c}".replace("+0+", "+") for n, a, b, c in terms]
         tokens = encode([text.ljust(L, ".") for text in texts])  # (128,L)
-        update(model, muon, -log_probs(model, tokens)[completion_mask(tokens)].mean())
+        muon.zero_grad()
+        (-log_probs(model, tokens)[completion_mask(tokens)].mean()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        muon.step()
     return model
 
 
@@ -154,28 +161,22 @@ def draw_batch(numbers, seed):
     return prompts, torch.from_numpy(uniforms)
 
 
-def grpo_step(policy, reference, adamw, prompts, uniforms, advantages=advantages, **settings):
-    """Complete the prompts, compare what came out, and update the policy."""
-    tokens = generate(policy, prompts, uniforms)  # (N,L)
-    mask = completion_mask(tokens)  # (N,L-1)
-    A = advantages(reward(tokens).view(-1, G)).view(-1, 1)  # (N,1)
-    with torch.no_grad():
-        old, ref = log_probs(policy, tokens), log_probs(reference, tokens)  # each (N,L-1)
-    for _ in range(UPDATES):
-        now = log_probs(policy, tokens)  # (N,L-1), at first the same as `old`
-        update(policy, adamw, token_loss(now, old, ref, A, mask, **settings))
+def encode(texts):
+    return torch.tensor([[VOCABULARY.index(c) for c in text] for text in texts])
 
 
-def train(policy, reference, seed=1, size=B, rate=LEARNING_RATE, **settings):
-    """Take all steps, yielding before each how many are done. Settings go to grpo_step."""
-    adamw = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.99), weight_decay=0)
-    for step in range(STEPS):
-        yield step
-        cosine = (1 + math.cos(math.pi * max(0, step - WARMUP) / (STEPS - WARMUP))) / 2  # 1 to 0
-        adamw.param_groups[0]["lr"] = rate * min((step + 1) / (WARMUP + 1), cosine)
-        numbers = np.random.default_rng((seed, step, 0)).choice(TRAINING, size)  # (B,)
-        grpo_step(policy, reference, adamw, *draw_batch(numbers, (seed, step, 1)), **settings)
-    yield STEPS
+def decode(tokens):
+    return ["".join(VOCABULARY[i] for i in row) for row in tokens.tolist()]
+
+
+def is_correct(text):
+    """Tell whether a text such as 88=41+47. holds. One that was cut off has no end, and doesn't."""
+    match = re.fullmatch(r"(\d+)=([1-9]\d*(\+[1-9]\d*)+)\.+", text)
+    return bool(match) and sum(map(int, match[2].split("+"))) == int(match[1])
+
+
+def reward(tokens):
+    return torch.tensor([float(is_correct(text)) for text in decode(tokens)])  # (N,)
 
 
 @torch.no_grad()
