@@ -30,6 +30,7 @@ import torch
 from tqdm import tqdm
 
 import train_grpo
+from data.dataset import make_if_missing
 from data.files import PROJECT
 from data.rules import SumRule
 from data.sums.rule import correct_answers
@@ -79,6 +80,7 @@ class Variant:
 
     def made_by(self) -> str:
         """Hash the code and files that its runs depend on."""
+        make_if_missing(self.config.dataset)
         if ".py:" in self.config.reward:  # execute it, to see what it loads
             load_rewards(self.config, Models(None, None, None, None, None), SumRule(), CPU)
         teaching = b"".join((PROJECT / path).read_bytes() for path in TEACHING)
