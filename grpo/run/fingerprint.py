@@ -27,6 +27,7 @@ from grpo.run.network import pick_device, pick_dtype
 CODE = """train_grpo.py grpo/*.py grpo/*.cu grpo/run/*.py grpo/evaluation/*.py model/transformer.py
 data/*.py data/sums/*.py"""
 TO_READ = {"one_file.py", "tokens.py"}  # no run imports these
+PACKAGES = "grpo", "data", "model", "tests"
 # what may differ between runs that are averaged; the device is in the fingerprint
 IGNORED = ("seed", "eval_interval", "device", *PLACES)
 
@@ -58,16 +59,20 @@ def fingerprint(config) -> str:
 def loaded_with(file: str) -> list[Path]:
     """List a user's FILE.py, and what Python has loaded from its folder, in a fixed order.
 
-    In the project's own folder, that leaves out the project.
+    That leaves out what's installed, and the project's own code, but for modules that the file
+    names: other programs load those, too.
     """
     file = shipped_path(file).resolve()
-    loaded = [getattr(module, "__file__", None) or "/" for module in sys.modules.values()]
-    found = {Path(path) for path in loaded if Path(path).is_relative_to(file.parent)}
-    others = [sys.prefix, sys.base_prefix]  # what's installed, and Python's own
-    if PROJECT.is_relative_to(file.parent):
-        others.append(PROJECT)
-    found = {path for path in found if not any(path.is_relative_to(each) for each in others)}
-    return sorted(found | {file})
+    others = [sys.prefix, sys.base_prefix, *(PROJECT / name for name in PACKAGES)]
+    its_names = vars(sys.modules.get(f"{file.stem} of the user", object)).values()
+    found = {file}
+    for module in sys.modules.values():
+        path = Path(getattr(module, "__file__", None) or "/")
+        ours = any(path.is_relative_to(each) for each in others)
+        named = any(value is module for value in its_names)
+        if path.is_relative_to(file.parent) and (named or not ours):
+            found.add(path)
+    return sorted(found)
 
 
 def made_by(config, before: dict | None) -> str:
