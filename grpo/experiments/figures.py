@@ -269,7 +269,7 @@ def grid() -> None:
 
     What a reward can't change is drawn where it was measured, in gray.
     """
-    runs = read_lines(FOLDER, "grid.jsonl")
+    runs = [run for run in read_lines(FOLDER, "grid.jsonl") if run["half"] == "report"]
     body, bottom = [], 65 + 30 * len(METHODS)
     for column, reward in enumerate(REWARDS):
         left = 275 + 140 * column
