@@ -11,7 +11,7 @@ from data.sums.prepare import prepare
 from data.user_mistake import Mistake
 from grpo.batch import make_batch
 from grpo.evaluation import exact
-from grpo.experiments import fair, rewards
+from grpo.experiments import critic, fair, rewards
 from grpo.run.log import lock_folder
 
 FIRST, SECOND = fair.CHOOSING
@@ -140,3 +140,12 @@ def test_the_rewards_of_the_claims():
     want["loose"] = [1, 1, 0, 0]
     for name, values in want.items():
         assert getattr(rewards, name)(completions, batch).tolist() == [values]
+
+
+def test_the_critic_learns_only_from_training():
+    tokens = encode("417+471=888")
+    batch = make_batch(tokens, tokens == tokens[0, 0], 1, (1,))
+    first = critic.advantage(tokens[:, None], batch)  # it expects 0 of everything
+    with torch.no_grad():
+        seconds = [critic.advantage(tokens[:, None], batch) for _ in range(2)]
+    assert first == 1 > seconds[0] == seconds[1]
