@@ -66,7 +66,7 @@ def loaded_with(file: str) -> list[Path]:
     others = [sys.prefix, sys.base_prefix, *(PROJECT / name for name in PACKAGES)]
     its_names = vars(sys.modules.get(f"{file.stem} of the user", object)).values()
     found = {file}
-    for module in sys.modules.values():
+    for module in [*sys.modules.values()]:  # a look at one may import others
         path = Path(getattr(module, "__file__", None) or "/")
         ours = any(path.is_relative_to(each) for each in others)
         named = any(value is module for value in its_names)
