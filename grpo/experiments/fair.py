@@ -104,16 +104,16 @@ class Variant:
                 else:
                     flags += [f"--held_out={HALVES[half]}", f"--out_dir={out_dir}"]
                     train_grpo.main([*self.words, *flags], quiet=True)
-                summary |= self.describe(out_dir, half)
+                made = "generator.pt" if self.kind == "supervised" else LATEST
+                summary |= self.describe(out_dir / made, half)
             except FloatingPointError:
                 pass
             write(line, json.dumps(summary).encode())
         return json.loads(line.read_bytes())
 
     @torch.no_grad()
-    def describe(self, out_dir: Path, half: str) -> dict:
-        """Sum a run up: exact figures, pass@k, and what's lost."""
-        file = out_dir / ("generator.pt" if self.kind == "supervised" else LATEST)
+    def describe(self, file: str | Path, half: str) -> dict:
+        """Sum a generator up: exact figures, pass@k, and what's lost."""
         config = replace(
             self.config,
             held_out=HALVES[half],
@@ -233,9 +233,8 @@ def read(arguments: list[str]) -> tuple[Variant, list[int]]:
     return Variant(Path(folder), words, grid), reported
 
 
-def main(arguments: list[str]) -> None:
-    variant, seeds = read(arguments)
-    open_variant(variant)
+def measure(variant: Variant, seeds: list[int]) -> list[dict]:
+    """Choose on one half and report on the other: -> all runs, the reported ones last."""
     made = {}
     planned = math.prod(map(len, variant.grid.values())) + FINALISTS + len(seeds)
     bar = tqdm(desc="fair", total=planned, dynamic_ncols=True)
@@ -253,13 +252,20 @@ def main(arguments: list[str]) -> None:
             bar.write(f"{half} {tuned} seed {seed}: {share}")
         return made[key]
 
-    tuned = choose(variant.grid, make)
-    (runs,) = make("report", [tuned], seeds)
+    make("report", [choose(variant.grid, make)], seeds)
     bar.close()
-    content = "".join(json.dumps(run) + "\n" for run in made.values())
+    return [*made.values()]
+
+
+def main(arguments: list[str]) -> None:
+    variant, seeds = read(arguments)
+    open_variant(variant)
+    runs = measure(variant, seeds)
+    content = "".join(json.dumps(run) + "\n" for run in runs)
     write(variant.folder / "runs.jsonl", content.encode())
-    correct = [run["correct"] for run in runs]
-    chosen = ", ".join(f"{name}={value:g}" for name, value in tuned.items())
+    reported = [run for run in runs if run["half"] == "report"]
+    correct = [run["correct"] for run in reported]
+    chosen = ", ".join(f"{name}={value:g}" for name, value in reported[0]["tuned"].items())
     print(f"{chosen}: correct {mean(correct):.3f} ({min(correct):.3f} to {max(correct):.3f})")
 
 

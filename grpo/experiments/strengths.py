@@ -1,0 +1,96 @@
+"""Which verdicts flip with the base model's strength? Six claims, from four base models.
+
+    python -m grpo.experiments.strengths out-strengths    # some five hours on one core; resumable
+
+The base models are made by one recipe, with an eighth, a quarter, a half and all of the updates of
+model/pretrained/sums.pt. Every variant of config/rule.py is tuned from each of them by `fair` (nine
+pairs of beta and rate, and what's beyond an edge) and gets five seeds, on 12,000 held-out inputs.
+The runs go to grpo/experiments/results/strengths.jsonl.
+
+What we expected, written down before any of these runs (differences from the same base model's
+tuned default, from the strongest base model to the weakest):
+
+    no KL          -.02 to 0, and more is lost everywhere. Doesn't flip.
+    no clip        -.03 to -.06. Doesn't flip.
+    no deviation   -.02 to -.03. Doesn't flip.
+    no baseline    equal at all four, because the best baseline is near 0 if success is rare.
+    luck           -.015 to -.1: where right sums are as rare as lucky ones, it isn't a detail.
+    habit          -.2 to -.1: a weaker base model has less of the habit. Luck catches up with it.
+"""
+
+import json
+import sys
+from pathlib import Path
+from statistics import mean
+
+from data.files import PROJECT
+from data.user_mistake import Mistake, run_program
+from grpo.experiments.compare import interval
+from grpo.experiments.fair import Variant, measure, open_variant
+from grpo.run.checkpoint import write
+from model import pretrain
+
+SEEDS = [1, 2, 3, 4, 5]
+SHIPPED = "model/pretrained/sums.pt"
+RECIPE = (
+    "--dataset=sums --block_size=11 --n_layer=3 --n_embd=96 --batch_size=256 --judge_steps=0"
+    " --masking=digits:0.5,columns:0.5 --dtype=float32"
+)
+BASES = {"all": 1200, "quarter": 300, "eighth": 150, "half": 600}  # updates
+OWN = "grpo/experiments/rewards.py"
+VARIANTS = {
+    "default": "",
+    "no KL": "--kl_beta=0",
+    "no clip": "--clip_eps=1 --clip_eps_high=1e9",
+    "no deviation": "--scale_rewards=none",
+    "no baseline": "--baseline=none --scale_rewards=none",
+    "luck": f"--reward={OWN}:lucky",
+    "habit": f"--reward={OWN}:loose",
+}
+GRID = {"kl_beta": [0.01, 0.03, 0.1], "learning_rate": [5e-4, 1e-3, 2e-3]}
+
+
+def base_model(folder: Path, name: str) -> str:
+    """Return the file of a base model. Make it if it isn't there."""
+    if name == "all":
+        return SHIPPED
+    out_dir = folder / f"base-{name}"
+    file = out_dir / "generator.pt"
+    if not file.exists():
+        flags = f"{RECIPE} --generator_steps={BASES[name]} --out_dir={out_dir}"
+        pretrain.main(flags.split())
+    return str(file)
+
+
+def variant_of(folder: Path, base: str, file: str, name: str) -> Variant:
+    """Make a variant of config/rule.py that starts from a base model, and open its folder."""
+    flags = f"config/rule.py --eval_inputs=32 --generator_checkpoint={file} {VARIANTS[name]}"
+    grid = {key: values for key, values in GRID.items() if f"--{key}=" not in flags}
+    variant = Variant(folder / f"{base} {name}".replace(" ", "-"), flags.split(), grid)
+    open_variant(variant)
+    return variant
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments or not {*arguments[1:]} <= {*BASES}:
+        raise Mistake(f"name a folder for the runs, and, if not all, some of {', '.join(BASES)}")
+    folder, bases = Path(arguments[0]), arguments[1:] or [*BASES]
+    lines = []
+    for base in bases:
+        file = base_model(folder, base)
+        for name in VARIANTS:
+            variant = variant_of(folder, base, file, name)
+            if name == "default":
+                before = variant.describe(file, "report")
+                lines.append({"base": base, "arm": "base model", "half": "report", **before})
+            runs = measure(variant, SEEDS)
+            lines += [{"base": base, "arm": name, **run} for run in runs]
+            correct = [run["correct"] for run in runs if run["half"] == "report"]
+            row = f"{base:8} {name:13} {mean(correct):.3f} ± {interval(correct):.3f}"
+            print(row, file=sys.stderr, flush=True)
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    write(PROJECT / "grpo/experiments/results/strengths.jsonl", content.encode())
+
+
+if __name__ == "__main__":
+    run_program(main)
