@@ -7,6 +7,7 @@ dataset = "text"
 masking = "short"
 block_size = 32
 generator_checkpoint = "model/pretrained/text.pt"
+chain_checkpoint = "model/pretrained/text.pt"
 judge_checkpoint = "model/pretrained/text_judge.pt"
 batch_size = 96  # with half of it, half of the gain
 max_iters = 150

@@ -66,17 +66,16 @@ class Variant:
         self.folder, self.words, self.grid = folder, words, grid
         self.kind = "supervised" if words[0] == "supervised" else "grpo"
         if self.kind == "supervised":
-            self.settings = self.supervised_settings()
-            self.config = Config(
-                generator_checkpoint=self.settings.start, reward=self.settings.reward or "judge"
-            )
+            self.config, self.settings = self.supervised_settings()
         else:
             self.settings = self.config = load_config(words)
 
-    def supervised_settings(self, **candidate) -> supervised.Settings:
+    def supervised_settings(self, **candidate) -> tuple[Config, supervised.Settings]:
         answers, flags = self.words[1:2], self.words[2:]
         flags = flags + [f"--{name}={value:g}" for name, value in candidate.items()]
-        return supervised.read([*answers, "out", *flags])[2]
+        _, _, config, settings = supervised.read([*answers, "out", *flags])
+        start = settings.start or config.generator_checkpoint
+        return replace(config, generator_checkpoint=start), settings
 
     def made_by(self) -> str:
         """Hash the code and files that its runs depend on."""

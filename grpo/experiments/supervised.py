@@ -3,11 +3,13 @@
     python -m grpo.experiments.supervised any out-q --power=1                # one answer, -q(y)
     python -m grpo.experiments.supervised smallest out-smallest              # cross-entropy
     python -m grpo.experiments.supervised accepted out-40 --inputs=25600 --updates=400 --rounds=40
+    python -m grpo.experiments.supervised any out-q-text config/text.py --power=1    # other data
     python -m grpo.evaluation out-q/generator.pt config/rule.py              # measure what came out
 
-Which answers are there for an input?
+Data and networks are those of the config, by default the sums. Which answers are there for an
+input? (`smallest`, `all` and `search` are for sums.)
 
-    any       the sum that was there, which is what pretraining learned from
+    any       what was there, which is what pretraining learned from
     smallest  the one with the smallest first summand
     all       every correct answer
     slow      what the base model writes one blank a pass, left to right or in --order (1606.07947):
@@ -53,7 +55,7 @@ from grpo.policy import Policy
 from grpo.reward import Rewards
 from grpo.run.arguments import TINY, read_arguments, within
 from grpo.run.checkpoint import load_model, model_file, write
-from grpo.run.config import Config
+from grpo.run.config import Config, load_config
 from grpo.run.load import SAMPLES, Models, check_fit, load_models, load_rewards, load_splits
 from grpo.run.network import make_policy
 from model.losses import PRETRAINING
@@ -87,12 +89,12 @@ def slow(base: Policy, batch: Batch, share: float, order: tuple[int, ...]) -> Te
     """
     filled, left = batch.masked.clone(), batch.mask.clone()  # (N,T)
     for t in order or range(filled.shape[1]):
-        if left[:, t].any():
-            q = base(filled).log_marginals()[:, t].exp()  # (N,V)
-            plausible = q >= share * q.amax(dim=-1, keepdim=True)  # (N,V)
-            first = plausible.int().argmax(dim=-1)  # (N,)
-            filled[:, t] = torch.where(left[:, t], first, filled[:, t])
-            left[:, t] = False
+        rows = left[:, t].nonzero()[:, 0]  # (n,)
+        if len(rows):
+            q = base(filled[rows]).log_marginals()[:, t].exp()  # (n,V)
+            plausible = q >= share * q.amax(dim=-1, keepdim=True)  # (n,V)
+            filled[rows, t] = plausible.int().argmax(dim=-1)  # the first one
+            left[rows, t] = False
     if left.any():
         raise Mistake(f"order={order} leaves blanks; name all positions that are hidden")
     return filled[:, None]
@@ -147,7 +149,7 @@ def answer(
     elif kind in DRAWN:
         answers = models.policy(batch.masked).sample(batch).completions  # (N,16,T)
     elif kind == "slow":
-        answers = slow(models.base, batch, share, order)
+        answers = slow(models.reader, batch, share, order)
     else:
         answers = batch.tokens[:, None]
     if there is None:
@@ -201,9 +203,9 @@ KINDS = ["any", "smallest", "all", "slow", "search", *DRAWN]
 
 @dataclass
 class Settings:
-    start: str = Config.generator_checkpoint  # the generator that learns
+    start: str = ""  # the generator that learns [generator_checkpoint]
     reward: str = ""  # an answer has to earn more than 0 [search and what's drawn: judge]
-    inputs: int = 100_000  # how many sums it learns from
+    inputs: int = 100_000  # how many inputs it learns from
     updates: int = 1200
     rounds: int = 1  # how often to answer new inputs
     batch_size: int = 128  # inputs of an update
@@ -215,29 +217,32 @@ class Settings:
     seed: int = 1
 
 
-def read(arguments: list[str]) -> tuple[str, Path, Settings]:
-    """Read the command line: -> what it learns, its folder, settings. Raises a Mistake."""
+def read(arguments: list[str]) -> tuple[str, Path, Config, Settings]:
+    """Read the command line: -> what it learns, its folder, config, settings. Raises a Mistake."""
     given, words = read_arguments(Settings, arguments, __doc__)
-    if len(words) != 2 or words[0] not in KINDS:
+    if len(words) < 2 or words[0] not in KINDS:
         raise Mistake(f"name what it learns ({', '.join(KINDS)}), and a folder to write")
     args = Settings(**given)
+    config = replace(load_config(words[2:]), reward=args.reward or "judge")
+    if words[0] in ("smallest", "all", "search") and config.dataset != "sums":
+        raise Mistake(f"{words[0]} is for sums; name another, or dataset=sums")
     if args.updates % args.rounds or args.inputs % args.rounds:
         raise Mistake(f"rounds={args.rounds} has to divide both inputs and updates; change one")
     if not all(place.isdigit() for place in args.order.split("-") if args.order):
         raise Mistake(f"order={args.order} isn't positions such as 2-6-1-5-0-4; change it")
-    return words[0], Path(words[1]), args
+    return words[0], Path(words[1]), config, args
 
 
-def teach(kind: str, out_dir: Path, args: Settings) -> None:
+def teach(kind: str, out_dir: Path, config: Config, args: Settings) -> None:
     """Let the student learn the answers, and write it."""
     if out_dir.exists():
         raise Mistake(f"{out_dir} exists; name another folder")
-    config = Config(reward=args.reward or "judge", batch_size=PART)
     order = tuple(int(place) for place in args.order.split("-") if args.order)
     options = {"share": args.share, "order": order}  # of slow
     models = load_models(config, CPU)
-    student = load_model(args.start, Generator)
-    check_fit(args.start, student, config.block_size)
+    start = args.start or config.generator_checkpoint
+    student = load_model(start, Generator)
+    check_fit(start, student, config.block_size)
     train, _ = load_splits(config, student.vocab_size)
     rewards = None
     if args.reward or kind in ("search", *DRAWN):

@@ -1,11 +1,11 @@
 """Measure runs on text: every short word of the report half once, with several referees.
 
-    python -m grpo.experiments.text out-text-1,out-text-2 out-chain-1,out-chain-2 --judge=FILE.pt
+    python -m grpo.experiments.text out-q/generator.pt out-text-1,out-text-2 --judge=FILE.pt
 
-Runs joined by commas are one row. ± is a 95% interval over blocks of the text, because words of one
-paragraph aren't independent, and over the runs of the row. `--judge` is a second one, which runs
-that were trained with it leave out. `--half=choose` measures on the other half, where settings are
-chosen. The columns:
+Runs, or generators that `supervised` made, are joined by commas to make one row. ± is a 95%
+interval over blocks of the text, because words of one paragraph aren't independent, and over the
+runs of the row. `--judge` is a second one, which runs that were trained with it leave out. `--half=choose`
+measures on the other half, where settings are chosen. The columns:
 
     exact     the share of words that came back
     new       the same, without near-copies: words that stand in the training text with the same
@@ -15,14 +15,17 @@ chosen. The columns:
     chain     log p when the base model reads blank by blank
     distance  between the frequencies of words written and of those that were there
 
-Best guesses of a run have a second line: how much more they have than the base model's.
+Data, base model and judge are those of config/text.py (its chain_checkpoint is the base model).
+Each row comes sampled, with each blank's best guess (argmax), and as the best of 16 draws by the
+judge. Best guesses have another line: how much more they have than the base model's, or than those
+of the row that --minus names.
 
 Shapes: N words, n completions of each, T characters.
 """
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import cache
 from statistics import mean
 from typing import Literal
 
@@ -35,20 +38,21 @@ from data.masking import SHORT
 from data.rules import check
 from data.user_mistake import Mistake, run_program
 from data.vocabulary import encode
-from grpo.batch import make_batch
-from grpo.evaluation.evaluate import distance, drawn_rows, other_rows
+from grpo.batch import Batch, make_batch
+from grpo.evaluation.evaluate import distance
+from grpo.evaluation.rivals import best_by_judge, fill_in_passes, fill_with_common_words
 from grpo.experiments.compare import interval
+from grpo.policy import Product
 from grpo.reward import chain, exact, judge_scores
 from grpo.run.arguments import read_arguments
-from grpo.run.checkpoint import LATEST, load_weights, read, training_state, write
-from grpo.run.config import Config
+from grpo.run.checkpoint import load_weights, read, write
+from grpo.run.config import load_config
 from grpo.run.load import SAMPLES, HeldOut, load_judge, load_models
 
 SEED = 2**31 + 5  # begins the seeds here, so that no training draws the same random numbers
 BLOCKS = 24
 AROUND = 8  # characters on both sides that make a near-copy
 CPU = torch.device("cpu")
-DRAWN = 1  # completions of a word, where they are drawn
 
 
 def every_word(train: Dataset, val: Dataset, T: int) -> tuple[HeldOut, Tensor]:
@@ -114,6 +118,12 @@ def summary(runs: list[dict]) -> dict[str, tuple[float, float]]:
     return found
 
 
+def pooled(runs: list[dict]) -> dict:
+    """Average runs, block by block."""
+    common = [name for name in runs[0] if all(name in run for run in runs)]
+    return {name: [mean(block) for block in zip(*(run[name] for run in runs))] for name in common}
+
+
 def minus(run: dict, other: dict) -> dict:
     """Subtract the figures of `other`, block by block."""
     both = [name for name in run if name in other and name not in ("fooled", "other")]
@@ -124,70 +134,72 @@ def minus(run: dict, other: dict) -> dict:
 class Settings:
     judge: str = ""  # another judge than a run's own
     half: Literal["val", "choose"] = "val"
+    minus: str = ""  # subtract the figures of this row [the base model]
     json: str = ""  # write the figures to this file
+
+
+def ways(q: Product, batch: Batch, judge) -> dict[str, Tensor]:  # each (N,1,T)
+    """Fill in the words in one pass: drawn, with best guesses, and, by a judge, the best of 16."""
+    drawn = q.sample(batch).completions  # (N,16,T)
+    found = {"sampled": drawn[:, :1], "argmax": q.best_guess()[:, None]}
+    if judge:
+        found["best of 16"] = best_by_judge(q, drawn, judge_scores(judge, drawn, batch))
+    return found
 
 
 @torch.no_grad()
 def main(arguments: list[str]) -> None:
-    given, words = read_arguments(Settings, arguments, __doc__)
+    given, rows = read_arguments(Settings, arguments, __doc__)
     args = Settings(**given)
-    groups = [group.split(",") for group in words]
-    if not groups or not args.judge:
-        raise Mistake("name the folders of runs, and another judge with --judge=FILE.pt")
-    settings = {}
-    for folder in (folder for group in groups for folder in group):
-        settings[folder] = Config(**training_state(Path(folder) / LATEST)["config"])
-        if settings[folder].masking != "short":
-            raise Mistake(f"{folder} doesn't hide one short word (--masking=short)")
-    first = settings[groups[0][0]]
-    T = first.block_size
-    config = Config(
-        generator_checkpoint=first.generator_checkpoint,
-        judge_checkpoint=first.judge_checkpoint,
-        block_size=T,
-    )
-    train, val = read_splits("text", args.half, T)
-    held_out, copies = every_word(train, val, T)
+    if not rows or not args.judge:
+        raise Mistake("name runs or generators, and another judge with --judge=FILE.pt")
+    config = load_config(["config/text.py"])
+    base = config.chain_checkpoint or config.generator_checkpoint
+    config = replace(config, generator_checkpoint=base)
+    if args.minus and args.minus not in rows:
+        raise Mistake(f"minus={args.minus} isn't one of the rows; name one as the command does")
+    train, val = read_splits("text", args.half, config.block_size)
+    held_out, copies = every_word(train, val, config.block_size)
     batch = held_out.batch
     models = load_models(config, CPU)
     vocab_size = models.base.network.vocab_size
-    other = {"other": load_judge(args.judge, config, CPU, vocab_size)}
-    own = other | ({"own": models.judge} if models.judge else {})
-    table, figures = {}, {}
-    rows = {title: q.sample(batch).completions for title, q in drawn_rows(models, held_out).items()}
-    for title, completions, _ in other_rows(models, None, held_out, everything=True):
-        rows[title] = completions
-    for title, completions in rows.items():
-        if "after" not in title:
-            figures[title] = measure(completions[:, :DRAWN], held_out, copies, models.reader, own)
-            table[title] = summary([figures[title]])
-    for group in groups:
-        found = {"sampled": [], "argmax": []}
-        for folder in group:
-            path = Path(folder) / LATEST
-            load_weights(models.policy.network, read(path)["weights"], path)
-            judge = load_judge(settings[folder].judge_checkpoint, config, CPU, vocab_size)
-            judges = {"own": judge} if judge else {}
-            if settings[folder].judge_checkpoint != args.judge:
-                judges |= other
-            q = models.policy(batch.masked)
-            found["sampled"].append(q.sample(batch).completions[:, :DRAWN])
-            found["argmax"].append(q.best_guess()[:, None])
-            for kind in found:
-                found[kind][-1] = measure(found[kind][-1], held_out, copies, models.reader, judges)
-        for kind, runs in found.items():
-            table[f"{group[0]} (runs: {len(runs)}), {kind}"] = summary(runs)
-        gained = [minus(run, figures["before, argmax"]) for run in found["argmax"]]
-        table[f"{group[0]}, argmax, minus before, argmax"] = summary(gained)
+    load = cache(lambda path: load_judge(path, config, CPU, vocab_size))
+    figures, settings = {}, {}
+
+    def add(title, completions, judge):
+        judges = {"own": load(judge)} if judge else {}
+        if judge != args.judge:
+            judges["other"] = load(args.judge)
+        found = measure(completions, held_out, copies, models.reader, judges)
+        figures.setdefault(title, []).append(found)
+
+    add("the truth", batch.tokens[:, None], config.judge_checkpoint)
+    add("common words", fill_with_common_words(batch, held_out.rule.lexicon), "")
+    one_by_one, _ = fill_in_passes(models.reader, batch, "confidence")
+    add("one blank a pass", one_by_one, config.judge_checkpoint)
+    for row in [base, *rows]:
+        for path in row.split(","):
+            content = read(path)
+            load_weights(models.policy.network, content["weights"], path)
+            settings[path] = content["training"]["config"] if "training" in content else {}
+            judge = settings[path].get("judge_checkpoint", config.judge_checkpoint)
+            completions = ways(models.policy(batch.masked), batch, load(judge))
+            for way, filled in completions.items():
+                add(f"{row}, {way}", filled, judge)
+    table = {title: summary(runs) for title, runs in figures.items()}
+    for row in rows:
+        for other in {base, args.minus} - {row, ""}:
+            before = pooled(figures[f"{other}, argmax"])
+            gained = [minus(run, before) for run in figures[f"{row}, argmax"]]
+            table[f"{row}, minus {other}"] = summary(gained)
     columns = "exact new valid accepts fooled other chain distance".split()
     print(f"{len(copies)} words, {copies.float().mean():.2f} of them near-copies")
-    print("filled by".ljust(44), *(f"{name:>14}" for name in columns))
     for title, row in table.items():
         cells = [f"{row[c][0]:.3f} ±{row[c][1]:.3f}" if c in row else "" for c in columns]
-        print(title.ljust(44), *(f"{text:>14}" for text in cells))
+        print(title)
+        print(*(f"{text:>14}" for text in cells))
     if args.json:
-        state = training_state(Path(groups[0][0]) / LATEST)
-        content = {"table": table, "settings": state["config"], "made_by": state["made_by"]}
+        content = {"rows": rows, "table": table, "settings": settings}
         write(args.json, json.dumps(content, indent=1).encode())
 
 

@@ -34,6 +34,7 @@ class Config:
     held_out: Literal["val", "choose"] = "val"  # measure on val.txt, or on choose.txt
     generator_checkpoint: str = "model/pretrained/sums.pt"  # the policy to start from
     judge_checkpoint: str = "model/pretrained/sums_judge.pt"  # the reward model; empty: none
+    chain_checkpoint: str = ""  # reads completions for *chain*; empty: generator_checkpoint
     # judge, chain, exact, correct (sums), valid (text), JUDGE.pt, FILE.py:FUNCTION, or a weighted
     # sum of these: judge:1.0,my.py:f:0.5
     reward: str = "judge"
@@ -155,11 +156,15 @@ def resume(out_dir: str, given: dict) -> Config:
     return config
 
 
+def checkpoints(config: Config) -> list[str]:
+    """List the settings that name a network. Some may be empty."""
+    return [value for name, value in asdict(config).items() if name.endswith("_checkpoint")]
+
+
 def check(config: Config) -> None:
     """Raise a Mistake if settings contradict each other."""
     parse_masking(config.masking)
-    files = [config.generator_checkpoint, config.judge_checkpoint, config.reference_checkpoint]
-    files += [config.prompts_file, *files_of(config.dataset, config.held_out)]
+    files = [*checkpoints(config), config.prompts_file, *files_of(config.dataset, config.held_out)]
     files += [part.partition(":")[0] for part in parse_weights("reward", config.reward)]
     out = Path(config.out_dir).resolve()
     for file in filter(None, files):

@@ -20,7 +20,7 @@ from data.user_mistake import Mistake
 from data.weights import parse_weights
 from grpo import distributed
 from grpo.run.checkpoint import LATEST
-from grpo.run.config import PLACES
+from grpo.run.config import PLACES, checkpoints
 from grpo.run.network import pick_device, pick_dtype
 
 # what a run executes; tools, tests and experiments don't change what it computes
@@ -38,8 +38,7 @@ def fingerprint(config) -> str:
     Call it after the reward has been called, because only then has a FILE.py loaded all it needs.
     """
     code = sorted(path for pattern in CODE.split() for path in PROJECT.glob(pattern))
-    named = [config.generator_checkpoint, config.reference_checkpoint, config.judge_checkpoint]
-    named += [config.prompts_file, *files_of(config.dataset, config.held_out)]
+    named = [*checkpoints(config), config.prompts_file, *files_of(config.dataset, config.held_out)]
     for part in parse_weights("reward", config.reward):
         file, python, _ = part.rpartition(".py:")
         named += loaded_with(f"{file}.py") if python else [part]  # a rule's name is no file

@@ -65,7 +65,7 @@ class Models(NamedTuple):
     policy: Policy  # learns
     reference: Policy  # the KL is measured from it
     base: Policy  # the policy before GRPO, to compare with
-    reader: Policy  # reads blank by blank for *chain*: the base model, as it was pretrained
+    reader: Policy  # reads blank by blank for *chain*, at temperature 1
     judge: Callable | None  # maps texts to log-odds
 
 
@@ -107,12 +107,16 @@ def load_models(config: Config, device: torch.device) -> Models:
             f" {config.generator_checkpoint}; name another"
         )
     reference_device = pick_device(config.reference_device or config.device)
+    reader = deepcopy(generator)
+    if config.chain_checkpoint:
+        reader = load_model(config.chain_checkpoint, Generator)
+        check_fit(config.chain_checkpoint, reader, config.block_size, generator.vocab_size)
     plain = replace(config, kernel="torch")  # the policy scores, and takes only logits from these
     as_pretrained = replace(plain, temperature=1.0, repetition_penalty=1.0)
     return Models(
         reference=make_policy(reference, plain, reference_device),
         base=make_policy(deepcopy(generator), plain, device),
-        reader=make_policy(deepcopy(generator), as_pretrained, device),
+        reader=make_policy(reader, as_pretrained, device),
         policy=make_policy(generator, config, device),
         judge=load_judge(config.judge_checkpoint, config, device, generator.vocab_size),
     )

@@ -66,13 +66,13 @@ def test_the_base_model_reads_slowly(order, title):
         seen = masked.sum(dim=1)[:, None, None]  # (B,1,1)
         return replace(q, logits=q.logits + torch.sin(q.logits * seen))
 
-    found, there = supervised.answer("slow", BATCH, MODELS._replace(base=base), order=order)
+    found, there = supervised.answer("slow", BATCH, MODELS._replace(reader=base), order=order)
     assert torch.equal(found, fill_in_passes(base, BATCH, title)[0]) and there.all()
 
 
 def test_it_takes_the_first_digit_that_is_plausible():
     found, _ = supervised.answer("slow", BATCH, MODELS, share=0.4)
-    q = MODELS.base(BATCH.masked).log_marginals().exp()  # (3,8,V)
+    q = MODELS.reader(BATCH.masked).log_marginals().exp()  # (3,8,V)
     first = (q >= 0.4 * q.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)  # (3,8)
     assert torch.equal(found[:, 0], torch.where(MASK, first, TOKENS))
 
