@@ -219,11 +219,13 @@ class Settings:
 
 def read(arguments: list[str]) -> tuple[str, Path, Config, Settings]:
     """Read the command line: -> what it learns, its folder, config, settings. Raises a Mistake."""
-    given, words = read_arguments(Settings, arguments, __doc__)
-    if len(words) < 2 or words[0] not in KINDS:
+    configs = [x for x in arguments if x.endswith(".py") and not x.startswith("-")]
+    rest = [x for x in arguments if x not in configs]
+    given, words = read_arguments(Settings, rest, __doc__)
+    if len(words) != 2 or words[0] not in KINDS:
         raise Mistake(f"name what it learns ({', '.join(KINDS)}), and a folder to write")
     args = Settings(**given)
-    config = replace(load_config(words[2:]), reward=args.reward or "judge")
+    config = replace(load_config(configs), reward=args.reward or "judge")
     if words[0] in ("smallest", "all", "search") and config.dataset != "sums":
         raise Mistake(f"{words[0]} is for sums; name another, or dataset=sums")
     if args.updates % args.rounds or args.inputs % args.rounds:

@@ -4,8 +4,8 @@
 
 Runs, or generators that `supervised` made, are joined by commas to make one row. ± is a 95%
 interval over blocks of the text, because words of one paragraph aren't independent, and over the
-runs of the row. `--judge` is a second one, which runs that were trained with it leave out. `--half=choose`
-measures on the other half, where settings are chosen. The columns:
+runs of the row. `--judge` is a second one, which runs that were trained with it leave out.
+`--half=choose` measures on the other half, where settings are chosen. The columns:
 
     exact     the share of words that came back
     new       the same, without near-copies: words that stand in the training text with the same
