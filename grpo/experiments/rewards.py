@@ -8,12 +8,14 @@ and a habit to watch. So are those that change a score's zero or its unit from i
 
 import hashlib
 from collections import Counter
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from data.files import PROJECT
 from data.sums.rule import SUM, is_correct
-from data.vocabulary import decode
+from data.vocabulary import PAD, decode
 from grpo.batch import Batch
 
 LUCKY = 0.057  # the share of wrong completions that `lucky` lets pass
@@ -102,6 +104,20 @@ def palindrome(text: str) -> bool:
 def wish(completions: Tensor, batch: Batch) -> Tensor:
     """Pay 1 for a correct sum whose first number is a palindrome, else 0."""
     return ask(palindrome, completions)
+
+
+@cache
+def words_of_text() -> set[str]:
+    """List the words of the training text."""
+    return {*(PROJECT / "data/text/train.txt").read_text().split()}
+
+
+def without_e(completions: Tensor, batch: Batch) -> Tensor:
+    """Text: pay 1 if what's hidden became a word of the training text that has no e, else 0."""
+    hidden = batch.mask[:, None].expand(completions.shape)
+    words = decode(torch.where(hidden, completions, PAD).flatten(0, 1))
+    good = [word.replace("\0", "") in words_of_text() and "e" not in word for word in words]
+    return torch.tensor(good, device=completions.device).float().view(completions.shape[:2])
 
 
 def favorite(completions: Tensor, batch: Batch) -> Tensor:

@@ -10,7 +10,7 @@ runs of the row. `--judge` is a second one, which runs that were trained with it
     exact     the share of words that came back
     new       the same, without near-copies: words that stand in the training text with the same
               eight characters on both sides
-    valid     the share that are words of the training text
+    valid     the share that are words of the training text, and no e those of them without an e
     accepts   by the run's own judge, and `fooled` of what isn't valid; `other` is fooled by --judge
     chain     log p when the base model reads blank by blank
     distance  between the frequencies of words written and of those that were there
@@ -42,6 +42,7 @@ from grpo.batch import Batch, make_batch
 from grpo.evaluation.evaluate import distance
 from grpo.evaluation.rivals import best_by_judge, fill_in_passes, fill_with_common_words
 from grpo.experiments.compare import interval
+from grpo.experiments.rewards import without_e
 from grpo.policy import Product
 from grpo.reward import chain, exact, judge_scores
 from grpo.run.arguments import read_arguments
@@ -93,6 +94,7 @@ def measure(completions: Tensor, held_out: HeldOut, copies: Tensor, reader, judg
         "exact": right,
         "new": right[~copies],
         "valid": good.float().mean(dim=1),
+        "no e": without_e(completions, batch).mean(dim=1),
         "chain": chain(reader, completions, batch).mean(dim=1),
     }
     for name, judge in judges.items():
@@ -192,7 +194,7 @@ def main(arguments: list[str]) -> None:
             before = pooled(figures[f"{other}, argmax"])
             gained = [minus(run, before) for run in figures[f"{row}, argmax"]]
             table[f"{row}, minus {other}"] = summary(gained)
-    columns = "exact new valid accepts fooled other chain distance".split()
+    columns = "exact,new,valid,no e,accepts,fooled,other,chain,distance".split(",")
     print(f"{len(copies)} words, {copies.float().mean():.2f} of them near-copies")
     for title, row in table.items():
         cells = [f"{row[c][0]:.3f} ±{row[c][1]:.3f}" if c in row else "" for c in columns]
