@@ -16,13 +16,14 @@ runs of the row. `--judge` is a second one, which runs that were trained with it
     distance  between the frequencies of words written and of those that were there
 
 Data, base model and judge are those of config/text.py (its chain_checkpoint is the base model).
-Each row comes sampled, with each blank's best guess (argmax), and as the best of 16 draws by the
-judge. Best guesses have another line: how much more they have than the base model's, or than those
+Each row comes sampled and with each blank's best guess (argmax) and, with --best, as the best of 16
+draws by the judge, which takes minutes. Best guesses have another line: how much more they have than the base model's, or than those
 of the row that --minus names.
 
 Shapes: N words, n completions of each, T characters.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass, replace
 from functools import cache
@@ -34,6 +35,7 @@ import torch
 from torch import Tensor
 
 from data.dataset import Dataset, read_splits
+from data.files import shipped_path
 from data.masking import SHORT
 from data.rules import check
 from data.user_mistake import Mistake, run_program
@@ -47,7 +49,7 @@ from grpo.policy import Product
 from grpo.reward import chain, exact, judge_scores
 from grpo.run.arguments import read_arguments
 from grpo.run.checkpoint import load_weights, read, write
-from grpo.run.config import load_config
+from grpo.run.config import checkpoints, load_config
 from grpo.run.load import SAMPLES, HeldOut, load_judge, load_models
 
 SEED = 2**31 + 5  # begins the seeds here, so that no training draws the same random numbers
@@ -136,6 +138,7 @@ def minus(run: dict, other: dict) -> dict:
 class Settings:
     judge: str = ""  # another judge than a run's own
     half: Literal["val", "choose"] = "val"
+    best: bool = False  # add the best of 16 draws by the judge
     minus: str = ""  # subtract the figures of this row [the base model]
     json: str = ""  # write the figures to this file
 
@@ -156,6 +159,7 @@ def main(arguments: list[str]) -> None:
     if not rows or not args.judge:
         raise Mistake("name runs or generators, and another judge with --judge=FILE.pt")
     config = load_config(["config/text.py"])
+    shipped = filter(None, checkpoints(config))
     base = config.chain_checkpoint or config.generator_checkpoint
     config = replace(config, generator_checkpoint=base)
     if args.minus and args.minus not in rows:
@@ -185,7 +189,9 @@ def main(arguments: list[str]) -> None:
             load_weights(models.policy.network, content["weights"], path)
             settings[path] = content["training"]["config"] if "training" in content else {}
             judge = settings[path].get("judge_checkpoint", config.judge_checkpoint)
-            completions = ways(models.policy(batch.masked), batch, load(judge))
+            completions = ways(
+                models.policy(batch.masked), batch, load(judge) if args.best else None
+            )
             for way, filled in completions.items():
                 add(f"{row}, {way}", filled, judge)
     table = {title: summary(runs) for title, runs in figures.items()}
@@ -201,7 +207,9 @@ def main(arguments: list[str]) -> None:
         print(title)
         print(*(f"{text:>14}" for text in cells))
     if args.json:
-        content = {"rows": rows, "table": table, "settings": settings}
+        files = {name: hashlib.sha256(shipped_path(name).read_bytes()) for name in shipped}
+        weights = {name: digest.hexdigest()[:12] for name, digest in files.items()}
+        content = {"rows": rows, "table": table, "settings": settings, "weights": weights}
         write(args.json, json.dumps(content, indent=1).encode())
 
 
