@@ -17,8 +17,8 @@ runs of the row. `--judge` is a second one, which runs that were trained with it
 
 Data, base model and judge are those of config/text.py (its chain_checkpoint is the base model).
 Each row comes sampled and with each blank's best guess (argmax) and, with --best, as the best of 16
-draws by the judge, which takes minutes. Best guesses have another line: how much more they have than the base model's, or than those
-of the row that --minus names.
+draws by the judge, which takes minutes. Best guesses have another line: how much more they have
+than the base model's, or than those of the row that --minus names.
 
 Shapes: N words, n completions of each, T characters.
 """
