@@ -142,6 +142,15 @@ def test_the_rewards_of_the_claims():
         assert getattr(rewards, name)(completions, batch).tolist() == [values]
 
 
+def test_a_word_without_an_e():
+    texts = "to the on", "to tho on", "to zqx on", "to was on"  # an e, a fragment, no word, paid
+    completions = encode(*texts)[None]  # (1,4,T)
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 0, 0, 0]]).bool()
+    batch = make_batch(completions[:, 0], mask, 4, (1, 1))
+    want = [0.0, float("tho" in rewards.words_of_text()), 0.0, 1.0]
+    assert rewards.without_e(completions, batch).tolist() == [want]
+
+
 def test_the_critic_learns_only_from_training():
     tokens = encode("417+471=888")
     batch = make_batch(tokens, tokens == tokens[0, 0], 1, (1,))

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import BLANK, encode, read_json, write_lines
+from conftest import BLANK, command_line, encode, read_json, same, write_lines
 
 from data.dataset import read_splits
 from data.sums.prepare import draw_sums
 from data.sums.rule import correct_answers
+from data.user_mistake import Mistake
 from data.vocabulary import VOCABULARY, decode
 from grpo.batch import make_batch
 from grpo.evaluation.rivals import fill_in_passes
@@ -17,8 +18,9 @@ from grpo.experiments import supervised
 from grpo.policy import Product
 from grpo.reward import judge_scores
 from grpo.run.checkpoint import load_model
-from grpo.run.config import Config
-from grpo.run.load import Models
+from grpo.run.config import Config, load_config
+from grpo.run.load import Models, load_models, load_splits
+from grpo.run.network import make_policy
 from model.transformer import Generator
 
 TEXTS = ["41+47=88", "12+13=25", "33+22=55"]
@@ -154,3 +156,34 @@ def test_each_round_has_new_inputs_and_the_student_of_the_round_before(tmp_path,
     assert torch.equal(student, base) and not torch.equal(student_later, base_later)
     assert read_json(tmp_path / "out" / "prompts.json") == {"prompts": decode(second)}
     load_model(tmp_path / "out" / "generator.pt", Generator)
+
+
+def test_it_learns_what_was_there_on_other_data(world, flags, tmp_path):
+    """A config names the data and the networks. What needs sums says so."""
+    config = tmp_path / "words.py"
+    settings = flags | {"masking": "word"}
+    config.write_text("".join(f"{name} = {value!r}\n" for name, value in settings.items()))
+    more = ["--inputs=64", "--updates=60", "--batch_size=16", "--rate=1e-2"]
+    supervised.main(["any", str(tmp_path / "q"), str(config), *more])
+    loaded = load_config([str(config)])
+    train, _ = load_splits(loaded)
+    tokens, mask = train.batch(64, "word", (1, 0))
+    log_q = []
+    for file in (world / "generator.pt", tmp_path / "q" / "generator.pt"):
+        q = make_policy(load_model(file, Generator), loaded, torch.device("cpu"))
+        batch = make_batch(tokens, mask, 1, (1,))
+        log_q.append(q(batch.masked).log_likelihood(tokens[:, None]).sum() / mask.sum())
+    assert log_q[1] > log_q[0] + 0.5
+    with pytest.raises(Mistake, match="smallest is for sums"):
+        supervised.read(["smallest", "out", str(config)])
+
+
+def test_who_reads_chain_is_a_setting(world, flags):
+    reading = {}
+    for name in ("generator", "digits"):
+        config = load_config(command_line(flags, chain_checkpoint=world / f"{name}.pt"))
+        models = load_models(config, torch.device("cpu"))
+        reading[name] = models.reader.network.state_dict()
+        assert same(models.policy.network.state_dict(), models.base.network.state_dict())
+    assert same(reading["digits"], load_model(world / "digits.pt", Generator).state_dict())
+    assert not same(reading["digits"], reading["generator"])
