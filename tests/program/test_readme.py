@@ -56,6 +56,7 @@ SETTINGS = {
 }
 NO_FLAGS = "venv pytest timeit grpo.one_file grpo.tools.replay grpo.experiments.compare".split()
 NO_FLAGS += ["grpo.experiments.grid", "grpo.experiments.figures", "grpo.experiments.tokens_claims"]
+NO_FLAGS += ["grpo.experiments.strengths"]
 
 
 @pytest.mark.parametrize("command", all_commands())
