@@ -33,9 +33,8 @@ from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_referenc
 from grpo.run.checkpoint import SAVE_EVERY, load_checkpoint
 from grpo.run.config import load_config
 from grpo.run.fingerprint import made_by
-from grpo.run.load import load_data, load_models, load_rewards, warnings
+from grpo.run.load import load_data, load_models, load_rewards, pick_device, warnings
 from grpo.run.log import Log
-from grpo.run.network import pick_device
 from grpo.run.signals import StopSignals
 
 

@@ -57,8 +57,7 @@ from grpo.evaluation.rivals import best_by_judge, fill_in_passes, fill_with_comm
 from grpo.metrics import mean_number_of_different
 from grpo.policy import Product, at_temperature
 from grpo.reward import Rewards, chain, distinct, judge_metrics, judge_scores
-from grpo.run.load import SAMPLES, HeldOut, Models
-from grpo.run.network import uncompiled
+from grpo.run.load import SAMPLES, HeldOut, Models, uncompiled
 
 JUDGED = 4  # the judge takes its time, so it reads only so many of an input's completions
 

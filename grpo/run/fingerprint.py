@@ -21,7 +21,7 @@ from data.weights import parse_weights
 from grpo import distributed
 from grpo.run.checkpoint import LATEST
 from grpo.run.config import PLACES, checkpoints
-from grpo.run.network import pick_device, pick_dtype
+from grpo.run.load import pick_device, pick_dtype
 
 # what a run executes; tools, tests and experiments don't change what it computes
 CODE = """train_grpo.py grpo/*.py grpo/*.cu grpo/run/*.py grpo/evaluation/*.py model/transformer.py

@@ -29,8 +29,7 @@ from grpo.optimizer import Optimizer
 from grpo.policy import Policy
 from grpo.run.checkpoint import LATEST, save_checkpoint, write
 from grpo.run.config import Config
-from grpo.run.load import HeldOut
-from grpo.run.network import uncompiled
+from grpo.run.load import HeldOut, uncompiled
 
 try:
     import fcntl

@@ -40,8 +40,7 @@ from grpo.reward import judge_scores
 from grpo.run.arguments import read_arguments, within
 from grpo.run.checkpoint import load_model
 from grpo.run.config import Config
-from grpo.run.load import load_run
-from grpo.run.network import make_policy
+from grpo.run.load import load_run, make_policy
 from model.transformer import Generator
 
 WIDTH = 256  # how many beginnings the search keeps

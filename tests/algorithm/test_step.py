@@ -19,7 +19,7 @@ from grpo.metrics import update_metrics
 from grpo.optimizer import Optimizer
 from grpo.reward import Rewards, judge_scores
 from grpo.run.config import Config
-from grpo.run.network import make_policy
+from grpo.run.load import make_policy
 from model.transformer import TransformerConfig, make_generator
 
 V = 6

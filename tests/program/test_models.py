@@ -18,7 +18,7 @@ from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.checkpoint import load_model, read
 from grpo.run.config import Config, load_config
-from grpo.run.network import make_judge, make_policy
+from grpo.run.load import make_judge, make_policy
 from model import pretrain
 from model.losses import draw_completions, generator_loss, judge_loss, masked_batch
 from model.pretrain import Settings
