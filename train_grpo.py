@@ -33,7 +33,7 @@ from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_referenc
 from grpo.run.checkpoint import SAVE_EVERY, load_checkpoint
 from grpo.run.config import load_config
 from grpo.run.fingerprint import made_by
-from grpo.run.load import load_data, load_models, load_rewards, pick_device, warnings
+from grpo.run.load import load_data, load_models, load_rewards, pick_device
 from grpo.run.log import Log
 from grpo.run.signals import StopSignals
 
@@ -143,7 +143,7 @@ def main(arguments=(), quiet=False):
     # This opens the run's folder.
     with Log(config, made_by(config, before), start, held_out, quiet) as log:
         log.first_snapshot(models.base)  # what grpo.tools.replay shows
-        log.say("\n".join([*warnings(config, train, held_out), look]))
+        log.say(look)
         with StopSignals(second_one_ends=PROCESSES == 1) as signals:  # Ctrl-C only asks us to stop
             for step in range(start, config.max_iters):
                 began = time.perf_counter()

@@ -16,7 +16,7 @@ from grpo.run.load import load_function
 
 REWARD = "import parts.sub\n\ndef f(y, batch):\n    return y[..., 0] * parts.sub.W\n"
 USED = ["mine.py", "parts/__init__.py", "parts/sub.py", "text/train.txt", "text/choose.txt"]
-USED += ["generator.pt", "latent.pt", "judge.pt", "wide.pt", "p.json"]
+USED += ["generator.pt", "latent.pt", "judge.pt", "other.pt", "p.json"]
 CODE = ["train_grpo.py", "grpo/advantage.py", "grpo/kernel.cu", "grpo/run/load.py", "data/rules.py"]
 UNUSED = ["text/val.txt", "parts/other.py"]
 UNUSED_CODE = ["grpo/one_file.py", "grpo/tools/fill.py", "tests/test_it.py", "model/pretrain.py"]
@@ -47,7 +47,7 @@ def test_it_changes_with_the_code_and_with_every_file_that_the_settings_name(fil
         generator_checkpoint="generator.pt",
         reference_checkpoint="latent.pt",
         judge_checkpoint="judge.pt",
-        reward="wide.pt,mine.py:f:0.5",
+        reward="other.pt,mine.py:f:0.5",
         prompts_file="p.json",
         device="cpu",
     )

@@ -44,6 +44,7 @@ train --generator_checkpoint={x}/cut.pt                  # cut.pt
 train --block_size=17                                    # block_size=17
 train --prompts_file={x}/prompts.json                    # prompt 1 'b'
 train --prompts_file={x}/list.json                       # list.json
+train --reference_checkpoint={latent}                     # another kind of network
 train --reward=jugde                                     # jugde
 train --reward={x}/r.py:no                               # no function no
 train --reward={x}/r.py:flat                             # (8,)
@@ -106,10 +107,10 @@ def bad(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("line", COMMANDS.strip().splitlines())
 def test_a_mistake_is_one_line_and_nothing_is_written(
-    flags, bad, tmp_path, capsys, monkeypatch, line
+    world, flags, bad, tmp_path, capsys, monkeypatch, line
 ):
     command, _, named = line.partition("#")
-    program, *arguments = command.format(x=bad).split()
+    program, *arguments = command.format(x=bad, latent=world / "latent.pt").split()
     if program == "train":
         arguments = command_line(flags) + arguments
     monkeypatch.setattr(sys, "argv", [program, *arguments])

@@ -89,11 +89,11 @@ def test_a_moved_reference_stays_and_the_table_compares_with_the_base(flags, fol
 
 def test_a_reference_that_is_named_anew_replaces_the_saved_one(flags, world):
     before, _ = run(flags)
-    wide = world / "wide.pt"
-    for new in (f"--reference_checkpoint={wide}", "--max_iters=6"):  # and it stays
+    other = world / "other.pt"
+    for new in (f"--reference_checkpoint={other}", "--max_iters=6"):  # and it stays
         resume(f"--out_dir={flags['out_dir']}", "--max_iters=5", new)
         after = read(Path(flags["out_dir"]) / "checkpoint.pt")
-        assert same(after["training"]["reference"], read(wide)["weights"])
+        assert same(after["training"]["reference"], read(other)["weights"])
         assert not same(after["weights"], before["weights"])
 
 

@@ -78,24 +78,6 @@ def test_ten_steps_in_a_row_without_anything_to_learn_are_one_warning(
     assert [line[:18] for line in warned] == ["warning: step 20: "] * (baseline == "mean")
 
 
-def test_the_same_seed_again_and_prompts_that_are_not_held_out_are_warned_of(
-    flags, tmp_path, capsys
-):
-    run(flags, max_iters=1)
-    held_out, *_ = read_jsonl(tmp_path / "out" / "completions.jsonl")
-    write_text(tmp_path / "p.json", json.dumps({"prompts": [held_out["input"], "th_ cat"]}))
-    for changes, warned in {
-        "": "",
-        f"--generator_checkpoint={tmp_path}/out": "was trained with seed=1, too",
-        f"--generator_checkpoint={tmp_path}/out --seed=2": "",
-        f"--prompts_file={tmp_path}/p.json": "1 of 2 prompts are inputs of the table, too",
-    }.items():
-        capsys.readouterr()
-        train_grpo.main(command_line(flags, out_dir=tmp_path / "b") + changes.split())
-        first, *_ = capsys.readouterr().out.split("step 0: ")
-        assert warned in first and ("too" in first) == bool(warned)
-
-
 # The folder.
 
 
