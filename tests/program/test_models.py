@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Letters, contents, same
+from conftest import Letters, same
 
 from data.dataset import read_dataset
 from data.rules import check
-from data.user_mistake import Mistake
 from data.vocabulary import MASK_ID
 from grpo.batch import make_batch
 from grpo.latent import Latent
@@ -191,7 +190,7 @@ def pretrained(world, tmp_path):
     return train
 
 
-def test_pretraining_learns_and_goes_on(world, capsys, pretrained):
+def test_pretraining_learns(world, capsys, pretrained):
     """Pretraining starts from random weights, or from a generator, and beats chance."""
     pretrained("a", "--generator_steps=100", "--judge_steps=10")
     nats = capsys.readouterr().out.splitlines()[0].split("nats ")[1]
@@ -232,28 +231,3 @@ def test_pretraining_that_diverges_ends_and_writes_no_model(tmp_path, monkeypatc
     with pytest.raises(FloatingPointError, match="generator: the loss of step 0 is nan"):
         pretrained("a")
     assert not (tmp_path / "a").exists()
-
-
-def test_interrupted_pretraining_goes_on_to_the_same_bytes(tmp_path, monkeypatch, pretrained):
-    """It's stopped in the generator's training, and then in the judge's."""
-    monkeypatch.setattr(pretrain, "report", lambda *_: None)
-    monkeypatch.setattr(pretrain, "SAVE_EVERY", 2)
-    steps = ["--generator_steps=5", "--judge_steps=5"]
-    pretrained("whole", *steps)
-    for name in ("generator", "judge"):
-        loss, left = getattr(pretrain, f"{name}_loss"), [None] * 4
-
-        def stopped(*given, loss=loss, left=left):
-            if not left:
-                raise KeyboardInterrupt
-            left.pop()
-            return loss(*given)
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(pretrain, f"{name}_loss", stopped)
-            pretrained("part", *steps)
-    with pytest.raises(Mistake, match="isn't an unfinished one with these settings"):
-        pretrained("part", *steps, "--seed=2")
-    pretrained("part", *steps)
-    whole = contents(tmp_path / "whole")
-    assert whole == contents(tmp_path / "part") and {*whole} == {"generator.pt", "judge.pt"}
