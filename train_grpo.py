@@ -135,15 +135,14 @@ def main(arguments=(), quiet=False):
     start, before = 0, None
     if config.init_from == "resume":  # restores weights, reference and moments
         start, before = load_checkpoint(config, policy, reference, optimizer)
+    # This calls a reward of yours. If that fails, then here, before we write anything.
     look = peek(models, rewards, held_out, start)
-    with torch.no_grad():  # if a reward of yours fails, then here, before we write anything
-        first = draw_batch(train, config, start, device)
-        rewards(policy(first.masked).sample(first).completions, first)
 
     # This opens the run's folder.
     with Log(config, made_by(config, before), start, held_out, quiet) as log:
-        log.first_snapshot(models.base)  # what grpo.tools.replay shows
         log.say(look)
+        if is_first() and start == 0:
+            log.snapshot(models.base, -1)  # for grpo.tools.replay
         with StopSignals(second_one_ends=PROCESSES == 1) as signals:  # Ctrl-C only asks us to stop
             for step in range(start, config.max_iters):
                 began = time.perf_counter()
@@ -177,9 +176,8 @@ def main(arguments=(), quiet=False):
         if not is_first():
             return None
         # How much is correct on held-out inputs, before and after? And what does the judge think?
-        result, completions = evaluate(models, rewards, held_out, quiet=quiet)
-        judge_pays = "judge" in rewards.parts
-        log.table(result, completions, format_table(result, held_out.rule_name, judge_pays))
+        result, completions = evaluate(models, rewards, held_out)
+        log.table(result, completions, format_table(result))
     return result
 
 

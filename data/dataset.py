@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.files import PROJECT
 from data.masking import MASKINGS, make_mask
 from data.rules import LINE_RULES, Rule, WordRule, ask
 from data.sums.prepare import prepare as prepare_sums
@@ -80,13 +79,10 @@ class Dataset:
 def files_of(dataset: str, held_out: str = "val") -> tuple[Path, Path]:
     """Name the files to train on and to measure on: data/NAME/train.txt and data/NAME/val.txt.
 
-    NAME may be an absolute path. What isn't in the working directory is in the project. What's held
-    out of our own datasets has another half, choose.txt: settings are chosen on that, and results
-    reported on val.txt.
+    NAME may be an absolute path. What's held out of our own datasets has another half, choose.txt:
+    settings are chosen on that, and results reported on val.txt.
     """
     folder = Path("data", dataset)
-    if not folder.exists():
-        folder = PROJECT / folder
     return folder / "train.txt", folder / f"{held_out}.txt"
 
 

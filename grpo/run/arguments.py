@@ -10,15 +10,14 @@ import contextlib
 import difflib
 import inspect
 import os
+import runpy
 import sys
 import traceback
-import types
 from collections.abc import Sequence
 from dataclasses import Field, field, fields
 from pathlib import Path
 from typing import get_args
 
-from data.files import shipped_path
 from data.user_mistake import Mistake
 
 LARGEST = 2**31 - 1
@@ -59,7 +58,6 @@ def read_settings(settings: type, given: dict[str, object], source: str = "") ->
     for name, value in given.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            near = ["init_from=resume"] if name == "resume" else near
             hint = f"did you mean --{near[0]}?" if near else "--help lists them all"
             raise Mistake(f"{source}there is no setting {name}; {hint}")
         try:
@@ -114,24 +112,14 @@ def read_flags(settings: type, arguments: Sequence[str], usage: str = "") -> dic
 
 def run_file(path: str | Path) -> dict[str, object]:
     """Execute a user's Python file, and return its names. If it fails, this raises a Mistake."""
-    path = shipped_path(path).resolve()
+    path = Path(path).resolve()
     if not path.is_file():
         raise Mistake(f"there is no file {path}; name another")
     sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
-    # a name of its own, because random.py must not replace Python's own
-    module = types.ModuleType(f"{path.stem} of the user")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
     try:
-        exec(compile(path.read_bytes(), path, "exec"), vars(module))
+        return runpy.run_path(str(path))
     except Exception as error:
-        raise mistake_in(path, error) from error
-    return vars(module)
-
-
-def mistake_in(path: Path, error: Exception) -> Mistake:
-    """Say in one line what a user's file raised, and in which of its lines."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    line = f", line {lines[-1]}" if lines else ""
-    return Mistake(f"{path}{line}: {type(error).__name__}: {error}")
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        line = f", line {lines[-1]}" if lines else ""
+        raise Mistake(f"{path}{line}: {type(error).__name__}: {error}") from error

@@ -1,6 +1,6 @@
 """Write files of weights atomically, and read them strictly.
 
-Every file holds one dict. A model's dict has the keys `kind`, `architecture` and `weights`. A
+Every file holds one dict. A model's dict has the keys `architecture` and `weights`. A
 checkpoint of a run is a generator's dict with one more key, `training`, so you can name it wherever
 a generator is asked for.
 """
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from data.files import shipped_path, write_whole
+from data.files import write_whole
 from data.user_mistake import Mistake
 from grpo.distributed import is_first
-from model.transformer import Generator, Judge, TransformerConfig, make_generator
+from model.transformer import Generator, TransformerConfig, make_generator
 
 LATEST = "checkpoint.pt"
 SAVE_EVERY = 10  # steps; a save takes some 20 ms, a tenth of a step
@@ -43,7 +43,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
     Raises a Mistake if the file is missing, is damaged, or holds something else.
     """
-    path = shipped_path(path)
+    path = Path(path)
     path = path / LATEST if path.is_dir() else path
     if not path.is_file():
         raise Mistake(f"there is no checkpoint {path}; make it, or name another")
@@ -51,7 +51,7 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
         TransformerConfig(**content["architecture"])  # another version may have other fields
-        whole = "kind" in content and isinstance(content["weights"], dict)
+        whole = isinstance(content["weights"], dict)
     except Exception:  # a file that isn't a checkpoint may raise anything
         whole = False
     if not whole:
@@ -62,7 +62,6 @@ def read(path: str | Path) -> dict[str, Any]:
 def model_file(model: Module, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Make the dict that a model's file holds, with the weights as `dtype` on the CPU."""
     return {
-        "kind": "judge" if isinstance(model, Judge) else "generator",
         "architecture": asdict(model.trunk.config),
         "weights": {name: w.detach().to("cpu", dtype) for name, w in model.state_dict().items()},
     }
@@ -80,26 +79,10 @@ def load_weights(model: Module, weights: dict[str, torch.Tensor], path: str | Pa
 def load_model(path: str | Path, kind: type[Module]) -> Module:
     """Load a `Generator` or a `Judge`, as `kind` says, in float32 and evaluation mode."""
     content = read(path)
-    wanted = kind.__name__.lower()
-    if content["kind"] != wanted:
-        raise Mistake(
-            f"checkpoint {path} holds a {content['kind']}, but a {wanted} is needed; name another"
-        )
     make = make_generator if kind is Generator else kind
     model = make(TransformerConfig(**content["architecture"]))
     load_weights(model, content["weights"], path)
     return model.eval()
-
-
-def training_state(path: str | Path) -> dict[str, Any]:
-    """Read what it takes to resume a run. Raises a Mistake if the file isn't a run's."""
-    training = read(path).get("training", {})
-    if "made_by" not in training:
-        raise Mistake(
-            f"checkpoint {path} wasn't written by this version of train_grpo.py; name a run's"
-            " out_dir, or start a new run"
-        )
-    return training
 
 
 def save_checkpoint(config, made_by, policy, reference, optimizer, iteration: int) -> None:

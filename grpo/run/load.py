@@ -19,18 +19,16 @@ import torch
 from torch import Tensor
 
 from data.dataset import Dataset, make_if_missing, read_prompts, read_splits
-from data.files import shipped_path
 from data.rules import Rule
 from data.user_mistake import Mistake
 from data.vocabulary import decode
 from data.weights import parse_weights
 from grpo import kernel
 from grpo.batch import Batch, make_batch
-from grpo.distributed import is_first, wait_for_all
 from grpo.latent import Latent
 from grpo.policy import Policy, Product
 from grpo.reward import Rewards, chain, exact, judge_scores, rule_reward
-from grpo.run.arguments import mistake_in, run_file
+from grpo.run.arguments import run_file
 from grpo.run.checkpoint import LATEST, load_model, load_weights, read
 from grpo.run.config import Config, saved_settings
 from grpo.truncation import truncates
@@ -76,7 +74,7 @@ class Models(NamedTuple):
 def load_run(out_dir: str, given: dict) -> tuple[Config, Models, Rewards, HeldOut]:
     """Load what a finished run ended with. `given` replaces some of its settings."""
     path = Path(out_dir) / LATEST
-    saved, _ = saved_settings(path, given)
+    saved = saved_settings(path, given)
     # the table needs no reference, and its file or device may be gone
     config = replace(saved, **{"reference_checkpoint": "", "reference_device": ""} | given)
     return config, *load_generator(path, config)
@@ -150,12 +148,10 @@ def check_fit(path: str, network: torch.nn.Module, block_size: int, vocab_size: 
 def load_splits(config: Config, vocab_size: int | None = None) -> tuple[Dataset, Dataset]:
     """Load what to train on, and what's held out. A prompts_file replaces the inputs of train.
 
-    If a dataset that ships is missing, the first process makes it. Raises a Mistake if the dataset
-    has more than the `vocab_size` characters that the generator knows.
+    A dataset that ships is made if it's missing. Raises a Mistake if the dataset has more than the
+    `vocab_size` characters that the generator knows.
     """
-    if is_first():
-        make_if_missing(config.dataset)
-    wait_for_all()  # no process reads before the first one has written
+    make_if_missing(config.dataset)
     train, held_out = read_splits(config.dataset, config.held_out, config.block_size)
     if vocab_size and vocab_size < train.vocab_size and train.inputs.max() >= vocab_size:
         raise Mistake(
@@ -218,20 +214,15 @@ def load_function(path: str, name: str) -> Callable:
 
 
 def user_reward(path: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
-    """Call a user's function, which returns (B,G). If it fails, raise a Mistake."""
+    """Call a user's function, which returns a number for each completion, (B,G)."""
     shape = completions.shape[:2]  # (B,G)
-    try:  # it gets copies, because it may write into them
-        values = function(completions.clone(), batch.map(torch.clone))
-        values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
-    except Exception as error:
-        raise mistake_in(shipped_path(path).resolve(), error) from error
+    values = function(completions.clone(), batch)  # a copy, because it may write into it
+    values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
     if values.shape != shape:
         raise Mistake(
             f"the reward in {path} returned the shape {tuple(values.shape)}; return a number for"
             f" each completion, here (B,G) = {tuple(shape)}"
         )
-    if not values.isfinite().all():
-        raise Mistake(f"the reward in {path} returned NaN or infinity; return finite numbers")
     return values
 
 
@@ -265,8 +256,16 @@ def place(network: torch.nn.Module, config, device: torch.device) -> None:
 
 
 def autocast(config, device: torch.device) -> torch.autocast:
-    """Make a context in which networks compute in the dtype of the settings."""
-    half = pick_dtype(config.dtype, device) == "bfloat16"
+    """Make a context in which networks compute in the dtype of the settings.
+
+    With `auto` that's bfloat16 if the device has instructions for it.
+    """
+    if config.dtype != "auto":
+        half = config.dtype == "bfloat16"
+    elif device.type == "cuda":
+        half = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        half = bool(torch.cpu.get_capabilities().get("avx512_bf16"))
     return torch.autocast(device.type, torch.bfloat16, enabled=half)
 
 
@@ -283,17 +282,6 @@ def pick_device(name: str) -> torch.device:
     if name not in here:  # mps has no float64, which we draw with
         raise Mistake(f"device={name} isn't one we can use here; use {' or '.join(here)}")
     return torch.device(name)
-
-
-def pick_dtype(name: str, device: torch.device) -> str:
-    """Turn `auto` into bfloat16 if the device has instructions for it, else into float32."""
-    if name != "auto":
-        return name
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        native = torch.cpu.get_capabilities().get("avx512_bf16")
-    return "bfloat16" if native else "float32"
 
 
 @contextlib.contextmanager

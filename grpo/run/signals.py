@@ -19,8 +19,7 @@ class StopSignals:
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
             for number in signal.SIGINT, signal.SIGTERM:
-                if signal.getsignal(number) != signal.SIG_IGN:  # as in a shell's background job
-                    self.before[number] = signal.signal(number, self.note)
+                self.before[number] = signal.signal(number, self.note)
         return self
 
     def note(self, number: int, _):

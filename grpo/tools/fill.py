@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from data.dataset import encode_prompt
-from data.rules import check
+from data.rules import Rule, check
 from data.user_mistake import Mistake, run_program
 from data.vocabulary import MASK_ID, decode, encode, highlight
 from grpo.batch import make_batch
@@ -40,7 +40,7 @@ from grpo.reward import judge_scores
 from grpo.run.arguments import read_arguments, within
 from grpo.run.checkpoint import load_model
 from grpo.run.config import Config
-from grpo.run.load import load_run, make_policy
+from grpo.run.load import Models, load_run, make_policy
 from model.transformer import Generator
 
 WIDTH = 256  # how many beginnings the search keeps
@@ -50,7 +50,6 @@ CPU = torch.device("cpu")
 @dataclass
 class Settings:
     run: str = "out"  # a run's folder or a generator's file
-    reward: str = ""  # also show this reward of the run, such as my.py:f
     k: int = within(5, 1, 20)  # how many completions to show
 
 
@@ -77,21 +76,17 @@ def fill(
     return list(zip(decode(found), log_prob.tolist()))[:k]
 
 
-def describe(completion: str, masked: Tensor, run: tuple, with_reward: bool) -> list[str]:
-    """Say what a run's rule, judge and reward make of a completion of masked (T,)."""
-    _, models, rewards, held_out = run
+def describe(completion: str, masked: Tensor, models: Models, rule: Rule | None) -> list[str]:
+    """Say what a run's rule and judge make of a completion of masked (T,)."""
     batch = make_batch(masked[None], masked[None] == MASK_ID, 1, (0,))
     tokens = encode(completion)[None, None]  # (1,1,T)
     cells = []
-    if held_out.rule:
-        good = check(held_out.rule, tokens, batch.masked)  # (1,1)
-        cells.append(held_out.rule_name if good else "wrong")
+    if rule:
+        good = check(rule, tokens, batch.masked)  # (1,1)
+        cells.append(rule.name if good else "wrong")
     if models.judge:
         score = judge_scores(models.judge, tokens, batch)  # (1,1)
         cells.append("accepted" if score > 0 else "rejected")
-    if with_reward:
-        reward, _ = rewards(tokens, batch)  # (1,1)
-        cells.append(f"{reward.item():6.3f}")
     return cells
 
 
@@ -100,16 +95,13 @@ def main(arguments: list[str]) -> None:
     settings = Settings(**given)
     if not texts:
         raise Mistake('name a text with blanks: python -m grpo.tools.fill "4_7+4_1=888"')
-    run = None
+    models = None
     if Path(settings.run).is_dir():
         # every run has the reward `chain`, and its own may be a file that we'd have to execute
-        changes = {"reward": settings.reward or "chain", "device": "cpu", "kernel": "torch"}
-        run = load_run(settings.run, changes | {"compile": False})
-        config, models, *_ = run
+        changes = {"reward": "chain", "device": "cpu", "kernel": "torch", "compile": False}
+        config, models, _, held_out = load_run(settings.run, changes)
         before, after = f"before  {config.generator_checkpoint}", f"after   {settings.run}"
         generators = {before: models.base.network, after: models.policy.network}
-    elif settings.reward:
-        raise Mistake(f"reward={settings.reward} needs the folder of a run; name one as --run")
     else:
         generators = {settings.run: load_model(settings.run, Generator)}
         config = Config(block_size=generators[settings.run].trunk.config.block_size)
@@ -119,8 +111,8 @@ def main(arguments: list[str]) -> None:
             print(title, "  probability", sep="\n")
             for completion, log_prob in fill(generator, masked, settings.k, config.temperature):
                 cells = [f"  {math.exp(log_prob):11.2g}"]
-                if run:
-                    cells += describe(completion, masked, run, bool(settings.reward))
+                if models:
+                    cells += describe(completion, masked, models, held_out.rule)
                 print(*cells, highlight(completion, (masked == MASK_ID).tolist()), sep="  ")
 
 

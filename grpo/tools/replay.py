@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data.files import write_whole
 from data.user_mistake import Mistake, run_program
-from grpo.run.fingerprint import group_runs, read_json
+from grpo.evaluation.table import group_runs, read_json
 from grpo.run.log import METRICS, SNAPSHOTS, read_lines
 
 PAGE = Path(__file__).with_suffix(".html")

@@ -167,16 +167,13 @@ def test_a_kill_between_the_files_leaves_no_dataset(tmp_path, monkeypatch):
     assert written == ["choose.txt", "val.txt", "train.txt"]
 
 
-def test_what_ships_is_made_once_in_the_project(tmp_path, monkeypatch):
-    """A run that starts in another folder finds it there."""
-    monkeypatch.setattr(dataset, "PROJECT", tmp_path / "project")
+def test_what_ships_is_made_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("sums2", "mine"):
         make_if_missing(name)
-    folder = tmp_path / "project" / "data"
+    folder = tmp_path / "data"
     assert [path.name for path in folder.iterdir()] == ["sums2"]
     assert {*contents(folder / "sums2")} == {"train.txt", "choose.txt", "val.txt"}
-    assert [*tmp_path.iterdir()] == [tmp_path / "project"]
     monkeypatch.setattr(dataset, "prepare_sums", None)  # now it's there
     make_if_missing("sums2")
 

@@ -16,18 +16,12 @@ MASK = torch.tensor([[True, True, False, True], [False, True, False, True]])  # 
 BATCH = make_batch(COMPLETIONS[:, 0], MASK, 3, (5, 17))
 
 
-def test_it_gets_copies_and_may_not_return_nan():
+def test_it_gets_a_copy():
     def writes(completions, batch):
-        completions.zero_(), batch.noise.zero_()
-        return batch.noise
-
-    def nan(completions, batch):
-        return 0 / (completions != COMPLETIONS[1, 2, 0]).all(dim=-1)
+        return completions.zero_()[..., 0]
 
     assert not user_reward("my.py", writes, COMPLETIONS, BATCH).any()
-    assert COMPLETIONS.any() and BATCH.noise.any()
-    with pytest.raises(Mistake, match="my.py .* NaN or infinity"):
-        user_reward("my.py", nan, COMPLETIONS, BATCH)
+    assert COMPLETIONS.any()
 
 
 def test_it_is_tried_on_whole_groups_before_anything_is_written(flags, tmp_path):
