@@ -24,7 +24,7 @@ import torch
 from data.user_mistake import Mistake, run_program
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, inputs_of_updates
-from grpo.distributed import PROCESSES, is_first, join_processes, largest_of_processes
+from grpo.distributed import is_first, join_processes, largest_of_processes
 from grpo.evaluation.evaluate import evaluate, peek
 from grpo.evaluation.table import format_table
 from grpo.loss import blanks_that_learn, grpo_loss, loss_weights
@@ -143,7 +143,7 @@ def main(arguments=(), quiet=False):
         log.say(look)
         if is_first() and start == 0:
             log.snapshot(models.base, -1)  # for grpo.tools.replay
-        with StopSignals(second_one_ends=PROCESSES == 1) as signals:  # Ctrl-C only asks us to stop
+        with StopSignals() as signals:  # Ctrl-C only asks us to stop
             for step in range(start, config.max_iters):
                 began = time.perf_counter()
                 lr = learning_rate(step, config)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from data.sums.rule import correct_answers, is_correct
-from data.user_mistake import Mistake
 from data.vocabulary import BLANK, decode
 
 
@@ -64,20 +63,11 @@ class WordRule(Rule):
 LINE_RULES = [SumRule()]
 
 
-def ask(rule: Rule, completion: str, masked: str) -> bool:
-    """Ask a rule about a completion. If it can't say, that's a Mistake."""
-    try:
-        return rule.is_good(completion, masked)
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise Mistake(f"rule {rule.name} fails for {completion!r} ({what}); change it") from error
-
-
 def check(rule: Rule, completions: Tensor, masked: Tensor) -> Tensor:
     """Ask a rule about completions (B,G,T) of masked inputs (B,T): -> (B,G) bool."""
     B, G, _ = completions.shape
     texts = decode(completions)  # B·G of them
     good = []
     for b, blanks in enumerate(decode(masked)):
-        good.append([ask(rule, text, blanks) for text in texts[b * G : (b + 1) * G]])
+        good.append([rule.is_good(text, blanks) for text in texts[b * G : (b + 1) * G]])
     return torch.tensor(good, dtype=torch.bool, device=completions.device)

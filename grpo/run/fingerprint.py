@@ -19,7 +19,6 @@ from grpo.run.load import pick_device
 # what a run executes; tools, tests and experiments don't change what it computes
 CODE = """train_grpo.py grpo/*.py grpo/*.cu grpo/run/*.py grpo/evaluation/*.py model/transformer.py
 data/*.py data/sums/*.py"""
-TO_READ = {"one_file.py", "tokens.py"}  # no run imports these
 # These say where a run goes. They don't change what it computes.
 PLACES = ("out_dir", "init_from", "wandb_project", "wandb_run_name")
 
@@ -27,11 +26,10 @@ PLACES = ("out_dir", "init_from", "wandb_project", "wandb_run_name")
 def fingerprint(config) -> str:
     """Hash the code, every file that the settings name, and the kind of machine."""
     code = sorted(path for pattern in CODE.split() for path in PROJECT.glob(pattern))
-    files = [path for path in code if path.name not in TO_READ]
     device = pick_device(config.device).type
     machine = device, torch.__version__, np.__version__, distributed.PROCESSES
     content = hashlib.sha256(str(machine).encode())
-    for path in [*files, *named_files(config)]:
+    for path in [*code, *named_files(config)]:
         path = path / LATEST if path.is_dir() else path
         if path.is_file():
             content.update(hashlib.sha256(path.read_bytes()).digest())

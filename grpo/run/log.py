@@ -66,7 +66,15 @@ class Log:
             content = asdict(config) | {"rule": held_out.rule_name, "made_by": made_by}
             write(self.folder / "config.json", json.dumps(content, indent=1).encode())
             if config.wandb_project:
-                self.wandb = start_wandb(config)
+                import wandb
+
+                self.wandb = wandb.init(
+                    project=config.wandb_project,
+                    name=config.wandb_run_name or None,
+                    dir=config.out_dir,
+                    config=asdict(config),
+                    resume="auto",  # if a run in this folder was killed, wandb continues its log
+                )
         self.bar = tqdm(
             total=config.max_iters,
             initial=start,
@@ -149,19 +157,6 @@ class Log:
             tqdm.write(line, sys.stderr)
 
 
-def start_wandb(config: Config):
-    """Begin to log to Weights & Biases, and return its run."""
-    import wandb
-
-    return wandb.init(
-        project=config.wandb_project,
-        name=config.wandb_run_name or None,
-        dir=config.out_dir,
-        config=asdict(config),
-        resume="auto",  # if a run in this folder was killed, wandb continues its log
-    )
-
-
 def append(path: Path, line: dict) -> None:
     """Add a line to a .jsonl file."""
     with open(path, "a", encoding="utf-8") as file:
@@ -170,8 +165,6 @@ def append(path: Path, line: dict) -> None:
 
 def read_lines(path: str | Path) -> list[dict]:
     """Read a .jsonl file, but for a last line that a kill left unfinished."""
-    if not Path(path).exists():
-        return []
     *whole, _ = Path(path).read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in whole]
 
@@ -192,11 +185,12 @@ def open_folder(folder: Path, start: int) -> TextIO:
         tqdm.write(f"{folder} held a run, which is in {folder.rename(folder.with_name(name))} now")
         lock.close()
         lock = lock_folder(folder)
-    for path in folder / METRICS, folder / SNAPSHOTS:
-        kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["iteration"] < start]
-        write_whole(path, "".join(kept).encode())
-    for name in "evaluation.json", "completions.jsonl", "replay.html":  # of a shorter run
-        (folder / name).unlink(missing_ok=True)
+    if start:
+        for path in folder / METRICS, folder / SNAPSHOTS:
+            kept = [line for line in read_lines(path) if line["iteration"] < start]
+            write_whole(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        for name in "evaluation.json", "completions.jsonl", "replay.html":  # of a shorter run
+            (folder / name).unlink(missing_ok=True)
     return lock
 
 

@@ -17,7 +17,7 @@ USED = ["mine.py", "text/train.txt", "text/choose.txt"]
 USED += ["generator.pt", "latent.pt", "judge.pt", "other.pt", "p.json"]
 CODE = ["train_grpo.py", "grpo/advantage.py", "grpo/kernel.cu", "grpo/run/load.py", "data/rules.py"]
 UNUSED = ["text/val.txt", "beside.py"]
-UNUSED_CODE = ["grpo/one_file.py", "grpo/tools/fill.py", "tests/test_it.py", "model/pretrain.py"]
+UNUSED_CODE = ["grpo/tools/fill.py", "tests/test_it.py", "model/pretrain.py"]
 USED += [f"project/{name}" for name in CODE]
 UNUSED += [f"project/{name}" for name in UNUSED_CODE]
 

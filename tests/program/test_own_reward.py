@@ -6,7 +6,6 @@ from conftest import Letters, command_line, figures, write_lines
 
 import train_grpo
 from data import dataset
-from data.rules import ask
 from data.user_mistake import Mistake
 from grpo.batch import make_batch
 from grpo.run.load import user_reward
@@ -52,10 +51,3 @@ def test_a_rule_is_a_class_and_a_line(world, flags, tmp_path, monkeypatch, capsy
     assert table["the truth"]["letters"] == 1 and 0 < table["after, sampled"]["letters"] < 1
     assert "step 0: letters" in capsys.readouterr().out
     assert figures(flags["out_dir"])[0]["reward_letters"] > 0
-
-
-def test_a_rule_that_raises_is_a_mistake():
-    rule = Letters("a")
-    rule.is_good = lambda completion, masked: completion[9]
-    with pytest.raises(Mistake, match="rule letters fails for 'ab' .IndexError"):
-        ask(rule, "ab", "a_")
