@@ -177,8 +177,6 @@ def read_prompts(path: str, train: Dataset, block_size: int) -> Dataset:
     setting = f"prompts_file={path}"
     try:
         prompts = json.loads(Path(path).read_text(encoding="utf-8-sig"))["prompts"]
-        if not prompts or {*map(type, prompts)} != {str}:
-            raise ValueError("no list of texts")
     except (ValueError, TypeError, KeyError) as error:
         raise Mistake(
             f'{setting} has to hold {{"prompts": ["th_ c_t", ...]}} as JSON ({error!r}); fix it'

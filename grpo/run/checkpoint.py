@@ -47,15 +47,13 @@ def read(path: str | Path) -> dict[str, Any]:
     path = path / LATEST if path.is_dir() else path
     if not path.is_file():
         raise Mistake(f"there is no checkpoint {path}; make it, or name another")
-    file = io.BytesIO(path.read_bytes())  # raises if we may not read it, which isn't damage
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
         TransformerConfig(**content["architecture"])  # another version may have other fields
-        whole = isinstance(content["weights"], dict)
     except Exception:  # a file that isn't a checkpoint may raise anything
-        whole = False
-    if not whole:
-        raise Mistake(f"checkpoint {path} is damaged, or isn't one of this version; name another")
+        raise Mistake(
+            f"checkpoint {path} is damaged, or isn't one of this version; name another"
+        ) from None
     return content
 
 

@@ -50,10 +50,6 @@ class HeldOut:
     batch: Batch  # N inputs, with the random numbers for 16 completions of each
     rule: Rule | None  # says which completions are good (data/rules.py)
 
-    @property
-    def rule_name(self) -> str:
-        return self.rule.name if self.rule else ""
-
     @cached_property
     def answers(self) -> list[list[str]] | None:
         """List all good completions of each input, if the rule can do that for all of them."""

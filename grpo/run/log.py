@@ -58,12 +58,13 @@ class Log:
         self.made_by = made_by
         self.folder = Path(config.out_dir)
         self.held_out = held_out
+        self.rule_name = held_out.rule.name if held_out.rule else ""
         self.saved = start  # steps that are in the checkpoint
         self.talks = is_first() and not quiet
         self.wandb = None
         if is_first():
             self.lock = open_folder(self.folder, start)
-            content = asdict(config) | {"rule": held_out.rule_name, "made_by": made_by}
+            content = asdict(config) | {"rule": self.rule_name, "made_by": made_by}
             write(self.folder / "config.json", json.dumps(content, indent=1).encode())
             if config.wandb_project:
                 import wandb
@@ -102,7 +103,7 @@ class Log:
             return
         append(self.folder / METRICS, {"iteration": step, **metrics})
         self.snapshot(policy, step)
-        names = {name: name for name in [self.held_out.rule_name] if name} | BAR
+        names = {self.rule_name: self.rule_name} | BAR
         shown = [f"{name} {metrics[key]:.2f}" for name, key in names.items() if key in metrics]
         self.bar.set_postfix_str(" ".join(shown), refresh=False)
         self.bar.update()

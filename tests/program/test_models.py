@@ -19,7 +19,7 @@ from grpo.run.checkpoint import load_model, read
 from grpo.run.config import Config, load_config
 from grpo.run.load import make_judge, make_policy
 from model import pretrain
-from model.losses import draw_completions, generator_loss, judge_loss, masked_batch
+from model.losses import generator_loss, judge_loss, masked_batch
 from model.pretrain import Settings
 from model.report import REPORT, report
 from model.transformer import (
@@ -164,7 +164,7 @@ def test_the_report_is_a_loop_over_inputs(world, capsys):
     printed = [float(x) for x in re.findall(r"-?[0-9]+\.[0-9]+", capsys.readouterr().out)]
 
     batch = make_batch(*dataset.batch(64, "short", (REPORT, 0)), 1, (REPORT, 0))
-    mask, drawn = batch.mask, draw_completions(policy, batch, 1.0)  # each (N,T)
+    mask, drawn = batch.mask, policy(batch.masked).sample(batch).completions[:, 0]  # each (N,T)
     nats = -policy(batch.masked).log_likelihood(batch.tokens[:, None]).sum() / mask.sum()
     votes, others = judge(batch.tokens), judge(drawn)  # each (N,T)
     loss = F.softplus(torch.cat([-votes[mask], others[mask]])).mean()
