@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from data.user_mistake import Mistake, run_program
+from data.user_mistake import run_program
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, inputs_of_updates
 from grpo.distributed import is_first, join_processes, largest_of_processes
@@ -181,11 +181,5 @@ def main(arguments=(), quiet=False):
     return result
 
 
-def command(arguments):
-    if not arguments:
-        raise Mistake("name a config: python train_grpo.py config/grpo_config.py")
-    main(arguments)
-
-
 if __name__ == "__main__":
-    run_program(command)
+    run_program(main)

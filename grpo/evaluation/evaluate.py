@@ -33,14 +33,13 @@ The columns:
     n blanks           what's good of the inputs with so many blanks
 
 On sums, what the rule says of sampled rows is exact: log q is known, and all answers can be listed.
-With --reward=judge,FILE.pt:0 another judge is asked, too.
+With --reward=judge,FILE.pt:0 there's the mean score of another judge, too.
 
 Shapes: N held-out inputs, n completions of each, T characters.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -116,19 +115,13 @@ def score(models: Models, rewards: Rewards, completions: Tensor, batch: Batch) -
 def score_metrics(
     scores: dict[str, Tensor], completions: Tensor, held_out: HeldOut
 ) -> dict[str, float]:
-    """Turn scores {name: (N,n)} into columns: a judge's `accepts` and `fooled`, others' mean.
-
-    The columns of a judge besides the run's own end in its file's name.
-    """
+    """Turn scores {name: (N,n)} into columns: the judge's `accepts` and `fooled`, others' mean."""
     rule = held_out.rule
     good = check(rule, completions, held_out.batch.masked) if rule else None  # (N,n)
     figures = {}
     for name, values in scores.items():
         if name == "judge":
             figures |= judge_metrics(values, good)
-        elif name.endswith(".pt"):
-            metrics = judge_metrics(values, good)
-            figures |= {f"{column} {Path(name).stem}": x for column, x in metrics.items()}
         else:
             figures[f"reward_{name}"] = values.mean()
     return {name: float(x) for name, x in figures.items()}

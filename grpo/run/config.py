@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from data.dataset import files_of
-from data.masking import parse_masking
 from data.user_mistake import Mistake
 from data.weights import parse_weights
 from grpo import distributed
@@ -158,7 +157,6 @@ def named_files(config: Config) -> list[Path]:
 
 def check(config: Config) -> None:
     """Raise a Mistake if settings contradict each other."""
-    parse_masking(config.masking)
     out = Path(config.out_dir).resolve()
     for file in named_files(config):
         if file.resolve().is_relative_to(out) and config.init_from != "resume":

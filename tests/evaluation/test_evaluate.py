@@ -157,7 +157,7 @@ def test_own_rewards_and_other_judges_have_columns(settings):
         assert line.keys() == {"input", "completion", "judge", "my.py:half", "b/c.pt"}
         assert line["my.py:half"] == line["b/c.pt"] == 0.5
     for row in result.values():
-        assert row["reward_my.py:half"] == 0.5 and row["accepts c"] == 1
+        assert row["reward_my.py:half"] == row["reward_b/c.pt"] == 0.5
         assert "reward_valid" not in row
 
 
