@@ -90,7 +90,6 @@ def make_if_missing(dataset: str) -> None:
     """Make the sums that ship, unless they're there already."""
     train, _ = files_of(dataset)  # the last file to be written
     if dataset in DIGITS and not train.exists():
-        print(f"making {train.parent}", flush=True)
         prepare_sums(train.parent, DIGITS[dataset])
 
 

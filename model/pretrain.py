@@ -23,7 +23,7 @@ from data.user_mistake import Mistake, run_program
 from grpo.run.arguments import read_flags, within
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config
-from grpo.run.load import check_fit, load_splits, make_judge, make_policy, pick_device, set_threads
+from grpo.run.load import check_fit, load_splits, make_policy, pick_device, place, set_threads
 from model.losses import PRETRAINING, generator_loss, judge_loss, masked_batch
 from model.report import report
 from model.transformer import Generator, Judge, LatentGenerator, TransformerConfig
@@ -143,7 +143,7 @@ def pretrain(args):
         parse_masking(masking)
     set_threads(generator)
     policy = make_policy(generator, config, device)
-    score = make_judge(judge, config, device)
+    score = place(judge, config, device)(judge)  # torch.autocast is a decorator, too
 
     def loss_of_generator(step):
         seed = (PRETRAINING, args.seed, 0, step)

@@ -6,8 +6,6 @@ from pathlib import Path
 from data.user_mistake import Mistake
 from grpo.run.fingerprint import PLACES
 
-FIRST = """correct valid exact chain distance accepts fooled different_correct pass@16 pass@1024
-passes""".split()
 # what may differ between runs that are averaged; the device is in the fingerprint
 IGNORED = ("seed", "eval_interval", "device", *PLACES)
 
@@ -35,7 +33,6 @@ def cell(values: list[float], runs: int) -> str:
 def format_rows(rows: dict[str, list[dict[str, float]]]) -> list[str]:
     """Format {title: [the row of each run]}, with a `cell` for each column: -> lines of text."""
     names = dict.fromkeys(name for runs in rows.values() for row in runs for name in row)
-    names = [name for name in FIRST if name in names] + [n for n in names if n not in FIRST]
     lines = [["filled by", *(name.removeprefix("reward_") for name in names)]]
     for title, runs in rows.items():
         cells = [cell([row[name] for row in runs if name in row], len(runs)) for name in names]

@@ -123,7 +123,7 @@ def load_judge(path: str, config: Config, device: torch.device, vocab_size: int)
         return None
     network = load_model(path, Judge)
     check_fit(path, network, config.block_size, vocab_size)
-    return make_judge(network, config, device)
+    return place(network, config, device)(network)  # torch.autocast is a decorator, too
 
 
 def check_fit(path: str, network: torch.nn.Module, block_size: int, vocab_size: int = 0) -> None:
@@ -230,32 +230,23 @@ def set_threads(network: torch.nn.Module) -> None:
 
 def make_policy(network: Generator, config, device: torch.device) -> Policy:
     """Put a generator on its device, and wrap it as a `Policy`."""
-    place(network, config, device)
+    autocast = place(network, config, device)
     network.trunk.recompute = config.gradient_checkpointing
     distribution = partial(Latent if network.n_latent > 1 else Product, truncates=truncates(config))
     if kernel.usable(config, device, network):
         distribution = partial(Product, compute_log_probs=kernel.FusedLogProbs.apply)
-    return Policy(network, distribution, config, autocast(config, device))
+    return Policy(network, distribution, config, autocast)
 
 
-def make_judge(network: Judge, config, device: torch.device) -> Callable:
-    """Put a judge on its device, and return it as a function: tokens (N,T) -> log-odds (N,T)."""
-    place(network, config, device)
-    return autocast(config, device)(network)  # torch.autocast is a decorator, too
+def place(network: torch.nn.Module, config, device: torch.device) -> torch.autocast:
+    """Move a network to a device, and compile it if asked.
 
-
-def place(network: torch.nn.Module, config, device: torch.device) -> None:
-    """Move a network to a device, and compile it if asked."""
+    Returns a context in which it computes in the dtype of the settings. With `auto` that's bfloat16
+    if the device has instructions for it.
+    """
     network.to(device)
     if config.compile:
         network.trunk.compile(dynamic=False)
-
-
-def autocast(config, device: torch.device) -> torch.autocast:
-    """Make a context in which networks compute in the dtype of the settings.
-
-    With `auto` that's bfloat16 if the device has instructions for it.
-    """
     if config.dtype != "auto":
         half = config.dtype == "bfloat16"
     elif device.type == "cuda":

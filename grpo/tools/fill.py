@@ -2,7 +2,6 @@
 
     python -m grpo.tools.fill "4_7+4_1=888" --run=out
     python -m grpo.tools.fill "th_ c_t" "_ d_g" --run=out-text --k=8
-    python -m grpo.tools.fill "4_7+4_1=888" --run=model/pretrained/sums.pt
 
 From Python:
 
@@ -16,17 +15,15 @@ From Python:
         print(text, log_prob)
 
 Nothing is drawn here, so everybody sees the same list. The first column is the exact probability
-that the model writes this completion in one pass, without truncation or penalty. Of a run's folder
-we know more: if it has a rule, a completion is `correct`, `valid`, or whatever the rule is called,
-or else `wrong`. If the run has a judge, it has `accepted` a completion with a score above 0, and
-`rejected` the rest.
+that the model writes this completion in one pass, without truncation or penalty. If the run has a
+rule, a completion is `correct`, `valid`, or whatever the rule is called, or else `wrong`. If it has
+a judge, that has `accepted` a completion with a score above 0, and `rejected` the rest.
 
 Shapes: T characters, V vocabulary, n completions.
 """
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -38,7 +35,6 @@ from data.vocabulary import MASK_ID, decode, encode, highlight
 from grpo.batch import make_batch
 from grpo.reward import judge_scores
 from grpo.run.arguments import read_arguments, within
-from grpo.run.checkpoint import load_model
 from grpo.run.config import Config
 from grpo.run.load import Models, load_run, make_policy
 from model.transformer import Generator
@@ -49,7 +45,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Settings:
-    run: str = "out"  # a run's folder or a generator's file
+    run: str = "out"  # the folder of a run
     k: int = within(5, 1, 20)  # how many completions to show
 
 
@@ -95,25 +91,19 @@ def main(arguments: list[str]) -> None:
     settings = Settings(**given)
     if not texts:
         raise Mistake('name a text with blanks: python -m grpo.tools.fill "4_7+4_1=888"')
-    models = None
-    if Path(settings.run).is_dir():
-        # every run has the reward `chain`, and its own may be a file that we'd have to execute
-        changes = {"reward": "chain", "device": "cpu", "kernel": "torch", "compile": False}
-        config, models, _, held_out = load_run(settings.run, changes)
-        before, after = f"before  {config.generator_checkpoint}", f"after   {settings.run}"
-        generators = {before: models.base.network, after: models.policy.network}
-    else:
-        generators = {settings.run: load_model(settings.run, Generator)}
-        config = Config(block_size=generators[settings.run].trunk.config.block_size)
+    # every run has the reward `chain`, and its own may be a file that we'd have to execute
+    changes = {"reward": "chain", "device": "cpu", "kernel": "torch", "compile": False}
+    config, models, _, held_out = load_run(settings.run, changes)
+    before, after = f"before  {config.generator_checkpoint}", f"after   {settings.run}"
+    generators = {before: models.base.network, after: models.policy.network}
     for text in texts:
         for title, generator in generators.items():
             masked = encode_prompt(text, config.block_size, "text", generator.vocab_size)  # (T,)
             print(title, "  probability", sep="\n")
             for completion, log_prob in fill(generator, masked, settings.k, config.temperature):
-                cells = [f"  {math.exp(log_prob):11.2g}"]
-                if models:
-                    cells += describe(completion, masked, models, held_out.rule)
-                print(*cells, highlight(completion, (masked == MASK_ID).tolist()), sep="  ")
+                cells = describe(completion, masked, models, held_out.rule)
+                shown = highlight(completion, (masked == MASK_ID).tolist())
+                print(f"  {math.exp(log_prob):11.2g}", *cells, shown, sep="  ")
 
 
 if __name__ == "__main__":

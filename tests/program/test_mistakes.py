@@ -58,7 +58,6 @@ pretrain --out_dir={x}                                   # exists
 toy --group_size=four                                    # 'four'
 fill                                                     # with blanks
 fill th_ --run=nowhere                                   # nowhere
-fill th_Ä --run={latent}                                 # th_Ä
 replay nowhere                                           # nowhere
 evaluation nowhere                                       # nowhere
 supervised most out                                      # smallest

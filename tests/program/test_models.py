@@ -17,7 +17,7 @@ from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.checkpoint import load_model, read
 from grpo.run.config import Config, load_config
-from grpo.run.load import make_judge, make_policy
+from grpo.run.load import make_policy, place
 from model import pretrain
 from model.losses import generator_loss, judge_loss, masked_batch
 from model.pretrain import Settings
@@ -75,7 +75,8 @@ def test_settings_of_the_machine_reach_the_network(monkeypatch, dtype):
         logits = make_policy(make_generator(SHAPE), config, CPU)(TOKENS).logits
         logits.float().sum().backward()
         assert len(calls) == (1 + recompute) * SHAPE.n_layer
-    votes = make_judge(Judge(SHAPE), config, CPU)(TOKENS)
+    judge = Judge(SHAPE)
+    votes = place(judge, config, CPU)(judge)(TOKENS)
     assert logits.dtype == votes.dtype == getattr(torch, dtype)
 
 

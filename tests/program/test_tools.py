@@ -1,13 +1,13 @@
 """Run fill by its command, on a run of tiny models."""
 
 import math
-import re
 
 import pytest
 import torch
 from conftest import WORDS, run
 
 from data.dataset import encode_prompt
+from data.user_mistake import Mistake
 from data.vocabulary import VOCABULARY, encode
 from grpo.run.checkpoint import load_model
 from grpo.tools import fill
@@ -77,8 +77,6 @@ def test_a_run_is_shown_before_and_after_with_what_its_rule_and_its_judge_say(
         assert all(word in "".join(rows) for word in ("accepted", "rejected"))
 
 
-def test_of_a_generators_file_only_the_probability_is_known(capsys):
-    (rows,) = printed(capsys, "4__+4__=8_8", "--run=model/pretrained/sums.pt").values()
-    assert len(rows) == 6
-    for row in rows[1:]:
-        assert re.fullmatch(r"[\d.e-]+  4\[..\]\+4\[..\]=8\[.\]8", row.strip())
+def test_a_text_that_cannot_be_filled_is_named(trained):
+    with pytest.raises(Mistake, match="text 'th_ Ä' can't be filled"):
+        fill.main(["th_ Ä", "--run=a"])
