@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from data.user_mistake import Mistake
 from grpo.run.fingerprint import PLACES
 
 # what may differ between runs that are averaged; the device is in the fingerprint
@@ -79,8 +78,5 @@ def group_runs(folders: list[str]) -> dict[str, list[str]]:
 
 
 def read_json(folder: str, name: str) -> dict:
-    """Read a file of a run's folder, or raise a Mistake if there's none."""
-    path = Path(folder) / name
-    if not path.exists():
-        raise Mistake(f"{path} is missing; name the out_dir of a run that's finished")
-    return json.loads(path.read_bytes())
+    """Read a file of a run's folder."""
+    return json.loads(Path(folder, name).read_bytes())

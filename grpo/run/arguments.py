@@ -99,8 +99,6 @@ def read_flags(settings: type, arguments: Sequence[str], usage: str = "") -> dic
 def run_file(path: str | Path) -> dict[str, object]:
     """Execute a user's Python file, and return its names. If it fails, this raises a Mistake."""
     path = Path(path).resolve()
-    if not path.is_file():
-        raise Mistake(f"there is no file {path}; name another")
     sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
     try:
         return runpy.run_path(str(path))

@@ -131,10 +131,7 @@ def saved_settings(path: Path, given: dict) -> Config:
     A checkpoint may not choose a file that we execute. So if the run's reward names a FILE.py,
     `given` has to name a reward, or this raises a Mistake.
     """
-    training = read(path).get("training")
-    if not training:
-        raise Mistake(f"checkpoint {path} isn't a run's; name a run's out_dir, or start a new run")
-    config = Config(**training["config"])
+    config = Config(**read(path)["training"]["config"])
     if ".py:" in config.reward and "reward" not in given:
         raise Mistake(
             f"{path}: this run's reward executes a file, so the command has to name it; if you"

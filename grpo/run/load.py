@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from data.dataset import Dataset, make_if_missing, read_prompts, read_splits
 from data.rules import Rule
@@ -27,7 +26,7 @@ from grpo import kernel
 from grpo.batch import Batch, make_batch
 from grpo.latent import Latent
 from grpo.policy import Policy, Product
-from grpo.reward import Rewards, chain, exact, judge_scores, rule_reward
+from grpo.reward import Rewards, chain, exact, judge_scores, rule_reward, user_reward
 from grpo.run.arguments import run_file
 from grpo.run.checkpoint import LATEST, load_model, load_weights, read
 from grpo.run.config import Config, saved_settings
@@ -207,19 +206,6 @@ def load_function(path: str, name: str) -> Callable:
     if not callable(function):
         raise Mistake(f"{path} has no function {name}; write def {name}(completions, batch) there")
     return function
-
-
-def user_reward(path: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
-    """Call a user's function, which returns a number for each completion, (B,G)."""
-    shape = completions.shape[:2]  # (B,G)
-    values = function(completions.clone(), batch)  # a copy, because it may write into it
-    values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
-    if values.shape != shape:
-        raise Mistake(
-            f"the reward in {path} returned the shape {tuple(values.shape)}; return a number for"
-            f" each completion, here (B,G) = {tuple(shape)}"
-        )
-    return values
 
 
 def set_threads(network: torch.nn.Module) -> None:

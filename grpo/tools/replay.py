@@ -19,7 +19,7 @@ PAGE = Path(__file__).with_suffix(".html")
 
 
 def read_run(folder: str) -> dict:
-    """Read a run's metrics and snapshots. Raises a Mistake if the folder isn't a run's."""
+    """Read a run's metrics and snapshots."""
     return {
         "name": folder,
         "rule": read_json(folder, "config.json")["rule"],

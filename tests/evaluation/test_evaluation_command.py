@@ -134,7 +134,7 @@ def test_mistakes_write_nothing(finished, command):
         [],
         [out, out, "--again"],
     ):
-        with pytest.raises(Mistake):
+        with pytest.raises((Mistake, FileNotFoundError)):
             command(*wrong)
     assert contents(out) == before
 

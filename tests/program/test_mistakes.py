@@ -128,7 +128,7 @@ def test_other_errors_are_not_turned_into_an_exit(monkeypatch):
 def test_sums_are_made_when_all_other_files_were_found(flags, monkeypatch):
     made = []
     monkeypatch.setattr(load, "make_if_missing", made.append)
-    with pytest.raises(Mistake, match="no.pt"):
+    with pytest.raises(FileNotFoundError, match="no.pt"):
         run(flags, judge_checkpoint="no.pt")
     assert not made
     run(flags, max_iters=1)

@@ -8,7 +8,7 @@ import train_grpo
 from data import dataset
 from data.user_mistake import Mistake
 from grpo.batch import make_batch
-from grpo.run.load import user_reward
+from grpo.reward import user_reward
 
 COMPLETIONS = torch.arange(24).view(2, 3, 4)  # (B,G,T)
 MASK = torch.tensor([[True, True, False, True], [False, True, False, True]])  # (B,T)
