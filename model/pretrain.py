@@ -23,7 +23,7 @@ from data.user_mistake import Mistake, run_program
 from grpo.run.arguments import read_flags, within
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config
-from grpo.run.load import check_fit, load_splits, make_policy, pick_device, place, set_threads
+from grpo.run.load import load_splits, make_policy, pick_device, place, set_threads
 from model.losses import PRETRAINING, generator_loss, judge_loss, masked_batch
 from model.report import report
 from model.transformer import Generator, Judge, LatentGenerator, TransformerConfig
@@ -96,8 +96,7 @@ def load_or_make(args, config):
     -> generator, what to train on, what's held out.
     """
     if args.start:
-        generator = load_model(args.start, Generator)
-        check_fit(args.start, generator, args.block_size)
+        generator = load_model(args.start, Generator, args.block_size)
         train, val = load_splits(config, generator.vocab_size)
     else:
         train, val = load_splits(config)

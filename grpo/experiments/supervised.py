@@ -54,12 +54,11 @@ from grpo.optimizer import make_adamw
 from grpo.policy import Policy
 from grpo.reward import Rewards
 from grpo.run.arguments import TINY, read_arguments, within
-from grpo.run.checkpoint import load_model, model_file, write
+from grpo.run.checkpoint import check_fit, load_model, model_file, write
 from grpo.run.config import Config, load_config
 from grpo.run.load import (
     SAMPLES,
     Models,
-    check_fit,
     load_models,
     load_rewards,
     load_splits,

@@ -73,13 +73,34 @@ def load_weights(model: Module, weights: dict[str, torch.Tensor], path: str | Pa
         raise Mistake(f"checkpoint {path} doesn't fit ({line}); name another") from None
 
 
-def load_model(path: str | Path, kind: type[Module]) -> Module:
-    """Load a `Generator` or a `Judge`, as `kind` says, in float32 and evaluation mode."""
+def load_model(
+    path: str | Path, kind: type[Module], block_size: int = 0, vocab_size: int = 0
+) -> Module:
+    """Load a `Generator` or a `Judge`, as `kind` says, in float32 and evaluation mode.
+
+    Raises a Mistake if it can't read so long texts, or so many characters.
+    """
     content = read(path)
     make = make_generator if kind is Generator else kind
     model = make(TransformerConfig(**content["architecture"]))
     load_weights(model, content["weights"], path)
+    check_fit(path, model, block_size, vocab_size)
     return model.eval()
+
+
+def check_fit(path: str, network: Module, block_size: int, vocab_size: int = 0) -> None:
+    """Raise a Mistake if a network was made for shorter texts, or for fewer characters."""
+    made_for = network.trunk.config
+    if block_size > made_for.block_size:
+        raise Mistake(
+            f"block_size={block_size} is more than the {made_for.block_size} characters that {path}"
+            " was made for; lower it, or name another file"
+        )
+    if vocab_size > made_for.vocab_size:
+        raise Mistake(
+            f"{path} knows only {made_for.vocab_size} different characters, and the generator"
+            f" {vocab_size}; name another"
+        )
 
 
 def save_checkpoint(config, made_by, policy, reference, optimizer, iteration: int) -> None:

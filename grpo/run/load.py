@@ -89,8 +89,8 @@ def load_models(config: Config, device: torch.device) -> Models:
 
     Raises a Mistake if one of them doesn't fit the others, or was made for shorter texts.
     """
-    generator = load_model(config.generator_checkpoint, Generator)
-    check_fit(config.generator_checkpoint, generator, config.block_size)
+    generator = load_model(config.generator_checkpoint, Generator, config.block_size)
+    vocab_size = generator.vocab_size
     set_threads(generator)
     reference = deepcopy(generator)
     if config.reference_checkpoint:
@@ -103,8 +103,7 @@ def load_models(config: Config, device: torch.device) -> Models:
     reference_device = pick_device(config.reference_device or config.device)
     reader = deepcopy(generator)
     if config.chain_checkpoint:
-        reader = load_model(config.chain_checkpoint, Generator)
-        check_fit(config.chain_checkpoint, reader, config.block_size, generator.vocab_size)
+        reader = load_model(config.chain_checkpoint, Generator, config.block_size, vocab_size)
     plain = replace(config, kernel="torch")  # the policy scores, and takes only logits from these
     as_pretrained = replace(plain, temperature=1.0, repetition_penalty=1.0)
     return Models(
@@ -112,7 +111,7 @@ def load_models(config: Config, device: torch.device) -> Models:
         base=make_policy(deepcopy(generator), plain, device),
         reader=make_policy(reader, as_pretrained, device),
         policy=make_policy(generator, config, device),
-        judge=load_judge(config.judge_checkpoint, config, device, generator.vocab_size),
+        judge=load_judge(config.judge_checkpoint, config, device, vocab_size),
     )
 
 
@@ -120,24 +119,8 @@ def load_judge(path: str, config: Config, device: torch.device, vocab_size: int)
     """Load a judge: tokens (N,T) -> log-odds (N,T). An empty path is no judge."""
     if not path:
         return None
-    network = load_model(path, Judge)
-    check_fit(path, network, config.block_size, vocab_size)
+    network = load_model(path, Judge, config.block_size, vocab_size)
     return place(network, config, device)(network)  # torch.autocast is a decorator, too
-
-
-def check_fit(path: str, network: torch.nn.Module, block_size: int, vocab_size: int = 0) -> None:
-    """Raise a Mistake if a network was made for shorter texts, or for fewer characters."""
-    made_for = network.trunk.config
-    if block_size > made_for.block_size:
-        raise Mistake(
-            f"block_size={block_size} is more than the {made_for.block_size} characters that {path}"
-            " was made for; lower it, or name another file"
-        )
-    if vocab_size > made_for.vocab_size:
-        raise Mistake(
-            f"{path} knows only {made_for.vocab_size} different characters, and the generator"
-            f" {vocab_size}; name another"
-        )
 
 
 def load_splits(config: Config, vocab_size: int | None = None) -> tuple[Dataset, Dataset]:
