@@ -1,8 +1,8 @@
 """Write files of weights atomically, and read them strictly.
 
-Every file holds one dict. A model's dict has the keys `architecture` and `weights`. A
-checkpoint of a run is a generator's dict with one more key, `training`, so you can name it wherever
-a generator is asked for.
+Every file holds one dict. A model's dict has the keys `architecture` and `weights`. A checkpoint of
+a run is a generator's dict with one more key, `training`, so you can name it wherever a generator
+is asked for.
 """
 
 import io

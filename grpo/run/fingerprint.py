@@ -16,7 +16,7 @@ from grpo.run.checkpoint import LATEST
 from grpo.run.config import named_files
 from grpo.run.load import pick_device
 
-# what a run executes; tools, tests and experiments don't change what it computes
+# all of what a run executes; tools, tests and experiments don't change what it computes
 CODE = """train_grpo.py grpo/*.py grpo/*.cu grpo/run/*.py grpo/evaluation/*.py model/transformer.py
 data/*.py data/sums/*.py"""
 # These say where a run goes. They don't change what it computes.
