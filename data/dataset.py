@@ -87,7 +87,10 @@ def files_of(dataset: str, held_out: str = "val") -> tuple[Path, Path]:
 
 
 def make_if_missing(dataset: str) -> None:
-    """Make the sums that ship, unless they're there already."""
+    """Make the sums that ship, unless they're there already.
+
+    Several processes may do so at once, because they write the same bytes.
+    """
     train, _ = files_of(dataset)  # the last file to be written
     if dataset in DIGITS and not train.exists():
         prepare_sums(train.parent, DIGITS[dataset])

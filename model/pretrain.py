@@ -122,8 +122,11 @@ def with_latent(product, n_latent):
     return generator
 
 
-def pretrain(args):
+def main(arguments: list[str]) -> None:
     """Train the generator, then the judge, and write each in float16 as soon as it is trained."""
+    args = Settings(**read_flags(Settings, arguments, __doc__))
+    if args.n_embd % 32:
+        raise Mistake(f"n_embd={args.n_embd} isn't a multiple of 32; name one")
     out = Path(args.out_dir)
     if out.exists():
         raise Mistake(f"out_dir={out} exists; remove it, or name another")
@@ -166,13 +169,6 @@ def pretrain(args):
         report(policy, score, val, train.rule, args.judge_masking, device)
     else:
         report(policy, None, val, train.rule, args.masking, device)
-
-
-def main(arguments: list[str]) -> None:
-    args = Settings(**read_flags(Settings, arguments, __doc__))
-    if args.n_embd % 32:
-        raise Mistake(f"n_embd={args.n_embd} isn't a multiple of 32; name one")
-    pretrain(args)
 
 
 if __name__ == "__main__":

@@ -158,11 +158,9 @@ def check(config: Config) -> None:
     for file in named_files(config):
         if file.resolve().is_relative_to(out) and config.init_from != "resume":
             raise Mistake(f"out_dir={config.out_dir!r} is where {file} is; name another folder")
-    inputs = config.batch_size * config.gradient_accumulation_steps
-    if config.minibatch_size and (inputs % config.minibatch_size or distributed.PROCESSES > 1):
+    if config.minibatch_size and distributed.PROCESSES > 1:
         raise Mistake(
-            f"minibatch_size={config.minibatch_size} has to divide the {inputs} inputs of a step,"
-            " and works with one process only; name a divisor, or set 0"
+            f"minibatch_size={config.minibatch_size} works with one process only; set it to 0"
         )
     reused = config.minibatch_size or config.num_iterations > 1
     if config.objective == "reinforce" and reused:

@@ -49,7 +49,6 @@ train --reward={x}/r.py:no                               # no function no
 train --reward={x}/r.py:flat                             # (8,)
 train --baseline=none                                    # scale_rewards=none
 train --objective=reinforce --num_iterations=2           # num_iterations=1
-train --minibatch_size=3                                 # minibatch_size=3
 train --init_from=resume                                 # checkpoint.pt
 train --out_dir={x}                                      # bad
 train --prompts_file={x}                                 # bad
