@@ -74,9 +74,7 @@ def measure(completions: Tensor, held_out: HeldOut) -> dict[str, float]:
         if n > 1:
             _, which = distinct(completions)  # (N,n)
             figures["different_correct"] = mean_number_of_different(which.masked_fill(~good, -1))
-        blanks = batch.mask.sum(dim=1)  # (N,)
-        for number in blanks.unique().tolist():
-            figures[f"{number} blanks"] = good[blanks == number].float().mean()
+        figures |= exact.means_by_blanks(good.float(), batch.mask)
     if n > 1:
         figures[f"pass@{n}"] = solved.any(dim=1).float().mean()
     return {name: float(x) for name, x in figures.items()}
