@@ -6,18 +6,17 @@
 From Python:
 
     from data.vocabulary import encode
-    from grpo.run.checkpoint import load_model
+    from grpo.run.load import load_run
     from grpo.tools.fill import fill
-    from model.transformer import Generator
 
-    generator = load_model("out/checkpoint.pt", Generator)
-    for text, log_prob in fill(generator, encode("4_7+4_1=888")):
+    _, models, *_ = load_run("out", {})
+    for text, log_prob in fill(models.policy, encode("4_7+4_1=888")):
         print(text, log_prob)
 
 Nothing is drawn here, so everybody sees the same list. The first column is the exact probability
-that the model writes this completion in one pass, without truncation or penalty. If the run has a
-rule, a completion is `correct`, `valid`, or whatever the rule is called, or else `wrong`. If it has
-a judge, that has `accepted` a completion with a score above 0, and `rejected` the rest.
+that the model writes this completion in one pass, without truncation. If the run has a rule, a
+completion is `correct`, `valid`, or whatever the rule is called, or else `wrong`. If it has a
+judge, that has `accepted` a completion with a score above 0, and `rejected` the rest.
 
 Shapes: T characters, V vocabulary, n completions.
 """
@@ -33,14 +32,12 @@ from data.rules import Rule, check
 from data.user_mistake import Mistake, run_program
 from data.vocabulary import MASK_ID, decode, encode, highlight
 from grpo.batch import make_batch
+from grpo.policy import Policy
 from grpo.reward import judge_scores
 from grpo.run.arguments import read_arguments, within
-from grpo.run.config import Config
-from grpo.run.load import Models, load_run, make_policy
-from model.transformer import Generator
+from grpo.run.load import Models, load_run
 
 WIDTH = 256  # how many beginnings the search keeps
-CPU = torch.device("cpu")
 
 
 @dataclass
@@ -50,9 +47,7 @@ class Settings:
 
 
 @torch.no_grad()
-def fill(
-    generator: Generator, masked: Tensor, k: int = 5, temperature: float = 1.0
-) -> list[tuple[str, float]]:
+def fill(policy: Policy, masked: Tensor, k: int = 5) -> list[tuple[str, float]]:
     """Find the k most probable completions of masked (T,), each with its log-probability in nats.
 
     It's a beam search: fill the blanks from left to right, and keep the 256 best beginnings. With
@@ -60,8 +55,8 @@ def fill(
     beginnings. With a latent it could, but only if there are more than two blanks.
     """
     found = masked[None, None]  # (1,n,T)
-    q = make_policy(generator, Config(temperature=temperature), CPU)(found[0])
-    V = generator.vocab_size
+    q = policy(found[0])
+    V = policy.network.vocab_size
     for t in (masked == MASK_ID).nonzero():
         found = found.repeat_interleave(V, dim=1)  # (1,n·V,T)
         found[0, :, t] = torch.arange(found.shape[1])[:, None] % V
@@ -92,15 +87,18 @@ def main(arguments: list[str]) -> None:
     if not texts:
         raise Mistake('name a text with blanks: python -m grpo.tools.fill "4_7+4_1=888"')
     # every run has the reward `chain`, and its own may be a file that we'd have to execute
-    changes = {"reward": "chain", "device": "cpu", "kernel": "torch", "compile": False}
-    config, models, _, held_out = load_run(settings.run, changes)
+    changes = {"reward": "chain", "device": "cpu", "dtype": "float32"}
+    config, models, _, held_out = load_run(
+        settings.run, changes | {"kernel": "torch", "compile": False}
+    )
     before, after = f"before  {config.generator_checkpoint}", f"after   {settings.run}"
-    generators = {before: models.base.network, after: models.policy.network}
+    policies = {before: models.base, after: models.policy}
     for text in texts:
-        for title, generator in generators.items():
-            masked = encode_prompt(text, config.block_size, "text", generator.vocab_size)  # (T,)
+        vocab_size = models.base.network.vocab_size
+        masked = encode_prompt(text, config.block_size, "text", vocab_size)  # (T,)
+        for title, policy in policies.items():
             print(title, "  probability", sep="\n")
-            for completion, log_prob in fill(generator, masked, settings.k, config.temperature):
+            for completion, log_prob in fill(policy, masked, settings.k):
                 cells = describe(completion, masked, models, held_out.rule)
                 shown = highlight(completion, (masked == MASK_ID).tolist())
                 print(f"  {math.exp(log_prob):11.2g}", *cells, shown, sep="  ")

@@ -10,6 +10,8 @@ from data.dataset import encode_prompt
 from data.user_mistake import Mistake
 from data.vocabulary import VOCABULARY, encode
 from grpo.run.checkpoint import load_model
+from grpo.run.config import Config
+from grpo.run.load import make_policy
 from grpo.tools import fill
 from model.transformer import Generator, Judge
 
@@ -42,6 +44,7 @@ def test_the_fills_are_the_top_k_of_all_fills_with_their_exact_probabilities(
     generator = load_model(world / f"{kind}.pt", Generator)
     torch.manual_seed(0)
     torch.nn.init.normal_(generator.head.weight)  # so that the values of the latent differ
+    policy = make_policy(generator, Config(temperature=temperature), torch.device("cpu"))
     masked = encode_prompt("h_l_ me", 16, "text")  # (T,)
     with torch.no_grad():
         out = generator(masked[None])
@@ -52,7 +55,7 @@ def test_the_fills_are_the_top_k_of_all_fills_with_their_exact_probabilities(
     p, order = both.flatten().sort(descending=True)
     texts = [f"h{VOCABULARY[i // 28]}l{VOCABULARY[i % 28]} me" for i in order.tolist()]
     for k in (1, 200):
-        found = fill.fill(generator, masked, k, temperature)
+        found = fill.fill(policy, masked, k)
         assert [text for text, _ in found] == texts[:k]
         torch.testing.assert_close(torch.tensor([x for _, x in found]), p[:k].log())
 
@@ -66,7 +69,10 @@ def test_a_run_is_shown_before_and_after_with_what_its_rule_and_its_judge_say(
     masked = encode_prompt("the c_t _at", 16, "text")
     for path, (_, *rows) in zip((world / "generator.pt", "a/checkpoint.pt"), parts.values()):
         expected = []
-        for text, log_prob in fill.fill(load_model(path, Generator), masked, 20, 0.8):
+        policy = make_policy(
+            load_model(path, Generator), Config(temperature=0.8), torch.device("cpu")
+        )
+        for text, log_prob in fill.fill(policy, masked, 20):
             with torch.no_grad():
                 logits = judge(encode(text)[None])[0]
             valid = "valid" if {*text.split()} <= {*WORDS} else "wrong"
