@@ -88,9 +88,8 @@ def main(arguments: list[str]) -> None:
         raise Mistake('name a text with blanks: python -m grpo.tools.fill "4_7+4_1=888"')
     # every run has the reward `chain`, and its own may be a file that we'd have to execute
     changes = {"reward": "chain", "device": "cpu", "dtype": "float32"}
-    config, models, _, held_out = load_run(
-        settings.run, changes | {"kernel": "torch", "compile": False}
-    )
+    changes |= {"kernel": "torch", "compile": False}
+    config, models, _, held_out = load_run(settings.run, changes)
     before, after = f"before  {config.generator_checkpoint}", f"after   {settings.run}"
     policies = {before: models.base, after: models.policy}
     for text in texts:
