@@ -176,11 +176,11 @@ def open_folder(folder: Path, start: int) -> TextIO:
     A new run moves a folder that holds an old run aside. A resumed run keeps the lines of its first
     `start` steps. Raises a Mistake if another run is using the folder, or if it holds no run.
     """
-    holds_old = not start and folder.is_dir() and any(folder.iterdir())
-    if holds_old and not (folder / LOCK).exists():
+    has_files = not start and folder.is_dir() and any(folder.iterdir())
+    if has_files and not (folder / LOCK).exists():
         raise Mistake(f"out_dir={folder} isn't empty, and holds no run; name another folder")
     lock = lock_folder(folder)
-    if holds_old:
+    if has_files:
         # a name that out* doesn't match, so that nobody compares a run with its predecessor
         name = f"old-{folder.name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
         tqdm.write(f"{folder} held a run, which is in {folder.rename(folder.with_name(name))} now")
