@@ -102,6 +102,8 @@ def run_file(path: str | Path) -> dict[str, object]:
     sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
     try:
         return runpy.run_path(str(path))
+    except OSError:  # it names the file that's missing
+        raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
