@@ -21,10 +21,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from data.user_mistake import Mistake, run_program
+from data.user_mistake import run_program
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, inputs_of_updates
-from grpo.distributed import PROCESSES, is_first, join_processes, largest_of_processes
+from grpo.distributed import is_first, join_processes, largest_of_processes
 from grpo.evaluation.evaluate import evaluate, peek
 from grpo.evaluation.table import format_table
 from grpo.loss import blanks_that_learn, grpo_loss, loss_weights
@@ -33,9 +33,8 @@ from grpo.optimizer import Optimizer, learning_rate, make_adamw, update_referenc
 from grpo.run.checkpoint import SAVE_EVERY, load_checkpoint
 from grpo.run.config import load_config
 from grpo.run.fingerprint import made_by
-from grpo.run.load import load_data, load_models, load_rewards, warnings
+from grpo.run.load import load_data, load_models, load_rewards, pick_device, warnings
 from grpo.run.log import Log
-from grpo.run.network import pick_device
 from grpo.run.signals import StopSignals
 
 
@@ -136,16 +135,15 @@ def main(arguments=(), quiet=False):
     start, before = 0, None
     if config.init_from == "resume":  # restores weights, reference and moments
         start, before = load_checkpoint(config, policy, reference, optimizer)
+    # This calls a reward of yours. If that fails, then here, before we write anything.
     look = peek(models, rewards, held_out, start)
-    with torch.no_grad():  # if a reward of yours fails, then here, before we write anything
-        first = draw_batch(train, config, start, device)
-        rewards(policy(first.masked).sample(first).completions, first)
 
     # This opens the run's folder.
     with Log(config, made_by(config, before), start, held_out, quiet) as log:
-        log.first_snapshot(models.base)  # what grpo.tools.replay shows
         log.say("\n".join([*warnings(config, train, held_out), look]))
-        with StopSignals(second_one_ends=PROCESSES == 1) as signals:  # Ctrl-C only asks us to stop
+        if is_first() and start == 0:
+            log.snapshot(models.base, -1)  # for grpo.tools.replay
+        with StopSignals() as signals:  # Ctrl-C only asks us to stop
             for step in range(start, config.max_iters):
                 began = time.perf_counter()
                 lr = learning_rate(step, config)
@@ -178,17 +176,10 @@ def main(arguments=(), quiet=False):
         if not is_first():
             return None
         # How much is correct on held-out inputs, before and after? And what does the judge think?
-        result, completions = evaluate(models, rewards, held_out, quiet=quiet)
-        judge_pays = "judge" in rewards.parts
-        log.table(result, completions, format_table(result, held_out.rule_name, judge_pays))
+        result, completions = evaluate(models, rewards, held_out)
+        log.table(result, completions, format_table(result))
     return result
 
 
-def command(arguments):
-    if not arguments:
-        raise Mistake("name a config: python train_grpo.py config/grpo_config.py")
-    main(arguments)
-
-
 if __name__ == "__main__":
-    run_program(command)
+    run_program(main)

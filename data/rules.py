@@ -64,20 +64,16 @@ class WordRule(Rule):
 LINE_RULES = [SumRule()]
 
 
-def ask(rule: Rule, completion: str, masked: str) -> bool:
-    """Ask a rule about a completion. If it can't say, that's a Mistake."""
-    try:
-        return rule.is_good(completion, masked)
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise Mistake(f"rule {rule.name} fails for {completion!r} ({what}); change it") from error
-
-
 def check(rule: Rule, completions: Tensor, masked: Tensor) -> Tensor:
     """Ask a rule about completions (B,G,T) of masked inputs (B,T): -> (B,G) bool."""
     B, G, _ = completions.shape
     texts = decode(completions)  # B·G of them
     good = []
     for b, blanks in enumerate(decode(masked)):
-        good.append([ask(rule, text, blanks) for text in texts[b * G : (b + 1) * G]])
-    return torch.tensor(good, dtype=torch.bool, device=completions.device)
+        for text in texts[b * G : (b + 1) * G]:
+            try:
+                good.append(rule.is_good(text, blanks))
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}"
+                raise Mistake(f"rule {rule.name} fails for {text!r} ({what}); fix it") from error
+    return torch.tensor(good, dtype=torch.bool, device=completions.device).view(B, G)

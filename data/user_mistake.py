@@ -1,6 +1,5 @@
 """A user's mistake ends a program with one line on stderr and exit code 2."""
 
-import signal
 import sys
 from collections.abc import Callable
 
@@ -18,8 +17,6 @@ def run_program(main: Callable[[list[str]], object]) -> None:
     try:
         main(sys.argv[1:])
         return
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
     except Mistake as error:
         line = str(error)
     except OSError as error:

@@ -22,8 +22,7 @@ PAD = -1  # fills up a prompt shorter than block_size; not a character
 
 
 # letters that aren't an a to z with an accent
-LATIN = {"æ": "ae", "ð": "d", "ø": "o", "þ": "th", "đ": "d", "ħ": "h", "ı": "i", "ĸ": "k", "ł": "l"}
-LATIN |= {"ŋ": "n", "œ": "oe", "ŧ": "t", "ə": "e"}
+LATIN = {"æ": "ae", "đ": "d", "ı": "i", "ł": "l", "ø": "o", "œ": "oe"}
 
 
 def normalize(text: str) -> str:

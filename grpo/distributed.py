@@ -32,12 +32,6 @@ def join_processes(device: torch.device) -> None:
         atexit.register(dist.destroy_process_group)
 
 
-def wait_for_all() -> None:
-    """Return once every process has got here."""
-    if PROCESSES > 1:
-        dist.barrier()
-
-
 def largest_of_processes(number: int, device: torch.device) -> int:
     """Return the largest number that any process passes. All of them have to call this."""
     largest = torch.tensor(number, device=device)

@@ -130,41 +130,30 @@ def blanks_that_learn(entropy: Tensor, mask: Tensor, config) -> Tensor:
 # input weigh the same, so `grpo_loss` just averages over them.
 
 
-def mean_of_completions(mask: Tensor, config) -> Tensor:
+def mean_of_completions(mask: Tensor) -> Tensor:
     """Average the blanks of each completion, then the completions (2402.03300, eq. 3)."""
     per_completion = mask / (len(mask) * distributed.PROCESSES)  # (b,T)
     return per_completion / mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
-def dapo(mask: Tensor, config) -> Tensor:
+def dapo(mask: Tensor) -> Tensor:
     """Average all blanks of the update. In DAPO (2503.14476, eq. 8) it's those of a group."""
     return mask / total_over_processes(mask.sum()).clamp(min=1)
 
 
-def bnpo(mask: Tensor, config) -> Tensor:
-    """Average the blanks of each micro-batch, then the micro-batches (TRL's name).
-
-    The only one where the loss depends on how an update is cut into micro-batches.
-    """
-    parts = mask.split(config.batch_size)
-    means = torch.cat([part / part.sum().clamp(min=1) for part in parts])  # (b,T)
-    return means / (len(parts) * distributed.PROCESSES)
-
-
-def total(mask: Tensor, config) -> Tensor:
+def total(mask: Tensor) -> Tensor:
     """Sum the blanks of each completion, then average completions: the policy gradient itself."""
     return mask / (len(mask) * distributed.PROCESSES)
 
 
-def dr_grpo(mask: Tensor, config) -> Tensor:
+def dr_grpo(mask: Tensor) -> Tensor:
     """Divide `sum` by the constant T: Dr. GRPO (2503.20783)."""
-    return total(mask, config) / mask.shape[1]
+    return total(mask) / mask.shape[1]
 
 
 LOSS_TYPES = {
     "grpo": mean_of_completions,
     "dapo": dapo,
-    "bnpo": bnpo,
     "sum": total,
     "dr_grpo": dr_grpo,
 }
@@ -176,7 +165,7 @@ def loss_weights(mask: Tensor, config) -> Tensor:
     The weights are normalized over the whole update, so that the losses of its micro-batches just
     add up.
     """
-    return LOSS_TYPES[config.loss_type](mask.float(), config)
+    return LOSS_TYPES[config.loss_type](mask.float())
 
 
 def grpo_loss(

@@ -52,11 +52,8 @@ class Optimizer:
         """
         if distributed.PROCESSES > 1:
             loss = total_over_processes(loss)
-            gradients = [p.grad for p in self.parameters if p.grad is not None]
-            # one exchange for all of them
-            joined = total_over_processes(torch.cat([g.flatten() for g in gradients]))
-            for gradient, total in zip(gradients, joined.split([g.numel() for g in gradients])):
-                gradient.copy_(total.view_as(gradient))
+            for parameter in self.parameters:
+                parameter.grad = total_over_processes(parameter.grad)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip or math.inf)
         if (norm + loss).isfinite():  # here the CPU waits for the GPU
             self.wrapped.step()

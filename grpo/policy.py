@@ -202,7 +202,7 @@ class Policy:
 
     The network sees each masked input once, batch_size inputs at a time. It may live on a different
     device from the inputs. `distribution` makes q from what it returns: a `Product` from logits, a
-    `Latent` from the logits of z and of the characters. grpo/run/network.py chooses.
+    `Latent` from the logits of z and of the characters. grpo/run/load.py chooses.
     """
 
     def __init__(self, network: torch.nn.Module, distribution: Callable, config, autocast):

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.rules import Rule, check
+from data.user_mistake import Mistake
 from data.vocabulary import MASK_ID
 from grpo.batch import Batch
 from grpo.policy import Policy
@@ -129,6 +130,19 @@ def chain(reader: Policy, completions: Tensor, batch: Batch) -> Tensor:
 def rule_reward(rule: Rule, completions: Tensor, batch: Batch) -> Tensor:
     """Reward a completion with 1 if the rule calls it good, else 0: -> (B,G)."""
     return check(rule, completions, batch.masked).float()
+
+
+def user_reward(path: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
+    """Call a user's function, which returns a number for each completion, (B,G)."""
+    shape = completions.shape[:2]  # (B,G)
+    values = function(completions.clone(), batch)  # a copy, because it may write into it
+    values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
+    if values.shape != shape:
+        raise Mistake(
+            f"the reward in {path} returned the shape {tuple(values.shape)}; return a number for"
+            f" each completion, here (B,G) = {tuple(shape)}"
+        )
+    return values
 
 
 class Rewards:

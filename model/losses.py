@@ -45,13 +45,6 @@ def generator_loss(policy, batch: Batch) -> Tensor:  # ()
     return -log_q.sum() / batch.mask.sum().clamp(min=1)
 
 
-@torch.no_grad()
-def draw_completions(policy, batch, temperature):
-    """Draw one completion of each input, at this temperature: -> (B,T)."""
-    q = at_temperature(policy(batch.masked), temperature)
-    return q.sample(batch).completions[:, 0]
-
-
 def judge_loss(judge, policy, dataset, args, temperature, seed):
     """Compute the judge's cross-entropy at telling real text from drawn: -> a scalar.
 
@@ -63,7 +56,9 @@ def judge_loss(judge, policy, dataset, args, temperature, seed):
     be the real one still counts as drawn.
     """
     batch = masked_batch(dataset, args, args.judge_masking, seed)
-    drawn = draw_completions(policy, batch, temperature)  # (B,T)
+    with torch.no_grad():
+        q = at_temperature(policy(batch.masked), temperature)
+        drawn = q.sample(batch).completions[:, 0]  # (B,T)
     coins = np.random.default_rng((*seed, 3)).random((len(drawn), 1)) < 0.5  # (B,1)
     real = torch.from_numpy(coins).to(drawn.device).expand(drawn.shape)  # (B,T)
     completions = torch.where(real, batch.tokens, drawn)  # (B,T)

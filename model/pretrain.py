@@ -4,14 +4,11 @@
 
 The generator learns to fill masked characters. The judge starts as a copy of the generator, and
 learns to tell the generator's draws from text. `model/losses.py` has both losses, and
-`model/report.py` measures how good the two models are. If it's stopped, the same command goes on
-where it was, a hundred steps back at most.
+`model/report.py` measures how good the two models are.
 """
 
-import hashlib
 import math
 import os
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -26,13 +23,10 @@ from data.user_mistake import Mistake, run_program
 from grpo.run.arguments import read_flags, within
 from grpo.run.checkpoint import load_model, model_file, write
 from grpo.run.config import Config
-from grpo.run.load import check_fit, load_splits
-from grpo.run.network import make_judge, make_policy, pick_device, set_threads
+from grpo.run.load import load_splits, make_policy, pick_device, place, set_threads
 from model.losses import PRETRAINING, generator_loss, judge_loss, masked_batch
 from model.report import report
 from model.transformer import Generator, Judge, LatentGenerator, TransformerConfig
-
-SAVE_EVERY = 100  # steps
 
 
 @dataclass
@@ -79,18 +73,9 @@ def schedule(step, steps):
     return min(warm_up, cosine)
 
 
-def fit(name, model, loss_fn, steps, optimizers, unfinished=None):
-    """Train the model to minimize `loss_fn(step)`.
-
-    With a file `unfinished`, this saves itself there now and then, and goes on from what's there.
-    """
-    start, changing = 0, [model, *optimizers]  # all that training changes
-    if unfinished and unfinished.exists():
-        saved = torch.load(unfinished, weights_only=True)
-        start = saved["step"]
-        for each, state in zip(changing, saved["states"]):
-            each.load_state_dict(state)
-    bar = tqdm(range(start, steps), name, initial=start, total=steps, dynamic_ncols=True)
+def fit(name, model, loss_fn, steps, optimizers):
+    """Train the model to minimize `loss_fn(step)`."""
+    bar = tqdm(range(steps), name, dynamic_ncols=True)
     for step in bar:
         loss = loss_fn(step)
         if not loss.isfinite():
@@ -103,10 +88,6 @@ def fit(name, model, loss_fn, steps, optimizers, unfinished=None):
             optimizer.step()
         model.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
-        done = step + 1
-        if unfinished and (done % SAVE_EVERY == 0 or done == steps):
-            states = [each.state_dict() for each in changing]
-            write(unfinished, {"step": done, "states": states})
 
 
 def load_or_make(args, config):
@@ -115,8 +96,7 @@ def load_or_make(args, config):
     -> generator, what to train on, what's held out.
     """
     if args.start:
-        generator = load_model(args.start, Generator)
-        check_fit(args.start, generator, args.block_size)
+        generator = load_model(args.start, Generator, args.block_size)
         train, val = load_splits(config, generator.vocab_size)
     else:
         train, val = load_splits(config)
@@ -142,20 +122,14 @@ def with_latent(product, n_latent):
     return generator
 
 
-def pretrain(args):
-    """Train the generator, then the judge, and write each in float16 as soon as it is trained.
-
-    Until both are, out_dir has a folder that's named by the settings, from which the same settings
-    go on.
-    """
+def main(arguments: list[str]) -> None:
+    """Train the generator, then the judge, and write each in float16 as soon as it is trained."""
+    args = Settings(**read_flags(Settings, arguments, __doc__))
+    if args.n_embd % 32:
+        raise Mistake(f"n_embd={args.n_embd} isn't a multiple of 32; name one")
     out = Path(args.out_dir)
-    name = hashlib.sha256(str(args).encode()).hexdigest()[:12]
-    unfinished = out / f"unfinished-{name}"
-    if out.exists() and not unfinished.exists():
-        raise Mistake(
-            f"out_dir={out} exists, and isn't an unfinished one with these settings; remove it, or"
-            " name another"
-        )
+    if out.exists():
+        raise Mistake(f"out_dir={out} exists; remove it, or name another")
     device = args.device = pick_device(args.device)
     config = Config(
         dataset=args.dataset,
@@ -169,11 +143,9 @@ def pretrain(args):
     judge = Judge(replace(generator.trunk.config, n_latent=1))
     for masking in args.masking, args.judge_masking:
         parse_masking(masking)
-    if args.judge_steps:
-        val.batch(1, args.judge_masking, (0,))  # if this finds nothing to hide, fail now
     set_threads(generator)
     policy = make_policy(generator, config, device)
-    score = make_judge(judge, config, device)
+    score = place(judge, config, device)(judge)  # torch.autocast is a decorator, too
 
     def loss_of_generator(step):
         seed = (PRETRAINING, args.seed, 0, step)
@@ -187,27 +159,16 @@ def pretrain(args):
         return judge_loss(score, policy, train, args, temperature, seed)
 
     optimizers = make_optimizers(generator, args.generator_rate)
-    file = unfinished / "generator.pt"
-    fit("generator", generator, loss_of_generator, args.generator_steps, optimizers, file)
+    fit("generator", generator, loss_of_generator, args.generator_steps, optimizers)
     write(out / "generator.pt", model_file(generator, torch.float16))
     if args.judge_steps:
         judge.trunk.load_state_dict(generator.trunk.state_dict())
         optimizers = make_optimizers(judge, args.judge_rate)
-        file = unfinished / "judge.pt"
-        fit("judge", judge, loss_of_judge, args.judge_steps, optimizers, file)
+        fit("judge", judge, loss_of_judge, args.judge_steps, optimizers)
         write(out / "judge.pt", model_file(judge, torch.float16))
-    shutil.rmtree(unfinished, ignore_errors=True)
-    if args.judge_steps:
         report(policy, score, val, train.rule, args.judge_masking, device)
     else:
         report(policy, None, val, train.rule, args.masking, device)
-
-
-def main(arguments: list[str]) -> None:
-    args = Settings(**read_flags(Settings, arguments, __doc__))
-    if args.n_embd % 32:
-        raise Mistake(f"n_embd={args.n_embd} isn't a multiple of 32; name one")
-    pretrain(args)
 
 
 if __name__ == "__main__":

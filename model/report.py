@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from data.rules import check
 from grpo.batch import make_batch
 from grpo.reward import judge_logits, mean_over_blanks
-from model.losses import draw_completions
 
 REPORT = 2**31 + 2  # begins the seeds here, so that no training draws the same random numbers
 
@@ -39,7 +38,8 @@ def report(policy, judge, dataset, rule, masking, device, size=3072):
     log_q = policy(batch.masked).log_likelihood(tokens[:, None])  # (N,1,T)
     print(f"held-out inputs with masking={masking}: nats {-log_q.sum() / mask.sum():.3f}")
     if judge:
-        both = torch.stack([tokens, draw_completions(policy, batch, 1.0)], dim=1)  # (N,2,T)
+        completions = policy(batch.masked).sample(batch).completions[:, 0]  # (N,T)
+        both = torch.stack([tokens, completions], dim=1)  # (N,2,T)
         logits = judge_logits(judge, both)  # (N,2,T)
         scores = mean_over_blanks(logits, mask)  # (N,2)
         real, drawn = scores.T.contiguous()  # each (N,)

@@ -100,8 +100,8 @@ PLAIN = {
 def world(tmp_path_factory):
     """Make a folder with a text and untrained models.
 
-    They are a judge, and generators: one like the judge, one with a latent, one that is wider, and
-    one that knows more characters. The held-out paragraphs have a word of their own.
+    They are a judge, and generators: two like the judge, one with a latent, and one that knows more
+    characters. The held-out paragraphs have a word of their own.
     """
     folder = tmp_path_factory.mktemp("world")
     train = [p for i, p in enumerate(PARAGRAPHS) if i % 10]
@@ -110,7 +110,7 @@ def world(tmp_path_factory):
     shape = TransformerConfig(block_size=16, n_layer=2, n_head=2, n_embd=32)
     judge = Judge(shape)
     torch.nn.init.normal_(judge.head.weight)  # with its initial zeros, all scores are equal
-    others = {"latent": {"n_latent": 2}, "wide": {"n_embd": 64}, "digits": {"vocab_size": 40}}
+    others = {"latent": {"n_latent": 2}, "other": {}, "digits": {"vocab_size": 40}}
     for name, changes in {"generator": {}, **others}.items():
         write(folder / f"{name}.pt", model_file(make_generator(replace(shape, **changes))))
     write(folder / "judge.pt", model_file(judge))

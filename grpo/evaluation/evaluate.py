@@ -11,8 +11,6 @@ get without GRPO. The rows:
     exact marginals                  sums: independent blanks with perfect probabilities, which is
                                      where pretraining would end
     cheat: common words              text: the most frequent word of each length, blindly
-    best of 16, judge              * the base model's draw with the largest log q + judge's score,
-                                     which estimates log p
     left to right, right to left   * sums: the base model in two passes, half of the blanks each, or
                                      with one blank a pass
     the same, best reward of 16    * of those two-pass draws the one that earns the most
@@ -35,30 +33,26 @@ The columns:
     n blanks           what's good of the inputs with so many blanks
 
 On sums, what the rule says of sampled rows is exact: log q is known, and all answers can be listed.
-With --reward=judge,FILE.pt:0 another judge is asked, too.
+With --reward=judge,FILE.pt:0 there's the mean score of another judge, too.
 
 Shapes: N held-out inputs, n completions of each, T characters.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from data.rules import WordRule, check
 from data.vocabulary import PAD, decode, highlight
 from grpo.batch import Batch
 from grpo.evaluation import exact
-from grpo.evaluation.rivals import best_by_judge, fill_in_passes, fill_with_common_words
+from grpo.evaluation.rivals import fill_in_passes, fill_with_common_words
 from grpo.metrics import mean_number_of_different
 from grpo.policy import Product, at_temperature
 from grpo.reward import Rewards, chain, distinct, judge_metrics, judge_scores
-from grpo.run.load import SAMPLES, HeldOut, Models
-from grpo.run.network import uncompiled
+from grpo.run.load import SAMPLES, HeldOut, Models, uncompiled
 
 JUDGED = 4  # the judge takes its time, so it reads only so many of an input's completions
 
@@ -80,9 +74,7 @@ def measure(completions: Tensor, held_out: HeldOut) -> dict[str, float]:
         if n > 1:
             _, which = distinct(completions)  # (N,n)
             figures["different_correct"] = mean_number_of_different(which.masked_fill(~good, -1))
-        blanks = batch.mask.sum(dim=1)  # (N,)
-        for number in blanks.unique().tolist():
-            figures[f"{number} blanks"] = good[blanks == number].float().mean()
+        figures |= exact.means_by_blanks(good.float(), batch.mask)
     if n > 1:
         figures[f"pass@{n}"] = solved.any(dim=1).float().mean()
     return {name: float(x) for name, x in figures.items()}
@@ -121,103 +113,74 @@ def score(models: Models, rewards: Rewards, completions: Tensor, batch: Batch) -
 def score_metrics(
     scores: dict[str, Tensor], completions: Tensor, held_out: HeldOut
 ) -> dict[str, float]:
-    """Turn scores {name: (N,n)} into columns: a judge's `accepts` and `fooled`, others' mean.
-
-    The columns of a judge besides the run's own end in its file's name.
-    """
+    """Turn scores {name: (N,n)} into columns: the judge's `accepts` and `fooled`, others' mean."""
     rule = held_out.rule
     good = check(rule, completions, held_out.batch.masked) if rule else None  # (N,n)
     figures = {}
     for name, values in scores.items():
         if name == "judge":
             figures |= judge_metrics(values, good)
-        elif name.endswith(".pt"):
-            metrics = judge_metrics(values, good)
-            figures |= {f"{column} {Path(name).stem}": x for column, x in metrics.items()}
         else:
             figures[f"reward_{name}"] = values.mean()
     return {name: float(x) for name, x in figures.items()}
 
 
-def drawn_rows(models: Models, held_out: HeldOut) -> dict[str, Product]:
-    """List the rows that are drawn in one pass: {title: what they're drawn from}."""
-    base, policy = models.base(held_out.batch.masked), models.policy(held_out.batch.masked)
-    rows = {"before, sampled": base, "after, sampled": policy}
-    if held_out.answers is None:
-        rows["before, τ = 0.3"] = at_temperature(base, 0.3)
-    return rows
+def rows(
+    models: Models, rewards: Rewards, held_out: HeldOut, everything: bool
+) -> Iterator[tuple[str, Tensor, float, Product | None]]:
+    """Yield the rows: a title, completions (N,n,T), and how many passes they took.
 
-
-def other_rows(
-    models: Models, rewards: Rewards | None, held_out: HeldOut, everything: bool
-) -> Iterator[tuple[str, Tensor, float]]:
-    """Yield the other rows: a title, completions (N,n,T), and how many passes they took.
-
-    `everything` adds those that take more than some seconds.
+    Where they were all drawn from one distribution, that comes last, and elsewhere None.
+    `everything` adds the rows that take more than some seconds.
     """
     batch, rule = held_out.batch, held_out.rule
-    base = models.base(batch.masked)
-    yield "the truth", batch.tokens[:, None], 0
-    yield "before, argmax", base.best_guess()[:, None], 1
-    yield "after, argmax", models.policy(batch.masked).best_guess()[:, None], 1
+    base, policy = models.base(batch.masked), models.policy(batch.masked)
+    drawn = {"before, sampled": base, "after, sampled": policy}
+    if held_out.answers is None:
+        drawn["before, τ = 0.3"] = at_temperature(base, 0.3)
+    for title, q in drawn.items():
+        yield title, q.sample(batch).completions, 1, q
+    yield "the truth", batch.tokens[:, None], 0, None
+    yield "before, argmax", base.best_guess()[:, None], 1, None
+    yield "after, argmax", policy.best_guess()[:, None], 1, None
     if isinstance(rule, WordRule):
-        yield "cheat: common words", fill_with_common_words(batch, rule.lexicon), 0
+        yield "cheat: common words", fill_with_common_words(batch, rule.lexicon), 0, None
     if not everything:
         return
-    if models.judge:
-        completions = base.sample(batch).completions  # (N,n,T)
-        scores = judge_scores(models.judge, completions, batch)  # (N,n)
-        yield "best of 16, judge", best_by_judge(base, completions, scores), 1
-    fill = partial(fill_in_passes, models.base, batch)
     if held_out.answers is None:
-        yield "one by one, argmax", *fill("confidence")
+        yield "one by one, argmax", *fill_in_passes(models.base, batch, "confidence"), None
         return
-    twice, passes = fill("left to right", 2, SAMPLES)  # (N,16,T)
-    yield "left to right, 2 passes", twice, passes
+    twice, passes = fill_in_passes(models.base, batch, "left to right", 2, SAMPLES)  # (N,16,T)
+    yield "left to right, 2 passes", twice, passes, None
     reward, _ = rewards(twice, batch)  # (N,16)
     best = twice.take_along_dim(reward.argmax(dim=1)[:, None, None], dim=1)  # (N,1,T)
-    yield "the same, best reward of 16", best, passes
-    yield "right to left, 2 passes, argmax", *fill("right to left", 2)
-    yield "right to left, argmax", *fill("right to left")
+    yield "the same, best reward of 16", best, passes, None
+    for title, most in ("right to left, 2 passes, argmax", 2), ("right to left, argmax", 0):
+        yield title, *fill_in_passes(models.base, batch, "right to left", most), None
 
 
 @torch.no_grad()
 @uncompiled()
 def evaluate(
-    models: Models,
-    rewards: Rewards,
-    held_out: HeldOut,
-    everything: bool = False,
-    quiet: bool = False,
+    models: Models, rewards: Rewards, held_out: HeldOut, everything: bool = False
 ) -> tuple[dict[str, dict[str, float]], list[dict]]:
     """Compute the table, {a row's title: {column: number}}, and list what the policy drew.
 
-    `everything` adds the rows that take long. With `quiet` there's no bar.
+    `everything` adds the rows that take long.
     """
     batch, answers = held_out.batch, held_out.answers
     result, drawn = {}, []
-
-    def add(title: str, figures: dict, completions: Tensor, passes: float) -> dict[str, Tensor]:
-        """Complete the figures of a row, and return the scores of its completions."""
+    for title, completions, passes, q in rows(models, rewards, held_out, everything):
+        if q is None or answers is None or q.truncates:
+            figures = measure(completions, held_out)
+        else:
+            figures = exact.figures(exact.probabilities(q, answers), batch.mask)
         few = completions[:, :JUDGED]  # (N,n,T)
         scores = score(models, rewards, few, batch)
         figures["chain"] = chain(models.reader, completions[:, :1], batch).mean().item()
         result[title] = figures | score_metrics(scores, few, held_out) | {"passes": passes}
-        bar.update()
-        return scores
-
-    with tqdm(desc="table", leave=False, disable=True if quiet else None) as bar:
-        for title, q in drawn_rows(models, held_out).items():
-            completions = q.sample(batch).completions  # (N,16,T)
-            if answers is None or q.truncates:
-                figures = measure(completions, held_out)
-            else:
-                figures = exact.figures(exact.probabilities(q, answers), batch.mask)
-            scores = add(title, figures, completions, 1)
-            if title == "after, sampled":
-                drawn = list_completions(batch, completions[:, :JUDGED], scores)
-        for title, completions, passes in other_rows(models, rewards, held_out, everything):
-            add(title, measure(completions, held_out), completions, passes)
+        if title == "after, sampled":
+            drawn = list_completions(batch, few, scores)
     if answers is not None:
         marginals = exact.marginals(answers, batch.mask)
         result["exact marginals"] = exact.figures(marginals, batch.mask)

@@ -50,7 +50,11 @@ def figures(q: list[Tensor], mask: Tensor) -> dict[str, float]:
     different = torch.stack([(1 - (1 - each) ** SAMPLES).sum() for each in q])  # (N,)
     found = {"correct": correct, "different_correct": different}
     found |= {f"pass@{k}": 1 - (1 - correct.clamp(max=1)) ** k for k in PASS_AT}
-    blanks = mask.sum(dim=1).cpu()  # (N,)
-    for number in blanks.unique().tolist():
-        found[f"{number} blanks"] = correct[blanks == number]
+    found |= means_by_blanks(correct, mask.cpu())
     return {name: x.mean().item() for name, x in found.items()}
+
+
+def means_by_blanks(good: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Average good (N,) or (N,n) over the inputs with the same number of blanks."""
+    blanks = mask.sum(dim=1)  # (N,)
+    return {f"{n} blanks": good[blanks == n].mean() for n in blanks.unique().tolist()}

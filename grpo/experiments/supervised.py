@@ -54,10 +54,16 @@ from grpo.optimizer import make_adamw
 from grpo.policy import Policy
 from grpo.reward import Rewards
 from grpo.run.arguments import TINY, read_arguments, within
-from grpo.run.checkpoint import load_model, model_file, write
+from grpo.run.checkpoint import check_fit, load_model, model_file, write
 from grpo.run.config import Config, load_config
-from grpo.run.load import SAMPLES, Models, check_fit, load_models, load_rewards, load_splits
-from grpo.run.network import make_policy
+from grpo.run.load import (
+    SAMPLES,
+    Models,
+    load_models,
+    load_rewards,
+    load_splits,
+    make_policy,
+)
 from model.losses import PRETRAINING
 from model.pretrain import fit, make_optimizers
 from model.transformer import Generator

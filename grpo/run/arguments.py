@@ -10,15 +10,14 @@ import contextlib
 import difflib
 import inspect
 import os
+import runpy
 import sys
 import traceback
-import types
 from collections.abc import Sequence
 from dataclasses import Field, field, fields
 from pathlib import Path
 from typing import get_args
 
-from data.files import shipped_path
 from data.user_mistake import Mistake
 
 LARGEST = 2**31 - 1
@@ -31,42 +30,30 @@ def within(default: float, least: float, largest: float = LARGEST) -> Field:
     return field(default=default, metadata={"range": (least, largest)})
 
 
-def convert(setting: Field, value: object) -> object:
-    """Convert a value to the type of its setting. Raises a ValueError that says what's allowed."""
-    kind, text = setting.type, str(value)
-    if kind is str and isinstance(value, str):
-        return os.path.expanduser(text)  # no shell expands the ~ of --out_dir=~/runs
-    if kind in (int, float):
-        low, high = setting.metadata.get("range", (int(kind is int), LARGEST))
-        with contextlib.suppress(ValueError):
-            if low <= kind(text) <= high:  # as a text, so that 1.5 is no whole number
-                return kind(text)
-        what = "a whole number" if kind is int else "a number"
-        raise ValueError(f"{text!r} is not {what} from {low} to {high}")
-    choices = ("true", "false") if kind is bool else get_args(kind)
-    if text.lower() not in choices:
-        raise ValueError(f"{value!r} is not {' or '.join(choices) or 'a text'}")
-    return text.lower() == "true" if kind is bool else text.lower()
-
-
-def read_settings(settings: type, given: dict[str, object], source: str = "") -> dict[str, object]:
-    """Convert {name: value} to the types of the settings.
+def read_setting(known: dict[str, Field], name: str, value: object, source: str = "") -> object:
+    """Convert a value to the type of its setting, which is one of those that are `known`.
 
     Raises a Mistake that begins with its `source`, for example the name of a config file.
     """
-    known = {setting.name: setting for setting in fields(settings)}
-    values = {}
-    for name, value in given.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            near = ["init_from=resume"] if name == "resume" else near
-            hint = f"did you mean --{near[0]}?" if near else "--help lists them all"
-            raise Mistake(f"{source}there is no setting {name}; {hint}")
-        try:
-            values[name] = convert(known[name], value)
-        except ValueError as error:
-            raise Mistake(f"{source}{name}: {error}") from None
-    return values
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean --{near[0]}?" if near else "--help lists them all"
+        raise Mistake(f"{source}there is no setting {name}; {hint}")
+    kind, text = known[name].type, str(value)
+    if kind is str and isinstance(value, str):
+        return os.path.expanduser(text)  # no shell expands the ~ of --out_dir=~/runs
+    if kind in (int, float):
+        low, high = known[name].metadata.get("range", (int(kind is int), LARGEST))
+        with contextlib.suppress(ValueError):
+            if low <= kind(text) <= high:  # as a text, so that 1.5 is no whole number
+                return kind(text)
+        allowed = f"{'a whole number' if kind is int else 'a number'} from {low} to {high}"
+    else:
+        choices = ("true", "false") if kind is bool else get_args(kind)
+        if text.lower() in choices:
+            return text.lower() == "true" if kind is bool else text.lower()
+        allowed = " or ".join(choices) or "a text"
+    raise Mistake(f"{source}{name}: {value!r} is not {allowed}")
 
 
 def read_arguments(
@@ -77,28 +64,25 @@ def read_arguments(
     With -h or --help this prints the usage and the source of `settings`, a dataclass, and ends the
     program.
     """
-    kinds = {setting.name: setting.type for setting in fields(settings)}
+    known = {setting.name: setting for setting in fields(settings)}
     if {"-h", "--help"} & {*arguments}:
         print(usage, inspect.getsource(settings), sep="\n\n")
-        for name, kind in kinds.items():
-            if get_args(kind):
-                print(f"{name}: {', '.join(get_args(kind))}")
+        for name, setting in known.items():
+            if get_args(setting.type):
+                print(f"{name}: {', '.join(get_args(setting.type))}")
         sys.exit()
     values, words = {}, []
     for argument in arguments:
         if argument.startswith("-"):
             name, equals, text = argument.removeprefix("--").partition("=")
-            if not equals and kinds.get(name, bool) is not bool:
+            if not equals and name in known and known[name].type is not bool:
                 raise Mistake(f"--{name} has no value; write --{name}=VALUE")
-            values |= read_settings(settings, {name: text if equals else "true"})
+            values[name] = read_setting(known, name, text if equals else "true")
         elif argument.endswith(".py"):
-            assigned = {
-                name: value
-                for name, value in run_file(argument).items()
-                if name in kinds
-                or not (name.startswith("_") or callable(value) or inspect.ismodule(value))
-            }
-            values |= read_settings(settings, assigned, f"{argument}: ")
+            for name, value in run_file(argument).items():
+                helper = name.startswith("_") or callable(value) or inspect.ismodule(value)
+                if name in known or not helper:
+                    values[name] = read_setting(known, name, value, f"{argument}: ")
         else:
             words.append(argument)
     return values, words
@@ -114,24 +98,14 @@ def read_flags(settings: type, arguments: Sequence[str], usage: str = "") -> dic
 
 def run_file(path: str | Path) -> dict[str, object]:
     """Execute a user's Python file, and return its names. If it fails, this raises a Mistake."""
-    path = shipped_path(path).resolve()
-    if not path.is_file():
-        raise Mistake(f"there is no file {path}; name another")
+    path = Path(path).resolve()
     sys.path.append(str(path.parent))  # so that the user's file can import its neighbors
-    # a name of its own, because random.py must not replace Python's own
-    module = types.ModuleType(f"{path.stem} of the user")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
     try:
-        exec(compile(path.read_bytes(), path, "exec"), vars(module))
+        return runpy.run_path(str(path))
+    except OSError:  # it names the file that's missing
+        raise
     except Exception as error:
-        raise mistake_in(path, error) from error
-    return vars(module)
-
-
-def mistake_in(path: Path, error: Exception) -> Mistake:
-    """Say in one line what a user's file raised, and in which of its lines."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    line = f", line {lines[-1]}" if lines else ""
-    return Mistake(f"{path}{line}: {type(error).__name__}: {error}")
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        line = f", line {lines[-1]}" if lines else ""
+        raise Mistake(f"{path}{line}: {type(error).__name__}: {error}") from error

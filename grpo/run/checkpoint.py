@@ -1,8 +1,8 @@
 """Write files of weights atomically, and read them strictly.
 
-Every file holds one dict. A model's dict has the keys `kind`, `architecture` and `weights`. A
-checkpoint of a run is a generator's dict with one more key, `training`, so you can name it wherever
-a generator is asked for.
+Every file holds one dict. A model's dict has the keys `architecture` and `weights`. A checkpoint of
+a run is a generator's dict with one more key, `training`, so you can name it wherever a generator
+is asked for.
 """
 
 import io
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from data.files import shipped_path, write_whole
+from data.files import write_whole
 from data.user_mistake import Mistake
 from grpo.distributed import is_first
-from model.transformer import Generator, Judge, TransformerConfig, make_generator
+from model.transformer import Generator, TransformerConfig, make_generator
 
 LATEST = "checkpoint.pt"
 SAVE_EVERY = 10  # steps; a save takes some 20 ms, a tenth of a step
@@ -41,28 +41,24 @@ def read(path: str | Path) -> dict[str, Any]:
 
     If the path is a run's folder, this reads the checkpoint in it.
 
-    Raises a Mistake if the file is missing, is damaged, or holds something else.
+    Raises a Mistake if the file is damaged, or holds something else.
     """
-    path = shipped_path(path)
+    path = Path(path)
     path = path / LATEST if path.is_dir() else path
-    if not path.is_file():
-        raise Mistake(f"there is no checkpoint {path}; make it, or name another")
-    file = io.BytesIO(path.read_bytes())  # raises if we may not read it, which isn't damage
+    file = io.BytesIO(path.read_bytes())
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
         TransformerConfig(**content["architecture"])  # another version may have other fields
-        whole = "kind" in content and isinstance(content["weights"], dict)
     except Exception:  # a file that isn't a checkpoint may raise anything
-        whole = False
-    if not whole:
-        raise Mistake(f"checkpoint {path} is damaged, or isn't one of this version; name another")
+        raise Mistake(
+            f"checkpoint {path} is damaged, or isn't one of this version; name another"
+        ) from None
     return content
 
 
 def model_file(model: Module, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Make the dict that a model's file holds, with the weights as `dtype` on the CPU."""
     return {
-        "kind": "judge" if isinstance(model, Judge) else "generator",
         "architecture": asdict(model.trunk.config),
         "weights": {name: w.detach().to("cpu", dtype) for name, w in model.state_dict().items()},
     }
@@ -77,29 +73,34 @@ def load_weights(model: Module, weights: dict[str, torch.Tensor], path: str | Pa
         raise Mistake(f"checkpoint {path} doesn't fit ({line}); name another") from None
 
 
-def load_model(path: str | Path, kind: type[Module]) -> Module:
-    """Load a `Generator` or a `Judge`, as `kind` says, in float32 and evaluation mode."""
+def load_model(
+    path: str | Path, kind: type[Module], block_size: int = 0, vocab_size: int = 0
+) -> Module:
+    """Load a `Generator` or a `Judge`, as `kind` says, in float32 and evaluation mode.
+
+    Raises a Mistake if it can't read so long texts, or so many characters.
+    """
     content = read(path)
-    wanted = kind.__name__.lower()
-    if content["kind"] != wanted:
-        raise Mistake(
-            f"checkpoint {path} holds a {content['kind']}, but a {wanted} is needed; name another"
-        )
     make = make_generator if kind is Generator else kind
     model = make(TransformerConfig(**content["architecture"]))
     load_weights(model, content["weights"], path)
+    check_fit(path, model, block_size, vocab_size)
     return model.eval()
 
 
-def training_state(path: str | Path) -> dict[str, Any]:
-    """Read what it takes to resume a run. Raises a Mistake if the file isn't a run's."""
-    training = read(path).get("training", {})
-    if "made_by" not in training:
+def check_fit(path: str, network: Module, block_size: int, vocab_size: int = 0) -> None:
+    """Raise a Mistake if a network was made for shorter texts, or for fewer characters."""
+    made_for = network.trunk.config
+    if block_size > made_for.block_size:
         raise Mistake(
-            f"checkpoint {path} wasn't written by this version of train_grpo.py; name a run's"
-            " out_dir, or start a new run"
+            f"block_size={block_size} is more than the {made_for.block_size} characters that {path}"
+            " was made for; lower it, or name another file"
         )
-    return training
+    if vocab_size > made_for.vocab_size:
+        raise Mistake(
+            f"{path} knows only {made_for.vocab_size} different characters, and the generator"
+            f" {vocab_size}; name another"
+        )
 
 
 def save_checkpoint(config, made_by, policy, reference, optimizer, iteration: int) -> None:

@@ -10,19 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 from data.dataset import files_of
-from data.files import shipped_path
-from data.masking import parse_masking
 from data.user_mistake import Mistake
 from data.weights import parse_weights
 from grpo import distributed
 from grpo.advantage import BASELINES, SCALES
 from grpo.loss import KL_ESTIMATORS, LOSS_TYPES, OBJECTIVES
-from grpo.run.arguments import TINY, read_flags, read_settings, within
-from grpo.run.checkpoint import LATEST, training_state
+from grpo.run.arguments import TINY, read_flags, within
+from grpo.run.checkpoint import LATEST, read
 
 USAGE = "python train_grpo.py [config.py ...] [--key=value ...] [--help]"
-# These say where a run goes. They don't change what it computes.
-PLACES = ("out_dir", "init_from", "wandb_project", "wandb_run_name")
 
 
 @dataclass
@@ -122,37 +118,25 @@ def load_config(arguments: Sequence[str] = ()) -> Config:
     given = read_flags(Config, arguments, USAGE)
     config = Config(**given)
     if config.init_from == "resume":
-        config = resume(config.out_dir, given)
+        saved = saved_settings(Path(config.out_dir) / LATEST, given)
+        # The checkpoint may be a copy, so what counts is the folder we read from.
+        config = replace(saved, **given | {"out_dir": config.out_dir})
     check(config)
     return config
 
 
-def saved_settings(path: Path, given: dict) -> tuple[Config, int]:
-    """Read the settings of the run whose checkpoint is `path`, and how many steps it took.
+def saved_settings(path: Path, given: dict) -> Config:
+    """Read the settings of the run whose checkpoint is `path`.
 
     A checkpoint may not choose a file that we execute. So if the run's reward names a FILE.py,
     `given` has to name a reward, or this raises a Mistake.
     """
-    state = training_state(path)
-    config = Config(**read_settings(Config, state["config"], f"{path}: "))
+    config = Config(**read(path)["training"]["config"])
     if ".py:" in config.reward and "reward" not in given:
         raise Mistake(
             f"{path}: this run's reward executes a file, so the command has to name it; if you"
             f" trust the file, add --reward={shlex.quote(config.reward)}"
         )
-    return config, state["iteration"]
-
-
-def resume(out_dir: str, given: dict) -> Config:
-    """Load the settings of the run in `out_dir`, and apply `given`."""
-    saved, step = saved_settings(Path(out_dir) / LATEST, given)
-    # The checkpoint may be a copy, so what counts is the folder we read from.
-    config = replace(saved, **given | {"out_dir": out_dir})
-    if step > config.max_iters:
-        raise Mistake(f"{out_dir} is at step {step}; set max_iters to that or more")
-    if distributed.is_first():
-        new = [f"{name}={x}" for name, x in asdict(config).items() if x != getattr(saved, name)]
-        print(f"{out_dir} resumes at step {step}, with {', '.join(new)}")
     return config
 
 
@@ -161,21 +145,22 @@ def checkpoints(config: Config) -> list[str]:
     return [value for name, value in asdict(config).items() if name.endswith("_checkpoint")]
 
 
+def named_files(config: Config) -> list[Path]:
+    """List the files that the settings name. (Rewards without a file, like `judge`, do no harm.)"""
+    names = [*checkpoints(config), config.prompts_file]
+    names += [part.partition(":")[0] for part in parse_weights("reward", config.reward)]
+    return [*files_of(config.dataset, config.held_out), *(Path(name) for name in names if name)]
+
+
 def check(config: Config) -> None:
     """Raise a Mistake if settings contradict each other."""
-    parse_masking(config.masking)
-    files = [*checkpoints(config), config.prompts_file, *files_of(config.dataset, config.held_out)]
-    files += [part.partition(":")[0] for part in parse_weights("reward", config.reward)]
     out = Path(config.out_dir).resolve()
-    for file in filter(None, files):
-        inside = shipped_path(file).resolve().is_relative_to(out)
-        if inside and config.init_from != "resume":
+    for file in named_files(config):
+        if file.resolve().is_relative_to(out) and config.init_from != "resume":
             raise Mistake(f"out_dir={config.out_dir!r} is where {file} is; name another folder")
-    inputs = config.batch_size * config.gradient_accumulation_steps
-    if config.minibatch_size and (inputs % config.minibatch_size or distributed.PROCESSES > 1):
+    if config.minibatch_size and distributed.PROCESSES > 1:
         raise Mistake(
-            f"minibatch_size={config.minibatch_size} has to divide the {inputs} inputs of a step,"
-            " and works with one process only; name a divisor, or set 0"
+            f"minibatch_size={config.minibatch_size} works with one process only; set it to 0"
         )
     reused = config.minibatch_size or config.num_iterations > 1
     if config.objective == "reinforce" and reused:

@@ -1,12 +1,10 @@
-"""Say what made a result, and which results may be averaged.
+"""Say what made a result: a hash of the bytes of the code and the files behind it.
 
-A result depends on its settings, and on the bytes of the code and files that made it.
-`fingerprint` hashes the second. Only runs in which both are equal are averaged, so a changed
-comment sets runs apart, too.
+Only runs whose settings and fingerprints are equal are averaged (grpo/evaluation/table.py), so a
+changed comment sets runs apart, too.
 """
 
 import hashlib
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,22 +12,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.dataset import files_of
-from data.files import PROJECT, shipped_path
-from data.user_mistake import Mistake
-from data.weights import parse_weights
+from data.files import PROJECT
 from grpo import distributed
 from grpo.run.checkpoint import LATEST
-from grpo.run.config import PLACES, checkpoints
-from grpo.run.network import pick_device, pick_dtype
+from grpo.run.config import named_files
+from grpo.run.load import pick_device
 
-# what a run executes; tools, tests and experiments don't change what it computes
+# all of what a run executes; tools, tests and experiments don't change what it computes
 CODE = """train_grpo.py grpo/*.py grpo/*.cu grpo/run/*.py grpo/evaluation/*.py model/transformer.py
 data/*.py data/sums/*.py"""
-TO_READ = {"one_file.py", "tokens.py"}  # no run imports these
-PACKAGES = "grpo", "data", "model", "tests"
-# what may differ between runs that are averaged; the device is in the fingerprint
-IGNORED = ("seed", "eval_interval", "device", *PLACES)
+PACKAGES = "grpo", "data", "model", "tests"  # of these, each program loads other parts
+# These say where a run goes. They don't change what it computes.
+PLACES = ("out_dir", "init_from", "wandb_project", "wandb_run_name")
+
+
+def loaded_from(folder: Path) -> set[Path]:
+    """List what Python has loaded from a folder, but for what's installed and what's ours."""
+    files = {Path(getattr(module, "__file__", None) or "/") for module in [*sys.modules.values()]}
+    others = [sys.prefix, sys.base_prefix, *(PROJECT / name for name in PACKAGES)]
+    found = {file for file in files if file.is_relative_to(folder)}
+    return {file for file in found if not any(file.is_relative_to(each) for each in others)}
 
 
 def fingerprint(config) -> str:
@@ -38,40 +40,17 @@ def fingerprint(config) -> str:
     Call it after the reward has been called, because only then has a FILE.py loaded all it needs.
     """
     code = sorted(path for pattern in CODE.split() for path in PROJECT.glob(pattern))
-    named = [*checkpoints(config), config.prompts_file, *files_of(config.dataset, config.held_out)]
-    for part in parse_weights("reward", config.reward):
-        file, python, _ = part.rpartition(".py:")
-        named += loaded_with(f"{file}.py") if python else [part]  # a rule's name is no file
-    files = [path for path in code if path.name not in TO_READ]
-    files += [shipped_path(name) for name in named if name]
-    device = pick_device(config.device)
-    precision = pick_dtype(config.dtype, device)
-    versions = torch.__version__, np.__version__, distributed.PROCESSES
-    content = hashlib.sha256(str((device.type, precision, *versions)).encode())
-    for path in files:
+    device = pick_device(config.device).type
+    machine = device, torch.__version__, np.__version__, distributed.PROCESSES
+    content = hashlib.sha256(str(machine).encode())
+    named = named_files(config)
+    rewards = [file for file in named if file.suffix == ".py"]
+    loaded = [file for reward in rewards for file in sorted(loaded_from(reward.resolve().parent))]
+    for path in [*code, *named, *loaded]:
         path = path / LATEST if path.is_dir() else path
         if path.is_file():
             content.update(hashlib.sha256(path.read_bytes()).digest())
     return content.hexdigest()[:12]
-
-
-def loaded_with(file: str) -> list[Path]:
-    """List a user's FILE.py, and what Python has loaded from its folder, in a fixed order.
-
-    That leaves out what's installed, and the project's own code, but for modules that the file
-    names: other programs load those, too.
-    """
-    file = shipped_path(file).resolve()
-    others = [sys.prefix, sys.base_prefix, *(PROJECT / name for name in PACKAGES)]
-    its_names = vars(sys.modules.get(f"{file.stem} of the user", object)).values()
-    found = {file}
-    for module in [*sys.modules.values()]:  # a look at one may import others
-        path = Path(getattr(module, "__file__", None) or "/")
-        ours = any(path.is_relative_to(each) for each in others)
-        named = any(value is module for value in its_names)
-        if path.is_relative_to(file.parent) and (named or not ours):
-            found.add(path)
-    return sorted(found)
 
 
 def made_by(config, before: dict | None) -> str:
@@ -88,33 +67,3 @@ def made_by(config, before: dict | None) -> str:
     if before["made_by"].split()[0] == now and changed <= {*PLACES}:
         return before["made_by"]
     return f"{now} resumed in {config.out_dir}"
-
-
-def group_runs(folders: list[str]) -> dict[str, list[str]]:
-    """Group runs that differ in nothing but their seed: -> {label: folders}.
-
-    A label lists what the groups differ in. If a seed comes twice in a group, each of its runs
-    stands alone.
-    """
-    runs = {folder: read_json(folder, "config.json") for folder in folders}
-    names = [name for name in runs[folders[0]] if name not in IGNORED]
-    differ = [name for name in names if len({str(run.get(name)) for run in runs.values()}) > 1]
-    groups = {}
-    for folder, run in runs.items():
-        label = ", ".join(f"{name}={run.get(name)}" for name in differ)
-        groups.setdefault(label, []).append(folder)
-    separate = {}
-    for label, group in groups.items():
-        if len({runs[folder]["seed"] for folder in group}) == len(group):
-            separate[label or group[0]] = group
-        else:
-            separate |= {f"{label} {folder}".strip(): [folder] for folder in group}
-    return separate
-
-
-def read_json(folder: str, name: str) -> dict:
-    """Read a file of a run's folder, or raise a Mistake if there's none."""
-    path = Path(folder) / name
-    if not path.exists():
-        raise Mistake(f"{path} is missing; name the out_dir of a run that's finished")
-    return json.loads(path.read_bytes())

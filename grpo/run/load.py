@@ -1,5 +1,13 @@
-"""Read the files that settings name: the networks, the data and the rewards."""
+"""Read the files that settings name: the networks, the data and the rewards.
 
+This is also where the settings device, dtype, compile and kernel act.
+
+Shapes: B masked inputs, T characters, G completions of each, N held-out inputs or rows of tokens.
+"""
+
+import contextlib
+import os
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -8,27 +16,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from data.dataset import Dataset, make_if_missing, read_prompts, read_splits
-from data.files import shipped_path
 from data.rules import Rule
 from data.user_mistake import Mistake
 from data.vocabulary import decode
 from data.weights import parse_weights
+from grpo import kernel
 from grpo.batch import Batch, make_batch
-from grpo.distributed import is_first, wait_for_all
-from grpo.policy import Policy
-from grpo.reward import Rewards, chain, exact, judge_scores, rule_reward
-from grpo.run.arguments import mistake_in, run_file
+from grpo.latent import Latent
+from grpo.policy import Policy, Product
+from grpo.reward import Rewards, chain, exact, judge_scores, rule_reward, user_reward
+from grpo.run.arguments import run_file
 from grpo.run.checkpoint import LATEST, load_model, load_weights, read
 from grpo.run.config import Config, saved_settings
-from grpo.run.network import make_judge, make_policy, pick_device, set_threads
+from grpo.truncation import truncates
 from model.transformer import Generator, Judge
 
 EVALUATION_SEED = 2**31  # larger than any run's own seed
 END = 2**31 - 1  # the number of the step in the table's seed, larger than any in training
 SAMPLES = 16  # how many completions of each held-out input we draw
+SINGLE_THREAD_BELOW = (
+    500_000  # parameters; with fewer, threads wait for each other more than they compute
+)
+THREADS = torch.get_num_threads()  # what PyTorch uses by default
 
 
 @dataclass
@@ -38,27 +49,13 @@ class HeldOut:
     batch: Batch  # N inputs, with the random numbers for 16 completions of each
     rule: Rule | None  # says which completions are good (data/rules.py)
 
-    @property
-    def rule_name(self) -> str:
-        return self.rule.name if self.rule else ""
-
     @cached_property
     def answers(self) -> list[list[str]] | None:
         """List all good completions of each input, if the rule can do that for all of them."""
         if self.rule is None:
             return None
-        inputs = decode(self.batch.masked)
-        answers = [self.rule.answers(masked) for masked in inputs]
-        if None in answers:
-            return None
-        first = list(answers[0])  # one input shows most mistakes
-        good = all(self.rule.is_good(text, inputs[0]) for text in first)
-        if not good or len(set(first)) < len(first):
-            raise Mistake(
-                f"rule {self.rule.name}: answers({inputs[0]!r}) isn't a list of different"
-                " completions that are good; change it"
-            )
-        return answers
+        answers = [self.rule.answers(masked) for masked in decode(self.batch.masked)]
+        return None if None in answers else answers
 
 
 class Models(NamedTuple):
@@ -72,7 +69,7 @@ class Models(NamedTuple):
 def load_run(out_dir: str, given: dict) -> tuple[Config, Models, Rewards, HeldOut]:
     """Load what a finished run ended with. `given` replaces some of its settings."""
     path = Path(out_dir) / LATEST
-    saved, _ = saved_settings(path, given)
+    saved = saved_settings(path, given)
     # the table needs no reference, and its file or device may be gone
     config = replace(saved, **{"reference_checkpoint": "", "reference_device": ""} | given)
     return config, *load_generator(path, config)
@@ -92,16 +89,13 @@ def load_models(config: Config, device: torch.device) -> Models:
 
     Raises a Mistake if one of them doesn't fit the others, or was made for shorter texts.
     """
-    generator = load_model(config.generator_checkpoint, Generator)
-    check_fit(config.generator_checkpoint, generator, config.block_size)
+    generator = load_model(config.generator_checkpoint, Generator, config.block_size)
+    vocab_size = generator.vocab_size
     set_threads(generator)
     reference = deepcopy(generator)
     if config.reference_checkpoint:
         reference = load_model(config.reference_checkpoint, Generator)
-        check_fit(config.reference_checkpoint, reference, config.block_size)
-    ours, its = generator.trunk.config, reference.trunk.config
-    same_outputs = (ours.vocab_size, ours.n_latent) == (its.vocab_size, its.n_latent)
-    if not same_outputs or (config.reference_mode != "static" and ours != its):
+    if reference.trunk.config != generator.trunk.config:
         raise Mistake(
             f"reference_checkpoint={config.reference_checkpoint} is another kind of network than"
             f" {config.generator_checkpoint}; name another"
@@ -109,8 +103,7 @@ def load_models(config: Config, device: torch.device) -> Models:
     reference_device = pick_device(config.reference_device or config.device)
     reader = deepcopy(generator)
     if config.chain_checkpoint:
-        reader = load_model(config.chain_checkpoint, Generator)
-        check_fit(config.chain_checkpoint, reader, config.block_size, generator.vocab_size)
+        reader = load_model(config.chain_checkpoint, Generator, config.block_size, vocab_size)
     plain = replace(config, kernel="torch")  # the policy scores, and takes only logits from these
     as_pretrained = replace(plain, temperature=1.0, repetition_penalty=1.0)
     return Models(
@@ -118,7 +111,7 @@ def load_models(config: Config, device: torch.device) -> Models:
         base=make_policy(deepcopy(generator), plain, device),
         reader=make_policy(reader, as_pretrained, device),
         policy=make_policy(generator, config, device),
-        judge=load_judge(config.judge_checkpoint, config, device, generator.vocab_size),
+        judge=load_judge(config.judge_checkpoint, config, device, vocab_size),
     )
 
 
@@ -126,35 +119,17 @@ def load_judge(path: str, config: Config, device: torch.device, vocab_size: int)
     """Load a judge: tokens (N,T) -> log-odds (N,T). An empty path is no judge."""
     if not path:
         return None
-    network = load_model(path, Judge)
-    check_fit(path, network, config.block_size, vocab_size)
-    return make_judge(network, config, device)
-
-
-def check_fit(path: str, network: torch.nn.Module, block_size: int, vocab_size: int = 0) -> None:
-    """Raise a Mistake if a network was made for shorter texts, or for fewer characters."""
-    made_for = network.trunk.config
-    if block_size > made_for.block_size:
-        raise Mistake(
-            f"block_size={block_size} is more than the {made_for.block_size} characters that {path}"
-            " was made for; lower it, or name another file"
-        )
-    if vocab_size > made_for.vocab_size:
-        raise Mistake(
-            f"{path} knows only {made_for.vocab_size} different characters, and the generator"
-            f" {vocab_size}; name another"
-        )
+    network = load_model(path, Judge, config.block_size, vocab_size)
+    return place(network, config, device)(network)  # torch.autocast is a decorator, too
 
 
 def load_splits(config: Config, vocab_size: int | None = None) -> tuple[Dataset, Dataset]:
     """Load what to train on, and what's held out. A prompts_file replaces the inputs of train.
 
-    If a dataset that ships is missing, the first process makes it. Raises a Mistake if the dataset
-    has more than the `vocab_size` characters that the generator knows.
+    A dataset that ships is made if it's missing. Raises a Mistake if the dataset has more than the
+    `vocab_size` characters that the generator knows.
     """
-    if is_first():
-        make_if_missing(config.dataset)
-    wait_for_all()  # no process reads before the first one has written
+    make_if_missing(config.dataset)
     train, held_out = read_splits(config.dataset, config.held_out, config.block_size)
     if vocab_size and vocab_size < train.vocab_size and train.inputs.max() >= vocab_size:
         raise Mistake(
@@ -180,23 +155,17 @@ def load_data(config: Config, vocab_size: int, device: torch.device) -> tuple[Da
 def warnings(config: Config, train: Dataset, held_out: HeldOut) -> list[str]:
     """Say what's allowed and may surprise: a seed that repeats, prompts that aren't held out."""
     lines = []
-    if config.init_from == "pretrained":
-        before = read(config.generator_checkpoint).get("training")
-        if before and before["config"]["seed"] == config.seed:
-            lines.append(
-                f"{config.generator_checkpoint} was trained with seed={config.seed}, too, so this"
-                " run meets the same inputs and draws again; another --seed makes new ones"
-            )
-    if config.compile:
-        lines.append("compile=true: the first step takes up to two minutes")
+    before = read(config.generator_checkpoint).get("training")
+    if before and before["config"]["seed"] == config.seed and config.init_from != "resume":
+        lines.append(
+            f"{config.generator_checkpoint} was trained with seed={config.seed}, too, so this run"
+            " meets the same inputs and draws again; another --seed makes new ones"
+        )
     if config.prompts_file:
         prompts = {*decode(train.inputs)}
         common = prompts & {*decode(held_out.batch.masked)}
         if common:
-            lines.append(
-                f"{len(common)} of {len(prompts)} prompts are inputs of the table, too, so it"
-                " doesn't say how the policy does on what it hasn't seen"
-            )
+            lines.append(f"{len(common)} of {len(prompts)} prompts are inputs of the table, too")
     return lines
 
 
@@ -239,19 +208,63 @@ def load_function(path: str, name: str) -> Callable:
     return function
 
 
-def user_reward(path: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
-    """Call a user's function, which returns (B,G). If it fails, raise a Mistake."""
-    shape = completions.shape[:2]  # (B,G)
-    try:  # it gets copies, because it may write into them
-        values = function(completions.clone(), batch.map(torch.clone))
-        values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
-    except Exception as error:
-        raise mistake_in(shipped_path(path).resolve(), error) from error
-    if values.shape != shape:
-        raise Mistake(
-            f"the reward in {path} returned the shape {tuple(values.shape)}; return a number for"
-            f" each completion, here (B,G) = {tuple(shape)}"
-        )
-    if not values.isfinite().all():
-        raise Mistake(f"the reward in {path} returned NaN or infinity; return finite numbers")
-    return values
+def set_threads(network: torch.nn.Module) -> None:
+    """Compute on one CPU thread if the network is small. That also fixes the order of sums."""
+    small = sum(weights.numel() for weights in network.parameters()) < SINGLE_THREAD_BELOW
+    torch.set_num_threads(1 if small else THREADS)
+
+
+def make_policy(network: Generator, config, device: torch.device) -> Policy:
+    """Put a generator on its device, and wrap it as a `Policy`."""
+    autocast = place(network, config, device)
+    network.trunk.recompute = config.gradient_checkpointing
+    distribution = partial(Latent if network.n_latent > 1 else Product, truncates=truncates(config))
+    if kernel.usable(config, device, network):
+        distribution = partial(Product, compute_log_probs=kernel.FusedLogProbs.apply)
+    return Policy(network, distribution, config, autocast)
+
+
+def place(network: torch.nn.Module, config, device: torch.device) -> torch.autocast:
+    """Move a network to a device, and compile it if asked.
+
+    Returns a context in which it computes in the dtype of the settings. With `auto` that's bfloat16
+    if the device has instructions for it.
+    """
+    network.to(device)
+    if config.compile:
+        network.trunk.compile(dynamic=False)
+    if config.dtype != "auto":
+        half = config.dtype == "bfloat16"
+    elif device.type == "cuda":
+        half = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        half = bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+    return torch.autocast(device.type, torch.bfloat16, enabled=half)
+
+
+def pick_device(name: str) -> torch.device:
+    """Turn `auto` or a device's name into a device. Raises a Mistake for one that isn't here.
+
+    Under torchrun, `auto` and `cuda` mean this process's own GPU.
+    """
+    here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if name == "auto":
+        name = "cuda" if len(here) > 1 else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    if name not in here:  # mps has no float64, which we draw with
+        raise Mistake(f"device={name} isn't one we can use here; use {' or '.join(here)}")
+    return torch.device(name)
+
+
+@contextlib.contextmanager
+def uncompiled():
+    """Run compiled networks as they are: some shapes are too rare to be worth compiling for.
+
+    If nothing is compiled, this doesn't even import the compiler, which takes seconds.
+    """
+    stance = contextlib.nullcontext()
+    if "torch._dynamo" in sys.modules:
+        stance = torch.compiler.set_stance("force_eager")
+    with stance:
+        yield

@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from data.files import write_whole
-from data.rules import ask
+from data.rules import check
 from data.user_mistake import Mistake
 from data.vocabulary import decode
 from grpo.distributed import is_first
@@ -29,8 +29,7 @@ from grpo.optimizer import Optimizer
 from grpo.policy import Policy
 from grpo.run.checkpoint import LATEST, save_checkpoint, write
 from grpo.run.config import Config
-from grpo.run.load import HeldOut
-from grpo.run.network import uncompiled
+from grpo.run.load import HeldOut, uncompiled
 
 try:
     import fcntl
@@ -59,16 +58,24 @@ class Log:
         self.made_by = made_by
         self.folder = Path(config.out_dir)
         self.held_out = held_out
+        self.rule_name = held_out.rule.name if held_out.rule else ""
         self.saved = start  # steps that are in the checkpoint
-        self.dead_steps = 0  # in a row
         self.talks = is_first() and not quiet
         self.wandb = None
         if is_first():
             self.lock = open_folder(self.folder, start)
-            content = asdict(config) | {"rule": held_out.rule_name, "made_by": made_by}
+            content = asdict(config) | {"rule": self.rule_name, "made_by": made_by}
             write(self.folder / "config.json", json.dumps(content, indent=1).encode())
             if config.wandb_project:
-                self.wandb = self.ask_wandb(start_wandb, config)
+                import wandb
+
+                self.wandb = wandb.init(
+                    project=config.wandb_project,
+                    name=config.wandb_run_name or None,
+                    dir=config.out_dir,
+                    config=asdict(config),
+                    resume="auto",  # if a run in this folder was killed, wandb continues its log
+                )
         self.bar = tqdm(
             total=config.max_iters,
             initial=start,
@@ -90,60 +97,44 @@ class Log:
             save_checkpoint(self.config, self.made_by, policy, reference, optimizer, done)
             self.saved = done
 
-    def ask_wandb(self, function, *arguments, **options):
-        """Call a function of wandb. In trouble, print one warning and leave wandb alone."""
-        try:
-            return function(*arguments, **options)
-        except Exception as error:  # the network, the login, or wandb's own process
-            self.wandb = None
-            tqdm.write(f"wandb failed, continuing without it: {type(error).__name__}: {error}")
-
     def write(self, step: int, metrics: dict[str, float], policy: Policy):
         """Add a line to metrics.jsonl and to snapshots.jsonl, and move the bar."""
         if not is_first():
             return
         append(self.folder / METRICS, {"iteration": step, **metrics})
         self.snapshot(policy, step)
-        names = {name: name for name in [self.held_out.rule_name] if name} | BAR
+        names = {self.rule_name: self.rule_name} | BAR
         shown = [f"{name} {metrics[key]:.2f}" for name, key in names.items() if key in metrics]
         self.bar.set_postfix_str(" ".join(shown), refresh=False)
         self.bar.update()
         if self.wandb:
-            self.ask_wandb(self.wandb.log, metrics, step=step)
-        dead = metrics["frac_reward_zero_std"] == 1 and self.config.baseline != "none"
-        self.dead_steps = self.dead_steps + 1 if dead else 0
-        if self.dead_steps == 10 or (dead and step == 0):
-            line = "all completions of an input earned the same, so there's nothing to learn"
-            tqdm.write(f"warning: step {step}: {line}")
+            self.wandb.log(metrics, step=step)
 
     @torch.no_grad()
     @uncompiled()
-    def snapshot(self, policy: Policy, step: int, **more: list[str]):
+    def snapshot(self, policy: Policy, step: int):
         """Draw one completion of a few inputs, and check it, if there's a rule.
 
         The random numbers are the same at every step. So if a completion changes from one step to
-        the next, that's the policy and not the luck of the draw.
+        the next, that's the policy and not the luck of the draw. The base model's line, which is
+        that of step -1, shows the inputs, too.
         """
         batch, rule = self.held_out.batch[:INPUTS], self.held_out.rule
-        completions = decode(policy(batch.masked).sample(batch.first(1)).completions)
-        line = {"iteration": step, **more, "completions": completions}
+        completions = policy(batch.masked).sample(batch.first(1)).completions  # (8,1,T)
+        line = {"iteration": step, "completions": decode(completions)}
+        if step < 0:
+            line |= {"texts": decode(batch.tokens), "masked": decode(batch.masked)}
         if rule:
-            line["good"] = [ask(rule, *pair) for pair in zip(completions, decode(batch.masked))]
+            line["good"] = check(rule, completions, batch.masked).flatten().tolist()
         append(self.folder / SNAPSHOTS, line)
-
-    def first_snapshot(self, base: Policy):
-        """Begin snapshots.jsonl, unless the run is resumed with the same inputs."""
-        batch, old = self.held_out.batch[:INPUTS], read_lines(self.folder / SNAPSHOTS)
-        masked = decode(batch.masked)
-        if is_first() and (not old or old[0]["masked"] != masked):
-            (self.folder / SNAPSHOTS).unlink()
-            self.snapshot(base, -1, texts=decode(batch.tokens), masked=masked)
 
     def table(self, result: dict, completions: list[dict], text: str):
         """Save and print the table, and suggest what to run next."""
-        save_table(self.folder, result, completions)
+        write(self.folder / "evaluation.json", json.dumps(result, indent=1).encode())
+        lines = "".join(json.dumps(line) + "\n" for line in completions)
+        write(self.folder / "completions.jsonl", lines.encode())
         if self.wandb:
-            self.ask_wandb(self.wandb.log, result)
+            self.wandb.log(result)
         example, out = shlex.quote(completions[0]["input"]), shlex.quote(self.config.out_dir)
         self.say(
             f"{text}\nin {out}: evaluation.json, completions.jsonl, {METRICS}, {LATEST}; next:\n"
@@ -158,28 +149,13 @@ class Log:
             return
         self.lock.close()
         if self.wandb:
-            self.ask_wandb(self.wandb.finish, exit_code=int(kind is not None))
+            self.wandb.finish(exit_code=int(kind is not None))
         if kind:
             line = f"the run ends early: {self.saved} of {self.config.max_iters} steps are saved"
             if self.saved:
                 line += "; to resume: python train_grpo.py --init_from=resume"
                 line += f" --out_dir={shlex.quote(self.config.out_dir)}"
-                if ".py:" in self.config.reward:  # a FILE.py runs only if the command names it
-                    line += f" --reward={shlex.quote(self.config.reward)}"
             tqdm.write(line, sys.stderr)
-
-
-def start_wandb(config: Config):
-    """Begin to log to Weights & Biases, and return its run."""
-    import wandb
-
-    return wandb.init(
-        project=config.wandb_project,
-        name=config.wandb_run_name or None,
-        dir=config.out_dir,
-        config=asdict(config),
-        resume="auto",  # if a run in this folder was killed, wandb continues its log
-    )
 
 
 def append(path: Path, line: dict) -> None:
@@ -190,8 +166,6 @@ def append(path: Path, line: dict) -> None:
 
 def read_lines(path: str | Path) -> list[dict]:
     """Read a .jsonl file, but for a last line that a kill left unfinished."""
-    if not Path(path).exists():
-        return []
     *whole, _ = Path(path).read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in whole]
 
@@ -202,21 +176,22 @@ def open_folder(folder: Path, start: int) -> TextIO:
     A new run moves a folder that holds an old run aside. A resumed run keeps the lines of its first
     `start` steps. Raises a Mistake if another run is using the folder, or if it holds no run.
     """
-    holds_run = any((folder / name).exists() for name in (METRICS, LATEST, LOCK))
-    if folder.is_dir() and any(folder.iterdir()) and not holds_run:
+    has_files = not start and folder.is_dir() and any(folder.iterdir())
+    if has_files and not (folder / LOCK).exists():
         raise Mistake(f"out_dir={folder} isn't empty, and holds no run; name another folder")
     lock = lock_folder(folder)
-    if holds_run and not start:
+    if has_files:
         # a name that out* doesn't match, so that nobody compares a run with its predecessor
         name = f"old-{folder.name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
         tqdm.write(f"{folder} held a run, which is in {folder.rename(folder.with_name(name))} now")
         lock.close()
         lock = lock_folder(folder)
-    for path in folder / METRICS, folder / SNAPSHOTS:
-        kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["iteration"] < start]
-        write_whole(path, "".join(kept).encode())
-    for name in "evaluation.json", "completions.jsonl", "replay.html":  # of a shorter run
-        (folder / name).unlink(missing_ok=True)
+    if start:
+        for path in folder / METRICS, folder / SNAPSHOTS:
+            kept = [line for line in read_lines(path) if line["iteration"] < start]
+            write_whole(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        for name in "evaluation.json", "completions.jsonl", "replay.html":  # of a shorter run
+            (folder / name).unlink(missing_ok=True)
     return lock
 
 
@@ -230,10 +205,3 @@ def lock_folder(folder: Path) -> TextIO:
     except BlockingIOError:
         raise Mistake(f"out_dir={folder} is in use by another run; name another out_dir") from None
     return lock
-
-
-def save_table(out_dir: str | Path, result: dict, completions: list[dict]) -> None:
-    """Write evaluation.json and completions.jsonl."""
-    lines = "".join(json.dumps(line) + "\n" for line in completions)
-    write(Path(out_dir) / "completions.jsonl", lines.encode())
-    write(Path(out_dir) / "evaluation.json", json.dumps(result, indent=1).encode())

@@ -3,6 +3,8 @@
 import signal
 import threading
 
+from grpo import distributed
+
 
 class StopSignals:
     """Inside `with`, a signal only gets noted in `received`. A second one ends the program.
@@ -11,21 +13,19 @@ class StopSignals:
     handles signals only in its main thread, so in any other one nothing happens.
     """
 
-    def __init__(self, second_one_ends: bool = True):
+    def __init__(self):
         self.received = 0  # the signal that arrived
-        self.second_one_ends = second_one_ends
         self.before = {}  # {signal: what it did}
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
             for number in signal.SIGINT, signal.SIGTERM:
-                if signal.getsignal(number) != signal.SIG_IGN:  # as in a shell's background job
-                    self.before[number] = signal.signal(number, self.note)
+                self.before[number] = signal.signal(number, self.note)
         return self
 
     def note(self, number: int, _):
         self.received = number
-        if self.second_one_ends:
+        if distributed.PROCESSES == 1:
             self.__exit__()
 
     def __exit__(self, *_):

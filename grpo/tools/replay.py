@@ -12,14 +12,14 @@ from pathlib import Path
 
 from data.files import write_whole
 from data.user_mistake import Mistake, run_program
-from grpo.run.fingerprint import group_runs, read_json
+from grpo.evaluation.table import group_runs, read_json
 from grpo.run.log import METRICS, SNAPSHOTS, read_lines
 
 PAGE = Path(__file__).with_suffix(".html")
 
 
 def read_run(folder: str) -> dict:
-    """Read a run's metrics and snapshots. Raises a Mistake if the folder isn't a run's."""
+    """Read a run's metrics and snapshots."""
     return {
         "name": folder,
         "rule": read_json(folder, "config.json")["rule"],

@@ -11,7 +11,7 @@ from grpo import truncation
 from grpo.batch import make_batch
 from grpo.policy import Product
 from grpo.run.config import Config
-from grpo.run.network import make_policy
+from grpo.run.load import make_policy
 from grpo.truncation import allowed_characters
 from model.transformer import TransformerConfig, make_generator
 

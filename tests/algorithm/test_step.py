@@ -19,14 +19,14 @@ from grpo.metrics import update_metrics
 from grpo.optimizer import Optimizer
 from grpo.reward import Rewards, judge_scores
 from grpo.run.config import Config
-from grpo.run.network import make_policy
+from grpo.run.load import make_policy
 from model.transformer import TransformerConfig, make_generator
 
 V = 6
 VARIANTS = (  # every published variant that has a setting, combined
     {"loss_type": "grpo", "scale_rewards": "batch"},
     {"loss_type": "dapo", "objective": "cispo", "num_iterations": 2},
-    {"loss_type": "bnpo", "objective": "gspo", "kl_estimator": "k3", "batch_size": 2},
+    {"loss_type": "dapo", "objective": "gspo", "kl_estimator": "k3", "batch_size": 2},
     {"loss_type": "dr_grpo", "baseline": "leave_one_out", "scale_rewards": "none"},
     {"loss_type": "sum", "objective": "reinforce", "kl_estimator": "k1"},
     {"minibatch_size": 2, "top_entropy_quantile": 0.5, "kl_estimator": "k2"},

@@ -10,9 +10,7 @@ from conftest import BLANK, Letters, encode, make_batch, numbers
 
 from data.rules import SumRule, WordRule
 from data.sums.prepare import prepare as prepare_sums
-from grpo.evaluation.evaluate import evaluate, measure, other_rows, peek
-from grpo.evaluation.rivals import best_by_judge
-from grpo.evaluation.table import format_table
+from grpo.evaluation.evaluate import evaluate, measure, peek, rows
 from grpo.latent import Latent
 from grpo.reward import Rewards, judge_metrics, judge_scores
 from grpo.run.config import Config
@@ -143,15 +141,11 @@ def test_every_row(dataset, request):
     assert differ == {"after, sampled", "after, argmax"}
 
 
-def test_the_best_of_16_are_those_of_the_base_model(sums):
+def test_the_best_of_16_earn_the_most(sums):
     models, rewards, held_out = given(sums, latent(1), latent(0))
-    q = models.base(held_out.batch.masked)
-    drawn = q.sample(held_out.batch).completions
-    rows = {title: row for title, row, _ in other_rows(models, rewards, held_out, everything=True)}
-    best = best_by_judge(q, drawn, judge_scores(judge, drawn, held_out.batch))
-    assert torch.equal(rows["best of 16, judge"], best)
-    twice = rows["left to right, 2 passes"]
-    (best,) = judge_scores(judge, rows["the same, best reward of 16"], held_out.batch).T
+    found = {title: row for title, row, *_ in rows(models, rewards, held_out, everything=True)}
+    twice = found["left to right, 2 passes"]
+    (best,) = judge_scores(judge, found["the same, best reward of 16"], held_out.batch).T
     assert torch.equal(best, judge_scores(judge, twice, held_out.batch).amax(dim=1))
 
 
@@ -163,16 +157,8 @@ def test_own_rewards_and_other_judges_have_columns(settings):
         assert line.keys() == {"input", "completion", "judge", "my.py:half", "b/c.pt"}
         assert line["my.py:half"] == line["b/c.pt"] == 0.5
     for row in result.values():
-        assert row["reward_my.py:half"] == 0.5 and row["accepts c"] == 1
+        assert row["reward_my.py:half"] == row["reward_b/c.pt"] == 0.5
         assert "reward_valid" not in row
-
-
-@pytest.mark.parametrize(
-    "accepted, pays, named", [(0.54, True, False), (0.56, True, True), (0.56, False, False)]
-)
-def test_a_fooled_judge_is_named_if_it_pays(accepted, pays, named):
-    result = {"after, sampled": {"correct": 0.5, "accepts": accepted}}
-    assert ("it's being fooled" in format_table(result, "correct", judge_pays=pays)) == named
 
 
 def test_a_peek_shows_the_truth_and_before_and_later_only_now(settings):

@@ -6,15 +6,12 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import BLANK, encode, make_batch, numbers
+from conftest import BLANK, encode, numbers
 
-from data.rules import SumRule
 from data.sums.rule import correct_answers, is_correct
-from data.user_mistake import Mistake
 from grpo.evaluation import exact
 from grpo.policy import Product
 from grpo.run.config import Config
-from grpo.run.load import HeldOut
 
 MASKED = ["4_+4_=88", "_1+_7=88", "__+__=35"]
 
@@ -57,14 +54,3 @@ def test_perfect_blanks_have_the_marginals_of_the_answers():
         for y, chance in zip(texts, q.tolist()):
             shares = [columns[t].count(y[t]) / len(texts) for t in blanks_of(text)]
             assert chance == pytest.approx(math.prod(shares))
-
-
-@pytest.mark.parametrize("answers", [["41+48=88"], ["41+47=88", "41+47=88"]])
-def test_a_rules_answers_have_to_be_different_and_good(answers):
-    class Wrong(SumRule):
-        def answers(self, masked):
-            return answers
-
-    batch = make_batch(encode("41+47=88"), encode("4_+4_=88") == BLANK, BLANK, 1, (0,))
-    with pytest.raises(Mistake, match="answers.'4_.4_=88'. isn't a list of different"):
-        HeldOut(batch, Wrong()).answers  # noqa: B018

@@ -9,15 +9,14 @@ import pytest
 from conftest import command_line, run, write_text
 
 import train_grpo
+from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
 from grpo.evaluation import __main__ as evaluation
 from grpo.experiments import fair, gradient, supervised
 from grpo.run import load
-from grpo.run.checkpoint import load_model
 from grpo.run.config import load_config
 from grpo.tools import fill, replay, toy
 from model import pretrain
-from model.transformer import Generator
 
 # Each line has a program and its arguments. The flags of a run that works stand before those of
 # train_grpo. In {x} is the folder `bad`. The word after # has to be in the line that is printed.
@@ -44,14 +43,12 @@ train --generator_checkpoint={x}/cut.pt                  # cut.pt
 train --block_size=17                                    # block_size=17
 train --prompts_file={x}/prompts.json                    # prompt 1 'b'
 train --prompts_file={x}/list.json                       # list.json
+train --reference_checkpoint={latent}                     # another kind of network
 train --reward=jugde                                     # jugde
 train --reward={x}/r.py:no                               # no function no
 train --reward={x}/r.py:flat                             # (8,)
-train --reward=judge,{x}/r.py:broken:0.5                 # NameError
-train --reward={x}/r.py:not_finite                       # NaN
 train --baseline=none                                    # scale_rewards=none
 train --objective=reinforce --num_iterations=2           # num_iterations=1
-train --minibatch_size=3                                 # minibatch_size=3
 train --init_from=resume                                 # checkpoint.pt
 train --out_dir={x}                                      # bad
 train --prompts_file={x}                                 # bad
@@ -60,7 +57,6 @@ pretrain --out_dir={x}                                   # exists
 toy --group_size=four                                    # 'four'
 fill                                                     # with blanks
 fill th_ --run=nowhere                                   # nowhere
-fill 4_7+4_1=Ä --run=model/pretrained/sums.pt            # 4_7+4_1=Ä
 replay nowhere                                           # nowhere
 evaluation nowhere                                       # nowhere
 supervised most out                                      # smallest
@@ -73,12 +69,6 @@ gradient bias                                            # baseline
 REWARDS = """
 def flat(completions, batch):
     return completions[:, 0, 0]
-
-def broken(completions, batch):
-    return nowhere
-
-def not_finite(completions, batch):
-    return completions[..., 0] / 0.0
 """
 FILES = {
     "r.py": REWARDS,
@@ -100,16 +90,18 @@ def bad(tmp_path, monkeypatch):
     for name, text in FILES.items():
         write_text(folder / name, text)
     (tmp_path / "here").mkdir()
+    for name in ("config", "data", "model"):
+        (tmp_path / "here" / name).symlink_to(PROJECT / name)
     monkeypatch.chdir(tmp_path / "here")
     return folder
 
 
 @pytest.mark.parametrize("line", COMMANDS.strip().splitlines())
 def test_a_mistake_is_one_line_and_nothing_is_written(
-    flags, bad, tmp_path, capsys, monkeypatch, line
+    world, flags, bad, tmp_path, capsys, monkeypatch, line
 ):
     command, _, named = line.partition("#")
-    program, *arguments = command.format(x=bad).split()
+    program, *arguments = command.format(x=bad, latent=world / "latent.pt").split()
     if program == "train":
         arguments = command_line(flags) + arguments
     monkeypatch.setattr(sys, "argv", [program, *arguments])
@@ -119,13 +111,6 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1 and named.strip() in err
-
-
-def test_an_error_in_a_users_file_keeps_its_cause(flags, bad):
-    """A notebook or a sweep sees the traceback in the file."""
-    with pytest.raises(Mistake, match=r"r.py, line 6: NameError") as caught:
-        run(flags, reward=f"{bad}/r.py:broken")
-    assert isinstance(caught.value.__cause__, NameError)
 
 
 def test_other_errors_are_not_turned_into_an_exit(monkeypatch):
@@ -142,17 +127,11 @@ def test_other_errors_are_not_turned_into_an_exit(monkeypatch):
 def test_sums_are_made_when_all_other_files_were_found(flags, monkeypatch):
     made = []
     monkeypatch.setattr(load, "make_if_missing", made.append)
-    with pytest.raises(Mistake, match="no.pt"):
+    with pytest.raises(FileNotFoundError, match="no.pt"):
         run(flags, judge_checkpoint="no.pt")
     assert not made
     run(flags, max_iters=1)
     assert made == [flags["dataset"]]
-
-
-def test_what_ships_is_found_from_another_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert load_model("model/pretrained/sums.pt", Generator) and load_config(["config/rule.py"])
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

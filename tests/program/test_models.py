@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Letters, contents, same
+from conftest import Letters, same
 
 from data.dataset import read_dataset
 from data.rules import check
-from data.user_mistake import Mistake
 from data.vocabulary import MASK_ID
 from grpo.batch import make_batch
 from grpo.latent import Latent
 from grpo.policy import Product
 from grpo.run.checkpoint import load_model, read
 from grpo.run.config import Config, load_config
-from grpo.run.network import make_judge, make_policy
+from grpo.run.load import make_policy, place
 from model import pretrain
-from model.losses import draw_completions, generator_loss, judge_loss, masked_batch
+from model.losses import generator_loss, judge_loss, masked_batch
 from model.pretrain import Settings
 from model.report import REPORT, report
 from model.transformer import (
@@ -76,7 +75,8 @@ def test_settings_of_the_machine_reach_the_network(monkeypatch, dtype):
         logits = make_policy(make_generator(SHAPE), config, CPU)(TOKENS).logits
         logits.float().sum().backward()
         assert len(calls) == (1 + recompute) * SHAPE.n_layer
-    votes = make_judge(Judge(SHAPE), config, CPU)(TOKENS)
+    judge = Judge(SHAPE)
+    votes = place(judge, config, CPU)(judge)(TOKENS)
     assert logits.dtype == votes.dtype == getattr(torch, dtype)
 
 
@@ -165,7 +165,7 @@ def test_the_report_is_a_loop_over_inputs(world, capsys):
     printed = [float(x) for x in re.findall(r"-?[0-9]+\.[0-9]+", capsys.readouterr().out)]
 
     batch = make_batch(*dataset.batch(64, "short", (REPORT, 0)), 1, (REPORT, 0))
-    mask, drawn = batch.mask, draw_completions(policy, batch, 1.0)  # each (N,T)
+    mask, drawn = batch.mask, policy(batch.masked).sample(batch).completions[:, 0]  # each (N,T)
     nats = -policy(batch.masked).log_likelihood(batch.tokens[:, None]).sum() / mask.sum()
     votes, others = judge(batch.tokens), judge(drawn)  # each (N,T)
     loss = F.softplus(torch.cat([-votes[mask], others[mask]])).mean()
@@ -191,7 +191,7 @@ def pretrained(world, tmp_path):
     return train
 
 
-def test_pretraining_learns_and_goes_on(world, capsys, pretrained):
+def test_pretraining_learns(world, capsys, pretrained):
     """Pretraining starts from random weights, or from a generator, and beats chance."""
     pretrained("a", "--generator_steps=100", "--judge_steps=10")
     nats = capsys.readouterr().out.splitlines()[0].split("nats ")[1]
@@ -232,28 +232,3 @@ def test_pretraining_that_diverges_ends_and_writes_no_model(tmp_path, monkeypatc
     with pytest.raises(FloatingPointError, match="generator: the loss of step 0 is nan"):
         pretrained("a")
     assert not (tmp_path / "a").exists()
-
-
-def test_interrupted_pretraining_goes_on_to_the_same_bytes(tmp_path, monkeypatch, pretrained):
-    """It's stopped in the generator's training, and then in the judge's."""
-    monkeypatch.setattr(pretrain, "report", lambda *_: None)
-    monkeypatch.setattr(pretrain, "SAVE_EVERY", 2)
-    steps = ["--generator_steps=5", "--judge_steps=5"]
-    pretrained("whole", *steps)
-    for name in ("generator", "judge"):
-        loss, left = getattr(pretrain, f"{name}_loss"), [None] * 4
-
-        def stopped(*given, loss=loss, left=left):
-            if not left:
-                raise KeyboardInterrupt
-            left.pop()
-            return loss(*given)
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(pretrain, f"{name}_loss", stopped)
-            pretrained("part", *steps)
-    with pytest.raises(Mistake, match="isn't an unfinished one with these settings"):
-        pretrained("part", *steps, "--seed=2")
-    pretrained("part", *steps)
-    whole = contents(tmp_path / "whole")
-    assert whole == contents(tmp_path / "part") and {*whole} == {"generator.pt", "judge.pt"}

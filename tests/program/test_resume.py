@@ -63,7 +63,7 @@ def test_n_steps_and_n_more_are_2n(flags, folder, world, given):
     assert same(whole, again)
 
 
-def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, folder, capsys):
+def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, folder):
     """A copied run goes on in its own folder."""
     run(flags, kl_beta=0.3, max_iters=2)
     shutil.copytree(folder / "out", folder / "copy")
@@ -72,7 +72,6 @@ def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, fo
     assert contents(folder / "out") == before
     settings = read_json(folder / "copy" / "config.json")
     assert (settings["kl_beta"], settings["top_p"], settings["max_iters"]) == (0.3, 0.9, 4)
-    assert "top_p=0.9" in capsys.readouterr().out
 
 
 def test_a_moved_reference_stays_and_the_table_compares_with_the_base(flags, folder):
@@ -89,11 +88,11 @@ def test_a_moved_reference_stays_and_the_table_compares_with_the_base(flags, fol
 
 def test_a_reference_that_is_named_anew_replaces_the_saved_one(flags, world):
     before, _ = run(flags)
-    wide = world / "wide.pt"
-    for new in (f"--reference_checkpoint={wide}", "--max_iters=6"):  # and it stays
+    other = world / "other.pt"
+    for new in (f"--reference_checkpoint={other}", "--max_iters=6"):  # and it stays
         resume(f"--out_dir={flags['out_dir']}", "--max_iters=5", new)
         after = read(Path(flags["out_dir"]) / "checkpoint.pt")
-        assert same(after["training"]["reference"], read(wide)["weights"])
+        assert same(after["training"]["reference"], read(other)["weights"])
         assert not same(after["weights"], before["weights"])
 
 
@@ -109,8 +108,6 @@ def test_a_run_that_is_done_makes_its_table_again_and_one_with_a_file_says_what_
     table.unlink()
     resume(f"--out_dir={folder}/out", f"--reward={reward}")
     assert table.read_text(encoding="utf-8") == before and figures(folder / "out") == steps
-    with pytest.raises(Mistake, match="is at step 4; set max_iters to that or more$"):
-        resume(f"--out_dir={folder}/out", f"--reward={reward}", "--max_iters=3")
 
 
 def test_the_same_command_gives_the_same_run_and_another_seed_another(flags, folder):

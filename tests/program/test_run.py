@@ -15,9 +15,9 @@ import grpo.run.log
 import train_grpo
 from data.user_mistake import Mistake
 from grpo.run.checkpoint import model_file, read, write
-from grpo.run.config import Config, load_config
-from grpo.run.load import HeldOut, load_data
-from grpo.run.log import Log, lock_folder
+from grpo.run.config import load_config
+from grpo.run.load import load_data
+from grpo.run.log import lock_folder
 from grpo.tools import fill
 from model.transformer import Judge, TransformerConfig
 
@@ -62,20 +62,6 @@ def test_a_run_leaves_its_files_and_says_what_to_do_next(flags, tmp_path, capsys
     assert looks == ["step 0", "step 2", "step 4"] and "after, sampled" in shown
     (command,) = (shlex.split(line) for line in shown.splitlines() if "grpo.tools.fill" in line)
     fill.main(command[3:])
-
-
-@pytest.mark.parametrize("baseline", ["mean", "none"])
-def test_ten_steps_in_a_row_without_anything_to_learn_are_one_warning(
-    flags, capsys, monkeypatch, baseline
-):
-    """Without a baseline equal rewards do teach something."""
-    config = Config(**flags | {"baseline": baseline, "scale_rewards": "none"})
-    monkeypatch.setattr(Log, "snapshot", lambda *_: None)
-    with Log(config, "", 0, HeldOut(None, None), quiet=True) as log:
-        for step, dead in enumerate([0.5, *[1.0] * 9, 0.9, *[1.0] * 15]):
-            log.write(step, {"frac_reward_zero_std": dead}, None)
-    warned = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
-    assert [line[:18] for line in warned] == ["warning: step 20: "] * (baseline == "mean")
 
 
 def test_the_same_seed_again_and_prompts_that_are_not_held_out_are_warned_of(
@@ -212,12 +198,12 @@ def test_what_is_not_finite_changes_no_weight_and_the_line_names_the_last_saved_
 def test_a_run_that_ends_early_says_how_to_resume(flags, own, tmp_path, capsys):
     """Its reward fails, and the command goes on from the last step that was saved."""
     out, reward = f"{tmp_path}/my out", f"judge,{own}:tired"
-    with pytest.raises(Mistake, match="own.py, line .*: RuntimeError: too tired"):
+    with pytest.raises(RuntimeError, match="too tired"):
         run(flags, out_dir=out, reward=reward, max_iters=14)
     line = capsys.readouterr().err.splitlines()[-1]
     saved, _, command = line.partition("; to resume: ")
     assert saved == "the run ends early: 10 of 14 steps are saved"
-    words = ["--init_from=resume", f"--out_dir={out}", f"--reward={reward}"]
+    words = ["--init_from=resume", f"--out_dir={out}"]
     assert shlex.split(command) == ["python", "train_grpo.py", *words]
 
 

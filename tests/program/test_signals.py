@@ -11,6 +11,7 @@ from conftest import command_line, figures, run, same
 
 import train_grpo
 from data.user_mistake import run_program
+from grpo import distributed
 from grpo.run.checkpoint import read
 from grpo.run.signals import StopSignals
 
@@ -72,22 +73,15 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(server, flags, t
     assert same_run(tmp_path / "out", tmp_path / "whole")
 
 
-def test_a_second_signal_ends_the_program_unless_torchrun_may_have_sent_it():
-    """And what the parent ignores stays ignored: a shell has a job in the background do so."""
+def test_a_second_signal_ends_the_program_unless_torchrun_may_have_sent_it(monkeypatch):
     ours = signal.getsignal(signal.SIGTERM)
-    for second_one_ends in (True, False):
-        with StopSignals(second_one_ends) as signals:
+    for processes in (1, 2):
+        monkeypatch.setattr(distributed, "PROCESSES", processes)
+        with StopSignals() as signals:
             signal.raise_signal(signal.SIGTERM)
             assert signals.received == signal.SIGTERM
-            assert (signal.getsignal(signal.SIGTERM) == ours) == second_one_ends
+            assert (signal.getsignal(signal.SIGTERM) == ours) == (processes == 1)
         assert signal.getsignal(signal.SIGTERM) == ours
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with StopSignals() as signals:
-            signal.raise_signal(signal.SIGINT)
-        assert not signals.received
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_killed_at_any_moment_it_resumes_bit_for_bit(server, flags, tmp_path):

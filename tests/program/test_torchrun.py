@@ -29,7 +29,7 @@ def process(rank, port, runs, output):
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     distributed.RANK = rank  # the server has read the environment already
-    distributed.PROCESSES = train_grpo.PROCESSES = 2
+    distributed.PROCESSES = 2
     sys.stdout = sys.stderr = open(output, "a", buffering=1, encoding="utf-8")
     for arguments in runs:
         train_grpo.main(arguments)
@@ -65,7 +65,7 @@ def test_two_processes_are_one_with_two_micro_batches(flags, world, tmp_path, se
 
     For dapo and for the latent, one batch of double size gives them too.
     """
-    losses = ("grpo", "dapo", "bnpo", "dr_grpo", "sum")
+    losses = ("grpo", "dapo", "dr_grpo", "sum")
     own = {loss: SHARED | {"loss_type": loss, "out_dir": tmp_path / loss} for loss in losses}
     latent = str(world / "latent.pt")
     own["latent"] = SHARED | {"generator_checkpoint": latent, "out_dir": tmp_path / "latent"}
