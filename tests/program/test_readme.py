@@ -44,6 +44,7 @@ READERS = {
     "train_grpo": load_config,
     "grpo.experiments.supervised": supervised.read,
     "grpo.experiments.fair": fair.read,
+    "grpo.experiments.through": through.read,
 }
 SETTINGS = {
     "model.pretrain": pretrain.Settings,
@@ -52,7 +53,6 @@ SETTINGS = {
     "grpo.evaluation": evaluation.Settings,
     "grpo.experiments.gradient": gradient.Microscope,
     "grpo.experiments.text": text_experiment.Settings,
-    "grpo.experiments.through": through.Settings,
 }
 NO_FLAGS = "venv pytest timeit grpo.one_file grpo.tools.replay grpo.experiments.compare".split()
 NO_FLAGS += ["grpo.experiments.grid", "grpo.experiments.figures", "grpo.experiments.tokens_claims"]
