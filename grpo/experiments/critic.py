@@ -1,7 +1,7 @@
 """A critic, which GRPO is known for leaving out: it predicts what an input will earn.
 
     python train_grpo.py config/rule.py --baseline=none --scale_rewards=none \\
-        --reward=grpo/experiments/critic.py:advantage --kl_beta=0.02
+        --reward=grpo/experiments/critic.py:successes --kl_beta=0.02
 
 PPO's baseline (1707.06347) is V(x), learned beside the policy, where GRPO's is the mean of a group.
 All characters of a completion are drawn at once, so V is one number for each input, and there's
@@ -41,8 +41,8 @@ def value(masked: Tensor) -> Tensor:
     return (critic(masked) * blank).sum(dim=1, keepdim=True) / blank.sum(dim=1, keepdim=True)
 
 
-def advantage(completions: Tensor, batch: Batch, reward=rewards.successes) -> Tensor:
-    """Pay 1 for a correct sum, minus what the critic expected: -> (B,G).
+def advantage(completions: Tensor, batch: Batch, reward) -> Tensor:
+    """Pay what `reward` pays, minus what the critic expected: -> (B,G).
 
     The critic predicts first. Then it learns from this step's rewards, by their squared error,
     unless somebody only measures, without gradients. No checkpoint holds it, so a resumed run
@@ -57,6 +57,7 @@ def advantage(completions: Tensor, batch: Batch, reward=rewards.successes) -> Te
     return earned - expected.detach()
 
 
+successes = partial(advantage, reward=rewards.successes)
 # the same, with rewards whose zero or unit changes from input to input
 constant = partial(advantage, reward=rewards.constant)
 predictable = partial(advantage, reward=rewards.predictable)
