@@ -195,16 +195,14 @@ def grid() -> None:
 
     What a reward can't change is drawn where it was measured, in gray.
     """
-    found = {}
-    for run in read_lines(FOLDER / "grid.jsonl"):
-        if run["half"] == "report":
-            found.setdefault((run["method"], run["reward"]), []).append(run["correct"])
+    arms = read_arms(FOLDER / "grid.jsonl")
     body = names(METHODS)
     for column, reward in enumerate(REWARDS):
         rows = []
         for method, (_, same) in METHODS.items():
             source = same.get(reward, reward)
-            rows.append(("c" if source == reward else "d", found[method, source]))
+            correct = [run["correct"] for run in arms[f"{method}, {source}"]]
+            rows.append(("c" if source == reward else "d", correct))
         body += strip(275 + 140 * column, 110, reward, rows)
     write("grid", 75 + 26 * len(METHODS), body)
 

@@ -1,7 +1,7 @@
 """Put gradient estimators under a microscope: how long, how noisy, and where do they point?
 
     python -m grpo.experiments.gradient baseline
-    python -m grpo.experiments.gradient second --steps=16,20
+    python -m grpo.experiments.gradient second
 
 GRPO estimates a gradient from draws. On sums every correct answer y to an input can be listed, so
 with p = Σ_y q(y) we know the true one, ∇ mean p. This trains config/rule.py, pauses before some of
@@ -22,7 +22,6 @@ Shapes: B inputs, T characters, G completions, n answers to an input, P weights,
 """
 
 from copy import deepcopy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,11 +31,9 @@ from data.rules import SumRule
 from data.user_mistake import Mistake, run_program
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, make_batch
-from grpo.experiments.fair import whole_numbers
 from grpo.experiments.supervised import NOTHING, correct
 from grpo.loss import grpo_loss, loss_weights
 from grpo.optimizer import Optimizer, learning_rate, make_adamw
-from grpo.run.arguments import read_arguments
 from grpo.run.config import load_config
 from grpo.run.load import Models, load_models, load_rewards, load_splits
 from train_grpo import grpo_step
@@ -51,12 +48,8 @@ QUESTIONS = {
     "scale": [f"--scale_rewards={x}" for x in ("none", "group", "batch")],
     "second": ["--clip_eps=1 --clip_eps_high=1e9", "--clip_eps=0.2"],
 }
+STEPS = 0, 20, 40
 REPEAT = 40
-
-
-@dataclass
-class Microscope:
-    steps: str = "0,20,40"
 
 
 def rewards_of(config):
@@ -123,21 +116,20 @@ def describe(g: Tensor, truth: Tensor) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> None:
-    given, words = read_arguments(Microscope, arguments, __doc__)
-    if len(words) != 1 or words[0] not in QUESTIONS:
+    if len(arguments) != 1 or arguments[0] not in QUESTIONS:
         raise Mistake(f"name one question: {', '.join(QUESTIONS)}")
-    steps = whole_numbers(Microscope(**given).steps)
+    [question] = arguments
     config = load_config([RUN])
     train, _ = load_splits(config)
     policy, reference, *_ = load_models(config, CPU)
     optimizer = Optimizer(make_adamw(policy.network, config), config.grad_clip)
     pool = draw_batch(train, config, config.max_iters, CPU)
-    for step in range(max(steps) + 1):
+    for step in range(STEPS[-1] + 1):
         optimizer.set_learning_rate(learning_rate(step, config))
-        if step in steps:
+        if step in STEPS:
             print("\nstep", step)
-            for flags in QUESTIONS[words[0]]:
-                second = words[0] == "second"
+            for flags in QUESTIONS[question]:
+                second = question == "second"
                 row = describe(*repeat(flags, second, policy, reference, optimizer, pool))
                 print(*(f"{name} {x:7.3g}" for name, x in row.items()), "", flags, flush=True)
         batch = draw_batch(train, config, step, CPU)

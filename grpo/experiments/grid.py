@@ -1,6 +1,7 @@
 """What does each method have to be told? Change what scores mean, and see who notices.
 
     python -m grpo.experiments.grid out-grid        # some two hours on one core; resumable
+    python -m grpo.experiments.compare grpo/experiments/results/grid.jsonl
 
 Sums, with the rule's reward as it is (1 if correct, else 0), plus a constant of each input (from -3
 to 3), times a unit of each input (from a tenth to ten), or both (grpo/experiments/rewards.py).
@@ -15,11 +16,9 @@ a deviation, it isn't run again. The runs go to grpo/experiments/results/grid.js
 
 import json
 from pathlib import Path
-from statistics import mean
 
 from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
-from grpo.experiments.compare import interval
 from grpo.experiments.fair import Variant, open_variant
 from grpo.run.checkpoint import write
 
@@ -49,31 +48,27 @@ METHODS = {
 }
 
 
-def cells() -> list[tuple[str, str, str]]:
-    """List what's run, the plain reward first: a method, a reward, and its command."""
-    found = []
+def cells() -> dict[str, str]:
+    """List what's run, the plain reward first: -> {method and reward: command}."""
+    found = {}
     for reward, function in REWARDS.items():
         for method, (flags, same) in METHODS.items():
             if reward not in same:
-                found.append((method, reward, f"{flags}:{function}"))
+                found[f"{method}, {reward}"] = f"{flags}:{function}"
     critic, _ = METHODS["a critic"]
-    return [*found, ("a critic", "predictable", f"{critic}:predictable")]
+    return found | {"a critic, predictable": f"{critic}:predictable"}
 
 
 def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise Mistake("name a folder for the runs: python -m grpo.experiments.grid out-grid")
     lines = []
-    for method, reward, command in cells():
-        name = f"{method} {reward}".replace(",", "").replace("'", "").replace(" ", "-")
+    for cell, command in cells().items():
+        name = cell.replace(",", "").replace("'", "").replace(" ", "-")
         variant = Variant(Path(arguments[0]) / name, command.split(), {})
         open_variant(variant)
-        runs = [variant.run("report", {}, seed) for seed in SEEDS]
-        cell = {"method": method, "reward": reward, "command": command}
-        lines += [cell | run for run in runs]
-        correct = [run["correct"] for run in runs]
-        half = interval(correct)
-        print(f"{method:32} {reward:22} {mean(correct):.3f} ± {half:.3f}", flush=True)
+        for seed in SEEDS:
+            lines.append({"arm": cell, "flags": command} | variant.run("report", {}, seed))
     content = "".join(json.dumps(line) + "\n" for line in lines)
     write(PROJECT / "grpo/experiments/results/grid.jsonl", content.encode())
 

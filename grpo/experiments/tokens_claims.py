@@ -4,10 +4,9 @@
     python -m grpo.experiments.compare grpo/experiments/results/tokens.jsonl
 
 As in fair.py, each variant chooses its own β and learning rate, on numbers and with seeds that
-aren't reported. Then it's reported with more seeds, on other numbers. Ways to average aren't tuned:
-they have the settings of tokens.py. (The others take half as many prompts a step, because they're
-so many.) All start from one base model. Each run is a line: its settings, and what came out. If you
-interrupt it, the same command goes on.
+aren't reported. Then it's reported with more seeds, on other numbers. A step has half as many
+prompts as in tokens.py, because there are so many runs. All start from one base model. Each run is
+a line: its settings, and what came out. If you interrupt it, the same command goes on.
 """
 
 import copy
@@ -41,16 +40,6 @@ TUNED = {
     "no clip": {"clip": 1e9},
 }
 UNTUNED = "as the file stands"
-AVERAGES = {f"average: {name}": {"average": name} for name in ("completion", "token", "constant")}
-
-
-def describe(policy, numbers):
-    """Measure a policy on numbers, with 16 · G completions of each."""
-    texts, correct, length, entropy = tokens.evaluate(policy, numbers.repeat(16))
-    lengths = tokens.completion_mask(tokens.encode(texts)).sum(dim=1).double()  # (N,)
-    right = torch.tensor([tokens.is_correct(text) for text in texts])  # (N,)
-    figures = {"correct": correct, "length": length, "entropy": entropy}
-    return figures | {"right": lengths[right].mean().item(), "wrong": lengths[~right].mean().item()}
 
 
 def run(base, variant, half, tuned, seed):
@@ -60,12 +49,11 @@ def run(base, variant, half, tuned, seed):
         if made | line == made:
             return made
     policy = copy.deepcopy(base)
-    size = tokens.B if variant in AVERAGES else tokens.B // 2  # prompts of a step
-    settings = tuned | (TUNED | AVERAGES).get(variant, {})
-    for _ in tokens.train(policy, base, seed, size, **settings):
+    settings = tuned | TUNED.get(variant, {})
+    for _ in tokens.train(policy, base, seed, tokens.B // 2, **settings):
         pass
-    _, training, *_ = tokens.evaluate(policy, tokens.TRAINING)
-    line |= describe(policy, HALVES[half]) | {"training": training}
+    _, correct, length, entropy = tokens.evaluate(policy, HALVES[half].repeat(16))
+    line |= {"correct": correct, "length": length, "entropy": entropy}
     append(FILE, line)
     return line
 
@@ -82,8 +70,6 @@ def main():
         tuned = choose(grid, partial(make, variant=variant))
         make("report", [tuned], range(1, 11), variant)
     make("report", [{}], range(1, 11), UNTUNED)
-    for variant in AVERAGES:
-        make("report", [{}], range(1, 7), variant)
 
 
 if __name__ == "__main__":

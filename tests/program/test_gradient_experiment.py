@@ -44,10 +44,10 @@ OPTIMIZER = Optimizer(make_adamw(NOW.network, Config(learning_rate=0.1)), 1.0)
 
 def sizes(flags):
     """Return E g in the direction of the truth, and two standard errors of it."""
-    g, truth = gradient.repeat(f"--group_size=4 {flags}", False, NOW, NOW, OPTIMIZER, POOL, 500)
+    g, truth = gradient.repeat(f"--group_size=4 {flags}", False, NOW, NOW, OPTIMIZER, POOL, 200)
     along = (g * truth).sum(dim=1) / truth.square().sum(dim=1)  # (R,)
     assert gradient.describe(g, truth)["size"] == pytest.approx(along.mean().item(), abs=0.05)
-    return along.mean(), 2 * along.std() / 500**0.5
+    return along.mean(), 2 * along.std() / 200**0.5
 
 
 def test_the_exact_gradient_is_that_of_an_enumeration():

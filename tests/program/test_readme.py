@@ -12,7 +12,7 @@ from conftest import BLANK, encode
 from grpo.advantage import compute_advantages
 from grpo.batch import make_batch
 from grpo.evaluation import __main__ as evaluation
-from grpo.experiments import fair, gradient, supervised, through
+from grpo.experiments import fair, supervised, through
 from grpo.experiments import text as text_experiment
 from grpo.run.arguments import read_arguments
 from grpo.run.config import Config, load_config
@@ -51,11 +51,10 @@ SETTINGS = {
     "grpo.tools.toy": Config,
     "grpo.tools.fill": fill.Settings,
     "grpo.evaluation": evaluation.Settings,
-    "grpo.experiments.gradient": gradient.Microscope,
     "grpo.experiments.text": text_experiment.Settings,
 }
 NO_FLAGS = "venv pytest timeit grpo.one_file grpo.tools.replay grpo.experiments.compare".split()
-NO_FLAGS += ["grpo.experiments.grid", "grpo.experiments.figures", "grpo.experiments.tokens_claims"]
+NO_FLAGS += [f"grpo.experiments.{name}" for name in "gradient grid figures tokens_claims".split()]
 
 
 @pytest.mark.parametrize("command", all_commands())
