@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
+
 from grpo.experiments.compare import read_arms
 from grpo.experiments.grid import METHODS, REWARDS
 from grpo.run.log import METRICS, SNAPSHOTS, read_lines
@@ -60,11 +62,6 @@ def path(points: list[tuple], kind: str) -> str:
     return f'<path class="{kind}" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in points)}"/>'
 
 
-def spread(n: int, left: float, width: float) -> list[float]:
-    """Return the x of n evenly spaced values."""
-    return [left + width * i / (n - 1) for i in range(n)]
-
-
 def panel(
     left: float, width: float, title: str, ticks: list[str], lines: dict[str, list[list[float]]]
 ) -> list[str]:
@@ -74,14 +71,14 @@ def panel(
         y = 285 - 240 * share
         body.append(path([(left, y), (left + width, y)], "grid"))
         body.append(text(left - 8, y + 5, f"{share:g}", "faint", "end"))
-    for x, tick in zip(spread(len(ticks), left, width), ticks):
+    for x, tick in zip(np.linspace(left, left + width, len(ticks)), ticks):
         body.append(text(x, 307, tick, "faint", "middle"))
     ends = []
     kinds = "cba"[-len(lines) :]  # b is wide, to show below a
     for kind, (label, runs) in zip(kinds, lines.items()):
         for values in runs:
-            points = [(x, 285 - 240 * y) for x, y in zip(spread(len(values), left, width), values)]
-            body.append(path(points, kind))
+            x = np.linspace(left, left + width, len(values))
+            body.append(path([*zip(x, 285 - 240 * np.array(values))], kind))
         ends.append((290 - 240 * mean(values[-1] for values in runs), label, kind))
     y = 0
     for end, label, kind in sorted(ends):
@@ -93,7 +90,7 @@ def panel(
 def strip(left: float, width: float, title: str, rows: list[tuple[str, list[float]]]) -> list[str]:
     """Plot shares as dots: a row for each kind and its values."""
     body, bottom = [text(left, 20, title, "bold")], 40 + 26 * len(rows)
-    for x, share in zip(spread(5, left, width), ("0", "", "0.5", "", "1")):
+    for x, share in zip(np.linspace(left, left + width, 5), ("0", "", "0.5", "", "1")):
         body.append(path([(x, 30), (x, bottom)], "grid"))
         body.append(text(x, bottom + 20, share, "faint", "middle"))
     for i, (kind, values) in enumerate(rows):
