@@ -82,7 +82,10 @@ def test_straight_is_the_gradient_of_straight_through(judge, log_q):
 
 def test_the_loss_is_a_kl_minus_what_the_blanks_can_expect(log_q):
     rows = torch.zeros(1, 8, V).masked_scatter(MASK[..., None], log_q)  # (1,8,V)
-    policy = lambda masked: SimpleNamespace(log_marginals=lambda: rows)  # noqa: E731
+
+    def policy(masked):
+        return SimpleNamespace(log_marginals=lambda: rows)
+
     log_ref = log_q.detach().flip(0)
     c = torch.randn(2, 10, generator=torch.Generator().manual_seed(2))  # (n,10)
     loss = through.loss(policy, log_ref, c, BATCH, Config(kl_beta=0.5))
