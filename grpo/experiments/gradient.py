@@ -16,7 +16,7 @@ For an estimate g, in units of the truth's length:
 
     size      how far E g gets in the direction of the truth; 1 is right
     var       the variance of g − truth
-    cos       the cosine between E g and the truth
+    cos       the cosine between E g and the truth, and no cosine at all (over 1) if noise drowns it
 
 Shapes: B inputs, T characters, G completions, n answers to an input, P weights, R estimates.
 """

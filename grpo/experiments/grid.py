@@ -29,7 +29,6 @@ RULE = "config/rule.py --eval_inputs=32"
 UNDIVIDED = f"{RULE} --scale_rewards=none --kl_beta=0.02"
 ROUNDS = f"--inputs=25600 --updates=400 --rounds=40 --rate=0.002 {OWN}"
 REWARDS = {"as it is": "successes", "constant": "constant", "unit": "unit", "both": "both"}
-UNNOTICED = {"constant": "as it is", "unit": "as it is", "both": "as it is"}
 # {method: (flags, {reward: the one that gives it the same numbers})}
 METHODS = {
     "GRPO, centered and divided": (
@@ -40,8 +39,10 @@ METHODS = {
         f"{UNDIVIDED} --learning_rate=0.0005 {OWN}",
         {"constant": "as it is", "both": "unit"},
     ),
-    "rounds, above the group's mean": (f"supervised above {ROUNDS}", UNNOTICED),
-    "rounds, the best of 16": (f"supervised best {ROUNDS}", UNNOTICED),
+    "rounds, above the group's mean": (
+        f"supervised above {ROUNDS}",
+        {"constant": "as it is", "unit": "as it is", "both": "as it is"},
+    ),
     "rounds, above 0": (f"supervised accepted {ROUNDS}", {"unit": "as it is"}),
     "no baseline": (f"{UNDIVIDED} --baseline=none --learning_rate=0.0005 {OWN}", {}),
     "a critic": (f"{UNDIVIDED} --baseline=none --learning_rate=0.001 {CRITIC}", {}),
