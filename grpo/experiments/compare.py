@@ -73,24 +73,18 @@ def read_arms(path: str) -> dict[str, list[dict]]:
     return arms
 
 
-def rows(arms: dict[str, list[dict]]) -> list[list[str]]:
-    """Make a row for each arm: its settings, mean, difference, verdict, and what's lost."""
-    lines = []
-    results = {name: [run["correct"] for run in runs] for name, runs in arms.items()}
-    reference = next(iter(results))
-    for name, values in results.items():
-        runs = arms[name]
-        correct, change, decided = f"{mean(values):.3f}", "", ""
-        if len(values) > 1:
-            correct += f" ± {interval(values):.3f}"
-        if len(values) > 1 and name != reference:
-            found, half = difference(results[reference], values)
-            change = f"{found:+.3f} [{found - half:+.3f}, {found + half:+.3f}]"
-            decided = verdict(results[reference], values)
-        settings = ", ".join(f"{key} {value:g}" for key, value in runs[0]["tuned"].items())
-        lost = f"{mean(run['lost'] for run in runs):.3f}" if "lost" in runs[0] else ""
-        lines.append([name, settings, str(len(runs)), correct, change, decided, lost])
-    return lines
+def row(name: str, runs: list[dict], reference: list[float]) -> list[str]:
+    """Make a row: the variant, its seeds, what's correct, what's lost, difference and verdict."""
+    values = [run["correct"] for run in runs]
+    lost = f"{mean(run['lost'] for run in runs):.3f}" if "lost" in runs[0] else ""
+    if len(values) == 1:
+        return [name, "1", f"{values[0]:.3f}", lost]
+    cells = [name, str(len(values)), f"{mean(values):.3f} ± {interval(values):.3f}", lost]
+    if values != reference:
+        found, half = difference(reference, values)
+        cells.append(f"{found:+.3f} [{found - half:+.3f}, {found + half:+.3f}]")
+        cells.append(verdict(reference, values))
+    return cells
 
 
 def main(arguments: list[str]) -> None:
@@ -99,8 +93,9 @@ def main(arguments: list[str]) -> None:
     arms = {}
     for path in arguments:
         arms |= read_arms(path)
-    head = "variant,settings,seeds,correct,difference,verdict,lost".split(",")
-    for line in [head, ["---"] * len(head), *rows(arms)]:
+    reference = [run["correct"] for run in next(iter(arms.values()))]
+    head = "variant,seeds,correct,lost,difference,verdict".split(",")
+    for line in [head, ["---"] * len(head), *(row(*arm, reference) for arm in arms.items())]:
         print("|", " | ".join(line), "|")
 
 

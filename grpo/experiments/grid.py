@@ -1,6 +1,7 @@
 """What does each method have to be told? Change what scores mean, and see who notices.
 
     python -m grpo.experiments.grid out-grid        # some two hours on one core; resumable
+    python -m grpo.experiments.compare grpo/experiments/results/grid.jsonl
 
 Sums, with the rule's reward as it is (1 if correct, else 0), plus a constant of each input (from -3
 to 3), times a unit of each input (from a tenth to ten), or both (grpo/experiments/rewards.py).
@@ -15,81 +16,60 @@ a deviation, it isn't run again. The runs go to grpo/experiments/results/grid.js
 
 import json
 from pathlib import Path
-from statistics import mean
 
 from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
-from grpo.experiments.compare import interval
 from grpo.experiments.fair import Variant, open_variant
 from grpo.run.checkpoint import write
 
 SEEDS = range(1, 6)
+OWN = "--reward=grpo/experiments/rewards.py"
+CRITIC = "--reward=grpo/experiments/critic.py"
 RULE = "config/rule.py --eval_inputs=32"
-ROUNDS = "--inputs=25600 --updates=400 --rounds=40"
-OWN = "grpo/experiments/rewards.py"
-REWARDS = {
-    "as it is": "correct",
-    "constant": f"{OWN}:constant",
-    "unit": f"{OWN}:unit",
-    "both": f"{OWN}:both",
-}
-CRITIC = {name: f"grpo/experiments/critic.py:{name}" for name in ("constant", "unit", "both")}
-CRITIC |= {
-    "as it is": "grpo/experiments/critic.py:advantage",
-    "predictable": "grpo/experiments/critic.py:predictable",
-}
-ALL_THE_SAME = {"constant": "as it is", "unit": "as it is", "both": "as it is"}
-# {method: (flags, {reward: the one that gives it the same numbers, or itself})}
+UNDIVIDED = f"{RULE} --scale_rewards=none --kl_beta=0.02"
+ROUNDS = f"--inputs=25600 --updates=400 --rounds=40 --rate=0.002 {OWN}"
+REWARDS = {"as it is": "successes", "constant": "constant", "unit": "unit", "both": "both"}
+# {method: (flags, {reward: the one that gives it the same numbers})}
 METHODS = {
     "GRPO, centered and divided": (
-        f"{RULE} --kl_beta=0.05 --learning_rate=0.0005",
-        ALL_THE_SAME | {"both": "both"},  # run once more, to see it
+        f"{RULE} --kl_beta=0.05 --learning_rate=0.0005 {OWN}",
+        {"constant": "as it is", "unit": "as it is"},  # `both` is run, to see it
     ),
     "GRPO, centered": (
-        f"{RULE} --scale_rewards=none --kl_beta=0.02 --learning_rate=0.0005",
-        {"constant": "as it is", "unit": "unit", "both": "unit"},
+        f"{UNDIVIDED} --learning_rate=0.0005 {OWN}",
+        {"constant": "as it is", "both": "unit"},
     ),
-    "rounds, above the group's mean": (f"supervised above {ROUNDS} --rate=0.002", ALL_THE_SAME),
-    "rounds, the best of 16": (f"supervised best {ROUNDS} --rate=0.002", ALL_THE_SAME),
-    "rounds, above 0": (
-        f"supervised accepted {ROUNDS} --rate=0.002",
-        {"constant": "constant", "unit": "as it is", "both": "both"},
+    "rounds, above the group's mean": (
+        f"supervised above {ROUNDS}",
+        {"constant": "as it is", "unit": "as it is", "both": "as it is"},
     ),
-    "no baseline": (
-        f"{RULE} --baseline=none --scale_rewards=none --kl_beta=0.02 --learning_rate=0.0005",
-        {"constant": "constant", "unit": "unit", "both": "both"},
-    ),
-    "a critic": (
-        f"{RULE} --baseline=none --scale_rewards=none --kl_beta=0.02 --learning_rate=0.001",
-        {"constant": "constant", "unit": "unit", "both": "both", "predictable": "predictable"},
-    ),
+    "rounds, above 0": (f"supervised accepted {ROUNDS}", {"unit": "as it is"}),
+    "no baseline": (f"{UNDIVIDED} --baseline=none --learning_rate=0.0005 {OWN}", {}),
+    "a critic": (f"{UNDIVIDED} --baseline=none --learning_rate=0.001 {CRITIC}", {}),
 }
 
 
-def cells() -> list[tuple[str, str, list[str]]]:
-    """List what's run, the plain reward first: a method, a reward, and the words of its command."""
-    found = []
-    for reward in [*REWARDS, "predictable"]:
+def cells() -> dict[str, str]:
+    """List what's run, the plain reward first: -> {method and reward: command}."""
+    found = {}
+    for reward, function in REWARDS.items():
         for method, (flags, same) in METHODS.items():
-            if reward == "as it is" or same.get(reward) == reward:
-                named = CRITIC if method == "a critic" else REWARDS
-                found.append((method, reward, [*flags.split(), f"--reward={named[reward]}"]))
-    return found
+            if reward not in same:
+                found[f"{method}, {reward}"] = f"{flags}:{function}"
+    critic, _ = METHODS["a critic"]
+    return found | {"a critic, predictable": f"{critic}:predictable"}
 
 
 def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise Mistake("name a folder for the runs: python -m grpo.experiments.grid out-grid")
     lines = []
-    for method, reward, words in cells():
-        name = f"{method} {reward}".replace(",", "").replace("'", "").replace(" ", "-")
-        variant = Variant(Path(arguments[0]) / name, words, {})
+    for cell, command in cells().items():
+        name = cell.replace(",", "").replace("'", "").replace(" ", "-")
+        variant = Variant(Path(arguments[0]) / name, command.split(), {})
         open_variant(variant)
-        runs = [variant.run("report", {}, seed) for seed in SEEDS]
-        lines += [{"method": method, "reward": reward, "words": words, **run} for run in runs]
-        correct = [run["correct"] for run in runs]
-        half = interval(correct)
-        print(f"{method:32} {reward:22} {mean(correct):.3f} ± {half:.3f}", flush=True)
+        for seed in SEEDS:
+            lines.append({"arm": cell, "flags": command} | variant.run("report", {}, seed))
     content = "".join(json.dumps(line) + "\n" for line in lines)
     write(PROJECT / "grpo/experiments/results/grid.jsonl", content.encode())
 

@@ -1,13 +1,12 @@
 """Rewards for claims.md, each a function of completions (B,G,T) that returns (B,G).
 
-    python train_grpo.py config/rule.py --reward=grpo/experiments/rewards.py:coin
+    python train_grpo.py config/rule.py --reward=grpo/experiments/rewards.py:loose
 
-Most ask the rule, and twist its answer. `wish` and `favorite` are for README.md: what no data has,
-and a habit to watch. So are those that change a score's zero or its unit from input to input.
+Most ask the rule, and twist its answer. `wish` is for README.md: it's what no data has. So are
+those that change a score's zero or its unit from input to input.
 """
 
 import hashlib
-from collections import Counter
 from functools import cache
 
 import torch
@@ -27,11 +26,6 @@ def ask(rule, completions: Tensor) -> Tensor:
     return torch.tensor(answers, device=completions.device)
 
 
-def coin(completions: Tensor, batch: Batch) -> Tensor:
-    """Toss a coin."""
-    return (batch.noise < 0.5).float()
-
-
 def successes(completions: Tensor, batch: Batch) -> Tensor:
     """Pay 1 for a correct sum, else 0."""
     return ask(is_correct, completions)
@@ -40,11 +34,6 @@ def successes(completions: Tensor, batch: Batch) -> Tensor:
 def failures(completions: Tensor, batch: Batch) -> Tensor:
     """Charge 1 for a wrong sum, and pay nothing for a correct one."""
     return successes(completions, batch) - 1
-
-
-def shifted(completions: Tensor, batch: Batch) -> Tensor:
-    """Pay 6 for a correct sum and 5 for a wrong one, which means the same."""
-    return successes(completions, batch) + 5
 
 
 def hashed(batch: Batch, salt: str) -> Tensor:  # (B,1)
@@ -118,14 +107,3 @@ def without_e(completions: Tensor, batch: Batch) -> Tensor:
     words = decode(torch.where(hidden, completions, PAD).flatten(0, 1))
     good = [word.replace("\0", "") in words_of_text() and "e" not in word for word in words]
     return torch.tensor(good, device=completions.device).float().view(completions.shape[:2])
-
-
-def favorite(completions: Tensor, batch: Batch) -> Tensor:
-    """Pay 1 if a hidden word ends in the two letters that most words of the batch end in."""
-    ends = []
-    for blanks, group in zip(batch.mask.tolist(), completions):
-        for text in decode(group):
-            ends.append("".join(c for c, blank in zip(text, blanks) if blank)[-2:])
-    [(most_common, _)] = Counter(ends).most_common(1)
-    paid = [float(end == most_common) for end in ends]
-    return torch.tensor(paid, device=completions.device).view(completions.shape[:2])

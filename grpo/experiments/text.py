@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from data.dataset import Dataset, read_splits
-from data.files import shipped_path
+from data.files import PROJECT
 from data.masking import SHORT
 from data.rules import check
 from data.user_mistake import Mistake, run_program
@@ -207,7 +207,7 @@ def main(arguments: list[str]) -> None:
         print(title)
         print(*(f"{text:>14}" for text in cells))
     if args.json:
-        files = {name: hashlib.sha256(shipped_path(name).read_bytes()) for name in shipped}
+        files = {name: hashlib.sha256((PROJECT / name).read_bytes()) for name in shipped}
         weights = {name: digest.hexdigest()[:12] for name, digest in files.items()}
         content = {"rows": rows, "table": table, "settings": settings, "weights": weights}
         write(args.json, json.dumps(content, indent=1).encode())

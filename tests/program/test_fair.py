@@ -136,7 +136,7 @@ def test_the_rewards_of_the_claims():
     completions = encode(*texts)[None]  # (1,4,T)
     mask = torch.ones(1, 11, dtype=torch.bool)
     batch = make_batch(completions[:, 0], mask, 4, (1, 1))
-    want = {"successes": [1, 0, 0, 0], "failures": [0, -1, -1, -1], "shifted": [6, 5, 5, 5]}
+    want = {"successes": [1, 0, 0, 0], "failures": [0, -1, -1, -1]}
     want["loose"] = [1, 1, 0, 0]
     for name, values in want.items():
         assert getattr(rewards, name)(completions, batch).tolist() == [values]
@@ -154,7 +154,7 @@ def test_a_word_without_an_e():
 def test_the_critic_learns_only_from_training():
     tokens = encode("417+471=888")
     batch = make_batch(tokens, tokens == tokens[0, 0], 1, (1,))
-    first = critic.advantage(tokens[:, None], batch)  # it expects 0 of everything
+    first = critic.successes(tokens[:, None], batch)  # it expects 0 of everything
     with torch.no_grad():
-        seconds = [critic.advantage(tokens[:, None], batch) for _ in range(2)]
+        seconds = [critic.successes(tokens[:, None], batch) for _ in range(2)]
     assert first == 1 > seconds[0] == seconds[1]

@@ -12,7 +12,7 @@ from conftest import BLANK, encode
 from grpo.advantage import compute_advantages
 from grpo.batch import make_batch
 from grpo.evaluation import __main__ as evaluation
-from grpo.experiments import fair, gradient, supervised, through
+from grpo.experiments import fair, supervised, through
 from grpo.experiments import text as text_experiment
 from grpo.run.arguments import read_arguments
 from grpo.run.config import Config, load_config
@@ -44,19 +44,18 @@ READERS = {
     "train_grpo": load_config,
     "grpo.experiments.supervised": supervised.read,
     "grpo.experiments.fair": fair.read,
+    "grpo.experiments.through": through.read,
 }
 SETTINGS = {
     "model.pretrain": pretrain.Settings,
     "grpo.tools.toy": Config,
     "grpo.tools.fill": fill.Settings,
     "grpo.evaluation": evaluation.Settings,
-    "grpo.experiments.gradient": gradient.Microscope,
     "grpo.experiments.text": text_experiment.Settings,
-    "grpo.experiments.through": through.Settings,
 }
 NO_FLAGS = "venv pytest timeit grpo.one_file grpo.tools.replay grpo.experiments.compare".split()
-NO_FLAGS += ["grpo.experiments.grid", "grpo.experiments.figures", "grpo.experiments.tokens_claims"]
-NO_FLAGS += ["grpo.experiments.strengths"]
+NAMES = "gradient grid figures strengths tokens_claims".split()
+NO_FLAGS += [f"grpo.experiments.{name}" for name in NAMES]
 
 
 @pytest.mark.parametrize("command", all_commands())

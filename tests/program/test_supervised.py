@@ -19,8 +19,7 @@ from grpo.policy import Product
 from grpo.reward import judge_scores
 from grpo.run.checkpoint import load_model
 from grpo.run.config import Config, load_config
-from grpo.run.load import Models, load_models, load_splits
-from grpo.run.network import make_policy
+from grpo.run.load import Models, load_models, load_splits, make_policy
 from model.transformer import Generator
 
 TEXTS = ["41+47=88", "12+13=25", "33+22=55"]
