@@ -4,11 +4,11 @@
     python -m grpo.experiments.compare grpo/experiments/results/rungs.jsonl
 
 The first one is the reference. Every other one has Welch's interval of its difference (Biometrika
-34, 1947), with 95% confidence, and one of three verdicts:
+34, 1947), with 95% confidence, and a verdict:
 
-    equal      the 90% interval lies within ±.03 (two one-sided tests)
-    differs    it doesn't, and the 95% interval excludes 0
-    undecided  otherwise
+    equal          the interval lies within ±.03
+    worse, better  it excludes 0, and the difference is more than .02: one tuning can be off by that
+    undecided      otherwise
 """
 
 from pathlib import Path
@@ -18,15 +18,16 @@ from data.user_mistake import Mistake, run_program
 from grpo.run.log import read_lines
 
 EQUAL = 0.03
+TUNING = 0.02
 
 
-def student(df: float, confidence: float) -> float:
-    """Return the two-sided quantile of Student's t, by the expansion of Cornish and Fisher.
+def student(df: float) -> float:
+    """Return the two-sided 95% quantile of Student's t, by the expansion of Cornish and Fisher.
 
     At 2 degrees of freedom, three runs, it's .75% too small, and at 1 degree 11%. With more it's
     closer.
     """
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf(0.975)
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
@@ -34,28 +35,29 @@ def student(df: float, confidence: float) -> float:
     return z + first / df + second / df**2 + third / df**3 + fourth / df**4
 
 
-def interval(values: list[float], confidence: float = 0.95) -> float:
+def interval(values: list[float]) -> float:
     """Return half the width of the interval of the mean of two or more values."""
     n = len(values)
-    return student(n - 1, confidence) * (variance(values) / n) ** 0.5
+    return student(n - 1) * (variance(values) / n) ** 0.5
 
 
-def difference(a: list[float], b: list[float], confidence: float = 0.95) -> tuple[float, float]:
+def difference(a: list[float], b: list[float]) -> tuple[float, float]:
     """Return mean(b) − mean(a), and half the width of Welch's interval."""
     spread = variance(a) / len(a), variance(b) / len(b)
     total = sum(spread)
     parts = sum(s**2 / (len(x) - 1) for s, x in zip(spread, (a, b)))
     df = total**2 / parts if parts else 1.0  # if no value differs, so does no interval
-    return mean(b) - mean(a), student(df, confidence) * total**0.5
+    return mean(b) - mean(a), student(df) * total**0.5
 
 
 def verdict(a: list[float], b: list[float]) -> str:
-    """Say whether b is equal to a, differs from it, or whether it's undecided."""
-    found, half = difference(a, b, 0.9)
+    """Say whether b is equal to a, worse, better, or whether it's undecided."""
+    found, half = difference(a, b)
     if abs(found) + half < EQUAL:
         return "equal"
-    found, half = difference(a, b)
-    return "differs" if abs(found) > half else "undecided"
+    if abs(found) > max(half, TUNING):
+        return "better" if found > 0 else "worse"
+    return "undecided"
 
 
 def read_arms(path: str) -> dict[str, list[dict]]:
