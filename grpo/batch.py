@@ -88,7 +88,9 @@ def draw_batch(dataset, config, step: int, device: torch.device) -> Batch:
     seed = (config.seed, step)
     tokens, mask = dataset.batch(size, config.masking, (*seed, INPUTS))  # each (B,T)
     batch = make_batch(tokens, mask, config.group_size, seed, config.num_iterations)
-    return batch.map(lambda x: distributed.local_rows(x).to(device))
+    if distributed.PROCESSES > 1:
+        batch = batch.map(distributed.local_rows)
+    return batch.map(lambda x: x.to(device))
 
 
 def inputs_of_updates(batch: Batch, config) -> list[Tensor]:
