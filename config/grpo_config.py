@@ -24,7 +24,7 @@ top_p = 1.0
 
 group_size = 16
 batch_size = 128
-num_iterations = 2  # judging takes most of the time, and a second update needs no judge
+num_iterations = 2  # drawing and judging take as long as two updates
 max_iters = 200  # about a minute on one core; 400 steps get a little further
 learning_rate = 1e-3  # far above an LLM's 1e-6 to 1e-5, because the model is so small
 warmup_iters = 5
