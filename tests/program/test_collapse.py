@@ -43,9 +43,8 @@ def test_after_a_short_run_on_sums_only_the_weak_judge_is_fooled(config, fooled)
     assert len(first_numbers) > 100
 
 
-def failures(table, run):
+def failures(drawn, best, base):
     """Say what's wrong with a run on text, compared with the base model's best guesses."""
-    drawn, best, base = table[f"{run}, sampled"], table[f"{run}, argmax"], table["before, argmax"]
     found = []
     if best["chain"][0] < base["chain"][0] + 0.2:
         found.append("its letters don't agree better")
@@ -58,18 +57,29 @@ def failures(table, run):
     return found
 
 
+def table_of(name):
+    return json.loads((PROJECT / f"grpo/experiments/results/{name}.json").read_bytes())
+
+
 def test_what_ships_for_text_was_measured_and_found_good():
     """With other weights or settings, measure anew: grpo/experiments/README.md says how."""
-    content = (PROJECT / "grpo/experiments/results/text.json").read_bytes()
-    measured = json.loads(content)
-    config = load_config(["config/text.py"])
-    ignored = {"out_dir", "seed", "eval_inputs", "generator_checkpoint", "judge_checkpoint"}
-    then = {name: value for name, value in measured["settings"].items() if name not in ignored}
-    assert then.items() <= asdict(config).items()
-    for file, digest in zip(
-        (config.generator_checkpoint, config.judge_checkpoint), measured["weights"]
-    ):
+    measured = table_of("text")
+    table, row = measured["table"], measured["rows"][0]
+    config = asdict(load_config(["config/text.py"]))
+    for name, value in measured["settings"][row.split(",")[0]].items():
+        assert (
+            name in ("out_dir", "seed", "eval_inputs")
+            or "_checkpoint" in name
+            or (config[name] == value)
+        ), name
+    for file, digest in measured["weights"].items():
         assert hashlib.sha256((PROJECT / file).read_bytes()).hexdigest().startswith(digest)
-    assert not failures(measured["table"], "out-text-1-1 (runs: 9)")
-    for fooled in ("out-text-weak", "out-text-early", "out-text-small-beta"):
-        assert failures(measured["table"], f"{fooled} (runs: 1)")
+    base = table[f"{config['chain_checkpoint']}, argmax"]
+    assert not failures(table[f"{row}, sampled"], table[f"{row}, argmax"], base)
+
+
+@pytest.mark.parametrize("run", ["out-text-weak", "out-text-early", "out-text-small-beta"])
+def test_runs_that_went_wrong_would_have_been_noticed(run):
+    table = table_of("text_earlier")
+    rows = (table[f"{run} (runs: 1), {way}"] for way in ("sampled", "argmax"))
+    assert failures(*rows, table["before, argmax"])
