@@ -80,6 +80,6 @@ def test_what_ships_for_text_was_measured_and_found_good():
 
 @pytest.mark.parametrize("run", ["out-text-weak", "out-text-early", "out-text-small-beta"])
 def test_runs_that_went_wrong_would_have_been_noticed(run):
-    table = table_of("text_earlier")
+    table = table_of("text_earlier")["table"]
     rows = (table[f"{run} (runs: 1), {way}"] for way in ("sampled", "argmax"))
     assert failures(*rows, table["before, argmax"])
