@@ -1,6 +1,6 @@
 # Real text, where no rule knows which word was there. It comes from English documentation. In each
 # window one word of two to four letters is hidden, and its letters have to agree with each other.
-#     python train_grpo.py config/text.py    # six minutes on one core
+#     python train_grpo.py config/text.py    # five minutes on one core
 
 out_dir = "out-text"
 dataset = "text"

@@ -6,7 +6,6 @@
     python -m grpo.experiments.figures curves habit fooled,accepts,valid "the old judge=out-weak"
     python -m grpo.experiments.figures coverage        # pass@k, from claims.jsonl
     python -m grpo.experiments.figures dots rungs      # a dot a run, from rungs.jsonl
-    python -m grpo.experiments.figures dots claims lucky loose    # some variants of claims.jsonl
     python -m grpo.experiments.figures dots tokens     # a language model, from tokens.jsonl
     python -m grpo.experiments.figures tuning          # four settings, from tuning.jsonl
     python -m grpo.experiments.figures grid            # what scores mean, from grid.jsonl
@@ -165,13 +164,12 @@ def coverage() -> None:
     write("coverage", 320, panel(50, 670, "pass@k, exact", ticks, lines))
 
 
-def dots(name: str, *variants: str) -> None:
+def dots(name: str) -> None:
     """Plot what's correct after each run of results/NAME.jsonl: a row a variant, a dot a seed."""
     arms = read_arms(FOLDER / f"{name}.jsonl")
-    variants = variants or [*arms]
-    rows = [("c", [run["correct"] for run in arms[variant]]) for variant in variants]
+    rows = [("c", [run["correct"] for run in runs]) for runs in arms.values()]
     rows[0] = "a", rows[0][1]  # the reference
-    write(name, 75 + 26 * len(rows), names(variants) + strip(270, 520, "", rows))
+    write(name, 75 + 26 * len(rows), names([*arms]) + strip(270, 520, "", rows))
 
 
 def tuning() -> None:

@@ -20,7 +20,6 @@ input? (`smallest`, `all` and `search` are for sums.)
     accepted  of 16 that the student draws, those with a reward above 0, by default the judge's
               (ReST-EM, 2312.06585)
     above     of 16 that the student draws, those with a reward above their mean
-    best      of 16 that the student draws, the best, and what ties with it, unless all 16 do
 
 With --reward, other answers have to earn more than 0, too.
 
@@ -163,11 +162,9 @@ def answer(
     if rewards:
         reward, _ = rewards(answers, batch.first(answers.shape[1]))  # (N,n)
         threshold = 0.0
-        if kind in ("above", "best"):
+        if kind == "above":
             threshold = reward.mean(dim=1, keepdim=True)  # (N,1)
             there = there & ~all_equal(reward)
-        if kind == "best":
-            there = there & (reward == reward.amax(dim=1, keepdim=True))
         there = there & (reward > threshold)
     return answers, there
 
@@ -203,7 +200,7 @@ class Answers:
         return loss.where(known, 0).sum() / known.sum().clamp(min=1)
 
 
-DRAWN = "accepted above best".split()
+DRAWN = ["accepted", "above"]
 KINDS = ["any", "smallest", "all", "slow", "search", *DRAWN]
 
 
