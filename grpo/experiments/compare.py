@@ -3,8 +3,8 @@
     python -m grpo.experiments.compare out-default out-none out-no-kl    # folders of `fair`
     python -m grpo.experiments.compare grpo/experiments/results/rungs.jsonl
 
-The first one is the reference. Every other one has Welch's interval of its difference (Biometrika
-34, 1947), with 95% confidence, and a verdict:
+The first one is the reference, or the first one of each base model. Every other one has Welch's
+interval of its difference (Biometrika 34, 1947), with 95% confidence, and a verdict:
 
     equal          the interval lies within ±.03
     worse, better  it excludes 0, and the difference is more than .02: one tuning can be off by that
@@ -61,7 +61,10 @@ def verdict(a: list[float], b: list[float]) -> str:
 
 
 def read_arms(path: str) -> dict[str, list[dict]]:
-    """Read a folder of `fair`, or a file of several: -> {name: the runs that are reported}."""
+    """Read a folder of `fair`, or a file of several: -> {name: the runs that are reported}.
+
+    If its lines name a base model, the name is "base model: variant".
+    """
     file = Path(path)
     file = file / "runs.jsonl" if file.is_dir() else file
     if not file.exists():
@@ -69,7 +72,9 @@ def read_arms(path: str) -> dict[str, list[dict]]:
     arms = {}
     for run in read_lines(file):
         if run.get("half") == "report":
-            arms.setdefault(run.get("arm", path), []).append(run)
+            name = run.get("arm", path)
+            name = f"{run['base']}: {name}" if "base" in run else name
+            arms.setdefault(name, []).append(run)
     if not arms:
         raise Mistake(f"{file} has no reported run; name a folder of `fair`, or a file of its runs")
     return arms
@@ -95,9 +100,14 @@ def main(arguments: list[str]) -> None:
     arms = {}
     for path in arguments:
         arms |= read_arms(path)
-    reference = [run["correct"] for run in next(iter(arms.values()))]
+    rows, base, reference = [], None, []
+    for name, runs in arms.items():
+        if not reference or runs[0].get("base") != base:
+            base = runs[0].get("base")
+            reference = [run["correct"] for run in runs]
+        rows.append(row(name, runs, reference))
     head = "variant,seeds,correct,lost,difference,verdict".split(",")
-    for line in [head, ["---"] * len(head), *(row(*arm, reference) for arm in arms.items())]:
+    for line in [head, ["---"] * len(head), *rows]:
         print("|", " | ".join(line), "|")
 
 

@@ -9,6 +9,7 @@
     python -m grpo.experiments.figures dots tokens     # a language model, from tokens.jsonl
     python -m grpo.experiments.figures tuning          # four settings, from tuning.jsonl
     python -m grpo.experiments.figures grid            # what scores mean, from grid.jsonl
+    python -m grpo.experiments.figures strengths       # claims from four base models, likewise
 
 Each command writes results/NAME.svg. config/README.md has the commands that make the runs, and
 claims.md and README.md those behind the .jsonl files, which have a line a run.
@@ -20,8 +21,9 @@ from statistics import mean
 
 import numpy as np
 
-from grpo.experiments.compare import read_arms
+from grpo.experiments.compare import difference, read_arms
 from grpo.experiments.grid import METHODS, REWARDS
+from grpo.experiments.strengths import BASES, VARIANTS
 from grpo.run.log import METRICS, SNAPSHOTS, read_lines
 
 FOLDER = Path(__file__).parent / "results"
@@ -31,9 +33,9 @@ text { font: 15px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill:
 .big { font-size: 40px; font-weight: 600; } .bold { font-weight: 600; } .faint { fill: #59636e; }
 .grid { stroke: #d1d9e0; fill: none; }
 .a { fill: #1a7f37; } .b { fill: #bc4c00; } .c { fill: #0969da; } .d { fill: #59636e; }
-path.a, path.b, path.c { fill: none; stroke-width: 2.5; } .dot { fill-opacity: .75; }
+path.a, path.b, path.c, path.d { fill: none; stroke-width: 2.5; } .dot { fill-opacity: .75; }
 path.a { stroke: #1a7f37; } path.b { stroke: #bc4c00; stroke-width: 7; stroke-opacity: .55; }
-path.c { stroke: #0969da; }
+path.c { stroke: #0969da; } path.d { stroke: #59636e; }
 .frame { visibility: hidden; animation: frame 14s infinite step-end; }
 .last { visibility: visible; animation-name: last; }
 @keyframes frame { 0% { visibility: visible; } 7.14% { visibility: hidden; } }
@@ -43,6 +45,7 @@ path.c { stroke: #0969da; }
   text { fill: #e6edf3; } .faint, .d { fill: #9da7b1; } .grid { stroke: #30363d; }
   .a { fill: #3fb950; } .b { fill: #f0883e; } .c { fill: #58a6ff; }
   path.a { stroke: #3fb950; } path.b { stroke: #f0883e; } path.c { stroke: #58a6ff; }
+  path.d { stroke: #9da7b1; }
 }
 """
 
@@ -202,7 +205,50 @@ def grid() -> None:
     write("grid", 75 + 26 * len(METHODS), body)
 
 
+def effects(left: float, top: float, low: float, high: float, points: list[tuple]) -> list[str]:
+    """Plot differences with their intervals, side by side: `points` has (difference, half)."""
+
+    def height(value: float) -> float:
+        return top + 150 * (high - min(max(value, low), high)) / (high - low)
+
+    body = [path([(left, height(0)), (left + 105, height(0))], "grid")]
+    for i, (found, half) in enumerate(points):
+        x = left + 12 + 27 * i
+        kind = "d" if abs(found) < half else "c"
+        body.append(path([(x, height(found - half)), (x, height(found + half))], kind))
+        body.append(f'<circle cx="{x}" cy="{height(found):.1f}" r="4.5" class="{kind}"/>')
+    return body
+
+
+def strengths() -> None:
+    """Plot what each claim changes, from the weakest base model to the strongest."""
+    arms = read_arms(FOLDER / "strengths.jsonl")
+    lines = read_lines(FOLDER / "strengths.jsonl")
+    at_first = {line["base"]: line["correct"] for line in lines if line["half"] == "before"}
+    bases = sorted(BASES, key=BASES.get)
+    body = []
+    scales = {"correct": (45, -0.4, 0.2), "lost": (235, -0.1, 0.2)}
+    for metric, (top, low, high) in scales.items():
+        body.append(text(0, top - 14, metric, "bold"))
+        for value in (low, 0, high):
+            y = top + 150 * (high - value) / (high - low)
+            body.append(text(48, y + 5, f"{value:+g}" if value else "0", "faint", "end"))
+    for column, claim in enumerate([*VARIANTS][1:]):
+        left = 60 + 130 * column
+        body.append(text(left, 20, claim, "bold"))
+        for metric, (top, low, high) in scales.items():
+            points = []
+            for base in bases:
+                pair = [arms[f"{base}: {name}"] for name in ("default", claim)]
+                points.append(difference(*([run[metric] for run in runs] for runs in pair)))
+            body += effects(left, top, low, high, points)
+        for x, base in ((left + 12, bases[0]), (left + 93, bases[-1])):
+            body.append(text(x, 410, f"{at_first[base]:.2f}"[1:], "faint", "middle"))
+    legend = "At the bottom: pass@1 of the base model. Gray: the 95% interval includes 0."
+    write("strengths", 445, [*body, text(60, 435, legend, "faint")])
+
+
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    drawings = [moving, curves, coverage, dots, tuning, grid]
+    drawings = [moving, curves, coverage, dots, tuning, grid, strengths]
     {drawing.__name__: drawing for drawing in drawings}[name](*given)

@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> None:
             variant = variant_of(folder, base, file, name)
             if name == "default":
                 before = variant.describe(file, "report")
-                lines.append({"base": base, "arm": "base model", "half": "report", **before})
+                lines.append({"base": base, "arm": "base model", "half": "before", **before})
             runs = measure(variant, SEEDS)
             lines += [{"base": base, "arm": name, **run} for run in runs]
             correct = [run["correct"] for run in runs if run["half"] == "report"]

@@ -56,3 +56,17 @@ def test_a_row_of_runs_has_an_interval_over_blocks_and_over_runs():
     want = 0.3, (halves[0] ** 2 + halves[1] ** 2) ** 0.5
     assert text.summary(runs)["exact"] == pytest.approx(want)
     assert text.minus(runs[1], runs[0])["exact"] == pytest.approx([0.1, 0.1, -0.2])
+
+
+def test_each_base_model_has_its_own_reference(tmp_path, capsys):
+    runs = []
+    for base, arms in {
+        "all": {"default": A, "no KL": A},
+        "half": {"default": B, "no KL": A},
+    }.items():
+        for arm, values in arms.items():
+            runs += [{"half": "report", "base": base, "arm": arm, "correct": x} for x in values]
+    write_text(tmp_path / "runs.jsonl", "".join(json.dumps(run) + "\n" for run in runs))
+    compare.main([str(tmp_path / "runs.jsonl")])
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert "| half: default | 5 | 0.870 ± 0.061 |" in rows[2] and "+0.080" in rows[3]
