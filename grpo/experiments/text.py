@@ -49,12 +49,13 @@ from grpo.policy import Product
 from grpo.reward import chain, exact, judge_scores
 from grpo.run.arguments import read_arguments
 from grpo.run.checkpoint import load_weights, read, write
-from grpo.run.config import checkpoints, load_config
+from grpo.run.config import Config, checkpoints, load_config
 from grpo.run.load import SAMPLES, HeldOut, load_judge, load_models
 
 SEED = 2**31 + 5  # begins the seeds here, so that no training draws the same random numbers
 BLOCKS = 24
 AROUND = 8  # characters on both sides that make a near-copy
+COLUMNS = "exact,new,valid,no e,accepts,fooled,other,chain,distance".split(",")
 CPU = torch.device("cpu")
 
 
@@ -152,64 +153,83 @@ def ways(q: Product, batch: Batch, judge) -> dict[str, Tensor]:  # each (N,1,T)
     return found
 
 
+class Measured:
+    """The figures of each row, every one of them {column: a number a block} of a run."""
+
+    def __init__(self, args: Settings, config: Config):
+        self.args, self.config = args, config
+        train, val = read_splits("text", args.half, config.block_size)
+        self.held_out, self.copies = every_word(train, val, config.block_size)
+        self.models = load_models(config, CPU)
+        vocab_size = self.models.base.network.vocab_size
+        self.judge = cache(lambda path: load_judge(path, config, CPU, vocab_size))
+        self.figures, self.settings = {}, {}
+
+    def add(self, title: str, completions: Tensor, judge: str) -> None:
+        judges = {"own": self.judge(judge)} if judge else {}
+        if judge != self.args.judge:
+            judges["other"] = self.judge(self.args.judge)
+        found = measure(completions, self.held_out, self.copies, self.models.reader, judges)
+        self.figures.setdefault(title, []).append(found)
+
+    def add_references(self) -> None:
+        batch, lexicon = self.held_out.batch, self.held_out.rule.lexicon
+        self.add("the truth", batch.tokens[:, None], self.config.judge_checkpoint)
+        self.add("common words", fill_with_common_words(batch, lexicon), "")
+        one_by_one, _ = fill_in_passes(self.models.reader, batch, "confidence")
+        self.add("one blank a pass", one_by_one, self.config.judge_checkpoint)
+
+    def add_row(self, row: str) -> None:
+        """Measure the runs or generators that a row names, joined by commas."""
+        batch = self.held_out.batch
+        for path in row.split(","):
+            content = read(path)
+            load_weights(self.models.policy.network, content["weights"], path)
+            settings = content["training"]["config"] if "training" in content else {}
+            self.settings[path] = settings
+            judge = settings.get("judge_checkpoint", self.config.judge_checkpoint)
+            picks = self.judge(judge) if self.args.best else None
+            for way, filled in ways(self.models.policy(batch.masked), batch, picks).items():
+                self.add(f"{row}, {way}", filled, judge)
+
+    def table(self, rows: list[str], base: str) -> dict[str, dict[str, tuple[float, float]]]:
+        """Average each row, and what its best guesses have more than other rows'."""
+        table = {title: summary(runs) for title, runs in self.figures.items()}
+        for row in rows:
+            for other in {base, self.args.minus} - {row, ""}:
+                before = pooled(self.figures[f"{other}, argmax"])
+                gained = [minus(run, before) for run in self.figures[f"{row}, argmax"]]
+                table[f"{row}, minus {other}"] = summary(gained)
+        return table
+
+
 @torch.no_grad()
 def main(arguments: list[str]) -> None:
     given, rows = read_arguments(Settings, arguments, __doc__)
     args = Settings(**given)
     if not rows or not args.judge:
         raise Mistake("name runs or generators, and another judge with --judge=FILE.pt")
+    if args.minus and args.minus not in rows:
+        raise Mistake(f"minus={args.minus} isn't one of the rows; name one as the command does")
     config = load_config(["config/text.py"])
     shipped = filter(None, checkpoints(config))
     base = config.chain_checkpoint or config.generator_checkpoint
-    config = replace(config, generator_checkpoint=base)
-    if args.minus and args.minus not in rows:
-        raise Mistake(f"minus={args.minus} isn't one of the rows; name one as the command does")
-    train, val = read_splits("text", args.half, config.block_size)
-    held_out, copies = every_word(train, val, config.block_size)
-    batch = held_out.batch
-    models = load_models(config, CPU)
-    vocab_size = models.base.network.vocab_size
-    load = cache(lambda path: load_judge(path, config, CPU, vocab_size))
-    figures, settings = {}, {}
-
-    def add(title, completions, judge):
-        judges = {"own": load(judge)} if judge else {}
-        if judge != args.judge:
-            judges["other"] = load(args.judge)
-        found = measure(completions, held_out, copies, models.reader, judges)
-        figures.setdefault(title, []).append(found)
-
-    add("the truth", batch.tokens[:, None], config.judge_checkpoint)
-    add("common words", fill_with_common_words(batch, held_out.rule.lexicon), "")
-    one_by_one, _ = fill_in_passes(models.reader, batch, "confidence")
-    add("one blank a pass", one_by_one, config.judge_checkpoint)
+    measured = Measured(args, replace(config, generator_checkpoint=base))
+    measured.add_references()
     for row in [base, *rows]:
-        for path in row.split(","):
-            content = read(path)
-            load_weights(models.policy.network, content["weights"], path)
-            settings[path] = content["training"]["config"] if "training" in content else {}
-            judge = settings[path].get("judge_checkpoint", config.judge_checkpoint)
-            completions = ways(
-                models.policy(batch.masked), batch, load(judge) if args.best else None
-            )
-            for way, filled in completions.items():
-                add(f"{row}, {way}", filled, judge)
-    table = {title: summary(runs) for title, runs in figures.items()}
-    for row in rows:
-        for other in {base, args.minus} - {row, ""}:
-            before = pooled(figures[f"{other}, argmax"])
-            gained = [minus(run, before) for run in figures[f"{row}, argmax"]]
-            table[f"{row}, minus {other}"] = summary(gained)
-    columns = "exact,new,valid,no e,accepts,fooled,other,chain,distance".split(",")
+        measured.add_row(row)
+    table = measured.table(rows, base)
+    copies = measured.copies
     print(f"{len(copies)} words, {copies.float().mean():.2f} of them near-copies")
+    print(*(f"{column:>14}" for column in COLUMNS))
     for title, row in table.items():
-        cells = [f"{row[c][0]:.3f} ±{row[c][1]:.3f}" if c in row else "" for c in columns]
+        cells = [f"{row[c][0]:.3f} ±{row[c][1]:.3f}" if c in row else "" for c in COLUMNS]
         print(title)
         print(*(f"{text:>14}" for text in cells))
     if args.json:
         files = {name: hashlib.sha256((PROJECT / name).read_bytes()) for name in shipped}
         weights = {name: digest.hexdigest()[:12] for name, digest in files.items()}
-        content = {"rows": rows, "table": table, "settings": settings, "weights": weights}
+        content = {"rows": rows, "table": table, "settings": measured.settings, "weights": weights}
         write(args.json, json.dumps(content, indent=1).encode())
 
 
