@@ -23,7 +23,7 @@ import numpy as np
 
 from grpo.experiments.compare import difference, read_arms
 from grpo.experiments.grid import METHODS, REWARDS
-from grpo.experiments.strengths import BASES, VARIANTS
+from grpo.experiments.strengths import VARIANTS
 from grpo.run.log import METRICS, SNAPSHOTS, read_lines
 
 FOLDER = Path(__file__).parent / "results"
@@ -162,7 +162,7 @@ def coverage() -> None:
     arms = read_arms(FOLDER / "claims.jsonl")
     found = {"supervised": "smallest-100000", "base model": "base"}
     found["after GRPO"] = "judge, config/grpo_config.py"
-    lines = {label: [run["pass"] for run in arms[arm]] for label, arm in found.items()}
+    lines = {label: [run["pass"] for run in arms[f"all: {arm}"]] for label, arm in found.items()}
     ticks = [f"k = {2**i:,}" for i in range(0, 13, 2)]
     write("coverage", 320, panel(50, 670, "pass@k, exact", ticks, lines))
 
@@ -225,7 +225,7 @@ def strengths() -> None:
     arms = read_arms(FOLDER / "strengths.jsonl")
     lines = read_lines(FOLDER / "strengths.jsonl")
     at_first = {line["base"]: line["correct"] for line in lines if line["half"] == "before"}
-    bases = sorted(BASES, key=BASES.get)
+    bases = sorted(at_first, key=at_first.get)
     body = []
     scales = {"correct": (45, -0.4, 0.2), "lost": (235, -0.1, 0.2)}
     for metric, (top, low, high) in scales.items():
