@@ -212,11 +212,10 @@ def effects(left: float, top: float, low: float, high: float, points: list[tuple
         return top + 150 * (high - min(max(value, low), high)) / (high - low)
 
     body = [path([(left, height(0)), (left + 105, height(0))], "grid")]
-    for i, (found, half) in enumerate(points):
-        x = left + 12 + 27 * i
+    for x, (found, half) in zip(np.linspace(left + 12, left + 93, len(points)), points):
         kind = "d" if abs(found) < half else "c"
         body.append(path([(x, height(found - half)), (x, height(found + half))], kind))
-        body.append(f'<circle cx="{x}" cy="{height(found):.1f}" r="4.5" class="{kind}"/>')
+        body.append(f'<circle cx="{x:.1f}" cy="{height(found):.1f}" r="4.5" class="{kind}"/>')
     return body
 
 
@@ -227,7 +226,7 @@ def strengths() -> None:
     at_first = {line["base"]: line["correct"] for line in lines if line["half"] == "before"}
     bases = sorted(at_first, key=at_first.get)
     body = []
-    scales = {"correct": (45, -0.4, 0.2), "lost": (235, -0.1, 0.2)}
+    scales = {"correct": (45, -0.3, 0.1), "lost": (235, -0.1, 0.2)}
     for metric, (top, low, high) in scales.items():
         body.append(text(0, top - 14, metric, "bold"))
         for value in (low, 0, high):
