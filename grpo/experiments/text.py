@@ -16,9 +16,10 @@ runs of the row. `--judge` is a second one, which runs that were trained with it
     distance  between the frequencies of words written and of those that were there
 
 Data, base model and judge are those of config/text.py (its chain_checkpoint is the base model).
-Each row comes sampled and with each blank's best guess (argmax) and, with --best, as the best of 16
-draws by the judge, which takes minutes. Best guesses have another line: how much more they have
-than the base model's, or than those of the row that --minus names.
+Each row comes sampled, with each blank's best guess (argmax), with the likeliest word of a list
+(those of the training text, or those without an e) and, with --best, as the best of 16 draws by the
+judge, which takes minutes. Best guesses have another line: how much more they have than the base
+model's, or than those of the row that --minus names.
 
 Shapes: N words, n completions of each, T characters.
 """
@@ -144,10 +145,27 @@ class Settings:
     json: str = ""  # write the figures to this file
 
 
-def ways(q: Product, batch: Batch, judge) -> dict[str, Tensor]:  # each (N,1,T)
-    """Fill in the words in one pass: drawn, with best guesses, and, by a judge, the best of 16."""
+def listed(q: Product, batch: Batch, words: list[str]) -> Tensor:  # (N,1,T)
+    """Fill in the word of a list that has the largest Σ log q, in one pass."""
+    log_q = q.log_marginals()  # (N,T,V)
+    filled = batch.masked.clone()  # (N,T)
+    for length in SHORT:
+        rows = batch.mask & (batch.mask.sum(dim=1) == length)[:, None]  # (N,T)
+        fitting = "".join(word for word in words if len(word) == length)
+        letters = encode(fitting).view(-1, length)  # (W,length)
+        at_blanks = log_q[rows].view(-1, length, log_q.shape[-1])  # (n,length,V)
+        scores = at_blanks[:, torch.arange(length), letters].sum(dim=-1)  # (n,W)
+        filled[rows] = letters[scores.argmax(dim=1)].flatten()
+    return filled[:, None]
+
+
+def ways(q: Product, held_out: HeldOut, judge) -> dict[str, Tensor]:  # each (N,1,T)
+    """Fill in the words in one pass: drawn, guessed, from a list, and, by a judge, best of 16."""
+    batch, words = held_out.batch, [*held_out.rule.lexicon]
     drawn = q.sample(batch).completions  # (N,16,T)
     found = {"sampled": drawn[:, :1], "argmax": q.best_guess()[:, None]}
+    found["listed"] = listed(q, batch, words)
+    found["listed, no e"] = listed(q, batch, [word for word in words if "e" not in word])
     if judge:
         found["best of 16"] = best_by_judge(q, drawn, judge_scores(judge, drawn, batch))
     return found
@@ -181,7 +199,7 @@ class Measured:
 
     def add_row(self, row: str) -> None:
         """Measure the runs or generators that a row names, joined by commas."""
-        batch = self.held_out.batch
+        masked = self.held_out.batch.masked
         for path in row.split(","):
             content = read(path)
             load_weights(self.models.policy.network, content["weights"], path)
@@ -189,7 +207,7 @@ class Measured:
             self.settings[path] = settings
             judge = settings.get("judge_checkpoint", self.config.judge_checkpoint)
             picks = self.judge(judge) if self.args.best else None
-            for way, filled in ways(self.models.policy(batch.masked), batch, picks).items():
+            for way, filled in ways(self.models.policy(masked), self.held_out, picks).items():
                 self.add(f"{row}, {way}", filled, judge)
 
     def table(self, rows: list[str], base: str) -> dict[str, dict[str, tuple[float, float]]]:

@@ -3,9 +3,14 @@
 import json
 
 import pytest
-from conftest import write_text
+import torch
+from conftest import encode, write_text
 
+from data.vocabulary import VOCABULARY, decode
+from grpo.batch import make_batch
 from grpo.experiments import compare, text
+from grpo.policy import Product
+from grpo.run.config import Config
 
 A, B = [0.95, 0.96, 0.94, 0.95], [0.90, 0.80, 0.85, 0.87, 0.93]
 
@@ -70,3 +75,21 @@ def test_each_base_model_has_its_own_reference(tmp_path, capsys):
     compare.main([str(tmp_path / "runs.jsonl")])
     rows = capsys.readouterr().out.splitlines()[2:]
     assert "| half: default | 5 | 0.870 ± 0.061 |" in rows[2] and "+0.080" in rows[3]
+
+
+def test_a_word_from_a_list_is_the_likeliest_one_and_the_rest_of_the_window_stays():
+    tokens = encode("ab cab abc", "bc abc cab")  # (N,T)
+    mask = torch.zeros_like(tokens, dtype=torch.bool)
+    mask[0, :2] = mask[1, 3:6] = True  # `ab` and `abc` are hidden
+    batch = make_batch(tokens, mask, 1, (0,))
+    logits = torch.zeros(*tokens.shape, len(VOCABULARY))
+    for n, t, letter, logit in (0, 0, "c", 3), (0, 1, "b", 1), (1, 3, "b", 2), (1, 5, "c", 4):
+        logits[n, t, VOCABULARY.index(letter)] = logit
+    q = Product(logits, batch.masked, mask, Config())
+    # `ca` gets 3 and `ab` 1; `abc` gets 4 and `bca` 2
+    filled = text.listed(q, batch, ["ab", "ca", "abc", "bca", "abcd"])
+    assert decode(filled[:, 0]) == ["ca cab abc", "bc abc cab"]
+    assert decode(text.listed(q, batch, ["ab", "bca", "abcd"])[:, 0]) == [
+        "ab cab abc",
+        "bc bca cab",
+    ]
