@@ -26,6 +26,7 @@ Shapes: N words, n completions of each, T characters.
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import mean
@@ -194,6 +195,8 @@ class Measured:
         batch, lexicon = self.held_out.batch, self.held_out.rule.lexicon
         self.add("the truth", batch.tokens[:, None], self.config.judge_checkpoint)
         self.add("common words", fill_with_common_words(batch, lexicon), "")
+        no_e = Counter({word: n for word, n in lexicon.items() if "e" not in word})
+        self.add("common words, no e", fill_with_common_words(batch, no_e), "")
         one_by_one, _ = fill_in_passes(self.models.reader, batch, "confidence")
         self.add("one blank a pass", one_by_one, self.config.judge_checkpoint)
 
