@@ -241,9 +241,10 @@ def strengths() -> None:
                 pair = [arms[f"{base}: {name}"] for name in ("default", claim)]
                 points.append(difference(*([run[metric] for run in runs] for runs in pair)))
             body += effects(left, top, low, high, points)
-        for x, base in ((left + 12, bases[0]), (left + 93, bases[-1])):
+        for x, base in zip(np.linspace(left + 12, left + 93, len(bases)), bases):
             body.append(text(x, 410, f"{at_first[base]:.2f}"[1:], "faint", "middle"))
-    legend = "At the bottom: pass@1 of the base model. Gray: the 95% interval includes 0."
+    legend = "Differences from the tuned default, over the base model's pass@1."
+    legend += " Blue: the 95% interval excludes 0."
     write("strengths", 445, [*body, text(60, 435, legend, "faint")])
 
 
