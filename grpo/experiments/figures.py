@@ -244,7 +244,7 @@ def strengths() -> None:
         for x, base in zip(np.linspace(left + 12, left + 93, len(bases)), bases):
             body.append(text(x, 410, f"{at_first[base]:.2f}"[1:], "faint", "middle"))
     legend = "Differences from the tuned default, over the base model's pass@1."
-    legend += " Blue: the 95% interval excludes 0."
+    legend += " Blue: the interval excludes 0."
     write("strengths", 445, [*body, text(60, 435, legend, "faint")])
 
 
