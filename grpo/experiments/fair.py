@@ -256,6 +256,18 @@ def measure(variant: Variant, seeds: list[int]) -> list[dict]:
     return [*made.values()]
 
 
+def report(folder: Path, arms: dict[str, str], seeds) -> list[dict]:
+    """Run variants whose settings are known, {arm: command}: -> a line for each run."""
+    lines = []
+    for arm, command in arms.items():
+        name = arm.replace(",", "").replace("'", "").replace(" ", "-")
+        variant = Variant(folder / name, command.split(), {})
+        open_variant(variant)
+        for seed in seeds:
+            lines.append({"arm": arm, "flags": command} | variant.run("report", {}, seed))
+    return lines
+
+
 def main(arguments: list[str]) -> None:
     variant, seeds = read(arguments)
     open_variant(variant)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
-from grpo.experiments.fair import Variant, open_variant
+from grpo.experiments.fair import report
 from grpo.run.checkpoint import write
 
 SEEDS = range(1, 6)
@@ -63,13 +63,7 @@ def cells() -> dict[str, str]:
 def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise Mistake("name a folder for the runs: python -m grpo.experiments.grid out-grid")
-    lines = []
-    for cell, command in cells().items():
-        name = cell.replace(",", "").replace("'", "").replace(" ", "-")
-        variant = Variant(Path(arguments[0]) / name, command.split(), {})
-        open_variant(variant)
-        for seed in SEEDS:
-            lines.append({"arm": cell, "flags": command} | variant.run("report", {}, seed))
+    lines = report(Path(arguments[0]), cells(), SEEDS)
     content = "".join(json.dumps(line) + "\n" for line in lines)
     write(PROJECT / "grpo/experiments/results/grid.jsonl", content.encode())
 

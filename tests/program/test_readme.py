@@ -54,7 +54,7 @@ SETTINGS = {
     "grpo.experiments.text": text_experiment.Settings,
 }
 NO_FLAGS = "venv pytest timeit grpo.one_file grpo.tools.replay grpo.experiments.compare".split()
-NAMES = "gradient grid figures strengths tokens_claims".split()
+NAMES = "gradient grid ladder figures strengths tokens_claims".split()
 NO_FLAGS += [f"grpo.experiments.{name}" for name in NAMES]
 
 
