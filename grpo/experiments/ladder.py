@@ -3,9 +3,9 @@
     python -m grpo.experiments.ladder out-ladder    # some two hours on one core; resumable
     python -m grpo.experiments.compare grpo/experiments/results/ladder.jsonl
 
-`fair` chose the settings (rungs.jsonl has the runs that chose), but those of the slow −q, which were
-chosen by hand, and those of the files as they stand. A rung has five seeds, on 12,000 inputs of the
-half that's reported, and where it's about 2,000 updates, three. The runs go to
+`fair` chose the settings (rungs.jsonl has the runs that chose), but the slow −q's were chosen by
+hand, and two rungs are files as they stand. A rung has five seeds, on 12,000 inputs of the half
+that's reported, and three seeds where it has 2,000 updates instead of 400. The runs go to
 grpo/experiments/results/ladder.jsonl.
 """
 
