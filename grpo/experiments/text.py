@@ -14,12 +14,13 @@ runs of the row. `--judge` is a second one, which runs that were trained with it
     accepts   by the run's own judge, and `fooled` of what isn't valid; `other` is fooled by --judge
     chain     log p when the base model reads blank by blank
     distance  between the frequencies of words written and of those that were there
+    words     how many different ones are written
 
 Data, base model and judge are those of config/text.py (its chain_checkpoint is the base model).
 Each row comes sampled, with each blank's best guess (argmax), with the likeliest word of a list
 (those of the training text, or those without an e) and, with --best, as the best of 16 draws by the
 judge, which takes minutes. Best guesses have another line: how much more they have than the base
-model's, or than those of the row that --minus names.
+model's, or than those of the rows that --minus names.
 
 Shapes: N words, n completions of each, T characters.
 """
@@ -41,7 +42,7 @@ from data.files import PROJECT
 from data.masking import SHORT
 from data.rules import check
 from data.user_mistake import Mistake, run_program
-from data.vocabulary import encode
+from data.vocabulary import PAD, decode, encode
 from grpo.batch import Batch, make_batch
 from grpo.evaluation.evaluate import distance
 from grpo.evaluation.rivals import best_by_judge, fill_in_passes, fill_with_common_words
@@ -57,7 +58,7 @@ from grpo.run.load import SAMPLES, HeldOut, load_judge, load_models
 SEED = 2**31 + 5  # begins the seeds here, so that no training draws the same random numbers
 BLOCKS = 24
 AROUND = 8  # characters on both sides that make a near-copy
-COLUMNS = "exact,new,valid,no e,accepts,fooled,other,chain,distance".split(",")
+COLUMNS = "exact,new,valid,no e,accepts,fooled,other,chain,distance,words".split(",")
 CPU = torch.device("cpu")
 
 
@@ -108,9 +109,10 @@ def measure(completions: Tensor, held_out: HeldOut, copies: Tensor, reader, judg
             shares["accepts"] = accepted.mean(dim=1)
         if (~good).sum() >= 100:
             shares["fooled" if name == "own" else "other"] = accepted[~good]
-    return {name: blocks(x) for name, x in shares.items()} | {
-        "distance": [distance(completions, batch)]
-    }
+    written = completions.where(batch.mask[:, None], PAD).flatten(0, 1)  # (N·n,T)
+    words = {text.strip("\0") for text in decode(written)}
+    figures = {name: blocks(x) for name, x in shares.items()}
+    return figures | {"distance": [distance(completions, batch)], "words": [len(words)]}
 
 
 def summary(runs: list[dict]) -> dict[str, tuple[float, float]]:
@@ -142,7 +144,7 @@ class Settings:
     judge: str = ""  # another judge than a run's own
     half: Literal["val", "choose"] = "val"
     best: bool = False  # add the best of 16 draws by the judge
-    minus: str = ""  # subtract the figures of this row [the base model]
+    minus: str = ""  # subtract the figures of these rows, too, joined by commas
     json: str = ""  # write the figures to this file
 
 
@@ -217,7 +219,7 @@ class Measured:
         """Average each row, and what its best guesses have more than other rows'."""
         table = {title: summary(runs) for title, runs in self.figures.items()}
         for row in rows:
-            for other in {base, self.args.minus} - {row, ""}:
+            for other in {base, *self.args.minus.split(",")} - {row, ""}:
                 before = pooled(self.figures[f"{other}, argmax"])
                 gained = [minus(run, before) for run in self.figures[f"{row}, argmax"]]
                 table[f"{row}, minus {other}"] = summary(gained)
@@ -230,8 +232,9 @@ def main(arguments: list[str]) -> None:
     args = Settings(**given)
     if not rows or not args.judge:
         raise Mistake("name runs or generators, and another judge with --judge=FILE.pt")
-    if args.minus and args.minus not in rows:
-        raise Mistake(f"minus={args.minus} isn't one of the rows; name one as the command does")
+    for other in args.minus.split(","):
+        if other and other not in rows:
+            raise Mistake(f"minus={other} isn't one of the rows; name one as the command does")
     config = load_config(["config/text.py"])
     shipped = filter(None, checkpoints(config))
     base = config.chain_checkpoint or config.generator_checkpoint
