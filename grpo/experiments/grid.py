@@ -1,6 +1,6 @@
 """What does each method have to be told? Change what scores mean, and see who notices.
 
-    python -m grpo.experiments.grid out-grid        # some two hours on one core; resumable
+    python -m grpo.experiments.grid out-grid        # some three hours on one core; resumable
     python -m grpo.experiments.compare grpo/experiments/results/grid.jsonl
 
 Sums, with the rule's reward as it is (1 if correct, else 0), plus a constant of each input (from -3
@@ -44,6 +44,10 @@ METHODS = {
         {"constant": "as it is", "unit": "as it is", "both": "as it is"},
     ),
     "rounds, above 0": (f"supervised accepted {ROUNDS}", {"unit": "as it is"}),
+    "search": (
+        f"supervised search --inputs=10000 --updates=2000 --rate=0.002 {OWN}",
+        {"unit": "as it is"},
+    ),
     "no baseline": (f"{UNDIVIDED} --baseline=none --learning_rate=0.0005 {OWN}", {}),
     "a critic": (f"{UNDIVIDED} --baseline=none --learning_rate=0.001 {CRITIC}", {}),
 }
