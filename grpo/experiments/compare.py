@@ -1,7 +1,7 @@
 """Compare variants that `fair` measured: intervals of the differences, and a verdict on each.
 
     python -m grpo.experiments.compare out-default out-none out-no-kl    # folders of `fair`
-    python -m grpo.experiments.compare grpo/experiments/results/rungs.jsonl
+    python -m grpo.experiments.compare grpo/experiments/results/ladder.jsonl
 
 The first one is the reference, or the first one of each base model. Every other one has Welch's
 interval of its difference (Biometrika 34, 1947), with 95% confidence, and a verdict:

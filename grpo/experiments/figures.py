@@ -5,8 +5,7 @@
         "a good judge=out-1,out-2" "a weak judge=out-f-1,out-f-2"    # a panel each, a line a run
     python -m grpo.experiments.figures curves habit fooled,accepts,valid "the old judge=out-weak"
     python -m grpo.experiments.figures coverage        # pass@k, from claims.jsonl
-    python -m grpo.experiments.figures dots rungs      # a dot a run, from rungs.jsonl
-    python -m grpo.experiments.figures dots tokens     # a language model, from tokens.jsonl
+    python -m grpo.experiments.figures ladder          # a dot a run, from ladder.jsonl
     python -m grpo.experiments.figures tuning          # four settings, from tuning.jsonl
     python -m grpo.experiments.figures grid            # what scores mean, from grid.jsonl
     python -m grpo.experiments.figures strengths       # claims from four base models, likewise
@@ -167,12 +166,11 @@ def coverage() -> None:
     write("coverage", 320, panel(50, 670, "pass@k, exact", ticks, lines))
 
 
-def dots(name: str) -> None:
-    """Plot what's correct after each run of results/NAME.jsonl: a row a variant, a dot a seed."""
-    arms = read_arms(FOLDER / f"{name}.jsonl")
+def ladder() -> None:
+    """Plot what's correct on each rung, a dot a run."""
+    arms = read_arms(FOLDER / "ladder.jsonl")
     rows = [("c", [run["correct"] for run in runs]) for runs in arms.values()]
-    rows[0] = "a", rows[0][1]  # the reference
-    write(name, 75 + 26 * len(rows), names([*arms]) + strip(270, 520, "", rows))
+    write("ladder", 75 + 26 * len(rows), names([*arms]) + strip(270, 520, "", rows))
 
 
 def tuning() -> None:
@@ -250,5 +248,5 @@ def strengths() -> None:
 
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    drawings = [moving, curves, coverage, dots, tuning, grid, strengths]
+    drawings = [moving, curves, coverage, ladder, tuning, grid, strengths]
     {drawing.__name__: drawing for drawing in drawings}[name](*given)

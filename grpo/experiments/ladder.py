@@ -6,7 +6,7 @@
 `fair` chose the settings (rungs.jsonl has the runs that chose), but the slow −q's were chosen by
 hand, and two rungs are files as they stand. A rung has five seeds, on 12,000 inputs of the half
 that's reported, and three seeds where it has 2,000 updates instead of 400. The runs go to
-grpo/experiments/results/ladder.jsonl.
+grpo/experiments/results/ladder.jsonl. The first rung is what the others are compared with.
 """
 
 import json
@@ -21,6 +21,7 @@ GRPO = "--learning_rate=0.001 --eval_inputs=32"
 ROUNDS = "supervised accepted --rate=0.004"
 ONES_FIRST = "supervised slow --order=2-6-1-5-0-4 --inputs=25600 --updates=600"
 RUNGS = {
+    "GRPO, judge": f"config/grpo_config.py --kl_beta=0.1 {GRPO}",
     "−log q, any answer": "supervised any --updates=500 --rate=0.002",
     "−q, any answer": "supervised any --updates=2000 --power=1 --rate=0.0005",
     "−log Σ q, all answers": "supervised all --inputs=40000 --updates=400 --rounds=20 --rate=0.004",
@@ -29,7 +30,6 @@ RUNGS = {
     "−log q, base's convention, accepted": f"{ONES_FIRST} --share=0.2 --rate=0.002 --reward=judge",
     "−log q, search": "supervised search --inputs=10000 --updates=2000 --rate=0.002",
     "40 rounds, judge": f"{ROUNDS} --inputs=25600 --updates=400 --rounds=40",
-    "GRPO, judge": f"config/grpo_config.py --kl_beta=0.1 {GRPO}",
     "GRPO, judge, the file": f"config/grpo_config.py {GRPO}",
     "GRPO, rule, the file": f"config/rule.py {GRPO}",
     "GRPO, chain": f"config/chain.py --kl_beta=0.5 {GRPO}",
