@@ -61,7 +61,11 @@ def cells() -> dict[str, str]:
             if reward not in same:
                 found[f"{method}, {reward}"] = f"{flags}:{function}"
     critic, _ = METHODS["a critic"]
-    return found | {"a critic, predictable": f"{critic}:predictable"}
+    found["a critic, predictable"] = f"{critic}:predictable"
+    for method in ("no baseline", "a critic"):
+        flags, _ = METHODS[method]
+        found[f"{method}, constant, four times as long"] = f"{flags}:constant --max_iters=560"
+    return found
 
 
 def main(arguments: list[str]) -> None:
