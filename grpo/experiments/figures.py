@@ -26,6 +26,7 @@ from grpo.experiments.strengths import VARIANTS
 from grpo.run.log import METRICS, SNAPSHOTS, read_lines
 
 FOLDER = Path(__file__).parent / "results"
+SHARES = {"eighth": "⅛", "quarter": "¼", "half": "½", "all": "1"}  # of the pretraining
 STYLE = """
 text { font: 15px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
 .mono { font: 22px ui-monospace, Menlo, Consolas, monospace; }
@@ -240,8 +241,8 @@ def strengths() -> None:
                 points.append(difference(*([run[metric] for run in runs] for runs in pair)))
             body += effects(left, top, low, high, points)
         for x, base in zip(np.linspace(left + 12, left + 93, len(bases)), bases):
-            body.append(text(x, 410, f"{at_first[base]:.2f}"[1:], "faint", "middle"))
-    legend = "Differences from the tuned default, over the base model's pass@1."
+            body.append(text(x, 410, SHARES[base], "faint", "middle"))
+    legend = "Differences from config/rule.py, over the share of the pretraining."
     legend += " Blue: the interval excludes 0."
     write("strengths", 445, [*body, text(60, 435, legend, "faint")])
 
