@@ -27,7 +27,7 @@ RUNGS = {
     "−log Σ q, all answers": "supervised all --inputs=40000 --updates=400 --rounds=20 --rate=0.004",
     "−log q, easy convention": "supervised smallest --inputs=4096 --updates=2700 --rate=0.002",
     "−log q, base's convention": f"{ONES_FIRST} --share=0.3 --rate=0.004",
-    "−log q, base's convention, accepted": f"{ONES_FIRST} --share=0.2 --rate=0.002 --reward=judge",
+    "−log q, the same, if accepted": f"{ONES_FIRST} --share=0.2 --rate=0.002 --reward=judge",
     "−log q, search": "supervised search --inputs=10000 --updates=2000 --rate=0.002",
     "40 rounds, judge": f"{ROUNDS} --inputs=25600 --updates=400 --rounds=40",
     "GRPO, judge, the file": f"config/grpo_config.py {GRPO}",
