@@ -34,7 +34,7 @@ SCORE_LIMIT = 8  # a score is cut off at ±8 nats
 def log_q(generator, masked):
     """Compute the log-probability of each character at each position: (B,T) -> (B,T,V)."""
     logits = generator(masked)  # (B,T,V); the network has no dropout
-    return logits.double().log_softmax(dim=-1)  # double, so that sums of them reach 1
+    return logits.double().log_softmax(dim=-1)  # double, so that probabilities add up to 1
 
 
 def sample(log_probs, masked, uniforms):
