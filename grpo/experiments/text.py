@@ -19,8 +19,8 @@ runs of the row. `--judge` is a second one, which runs that were trained with it
 Data, base model and judge are those of config/text.py (its chain_checkpoint is the base model).
 Each row comes sampled, with each blank's best guess (argmax), with the likeliest word of a list
 (those of the training text, or those without an e) and, with --best, as the best of 16 draws by the
-judge, which takes minutes. Best guesses have another line: how much more they have than the base
-model's, or than those of the rows that --minus names.
+judge, which takes minutes. Best guesses, and those of the list, have another line: how much more
+they have than the base model's, or than those of the rows that --minus names.
 
 Shapes: N words, n completions of each, T characters.
 """
@@ -216,13 +216,14 @@ class Measured:
                 self.add(f"{row}, {way}", filled, judge)
 
     def table(self, rows: list[str], base: str) -> dict[str, dict[str, tuple[float, float]]]:
-        """Average each row, and what its best guesses have more than other rows'."""
+        """Average each row, and what it has more than others, by best guesses or by the list."""
         table = {title: summary(runs) for title, runs in self.figures.items()}
         for row in rows:
             for other in {base, *self.args.minus.split(",")} - {row, ""}:
-                before = pooled(self.figures[f"{other}, argmax"])
-                gained = [minus(run, before) for run in self.figures[f"{row}, argmax"]]
-                table[f"{row}, minus {other}"] = summary(gained)
+                for way in ("argmax", "listed"):
+                    before = pooled(self.figures[f"{other}, {way}"])
+                    gained = [minus(run, before) for run in self.figures[f"{row}, {way}"]]
+                    table[f"{row}, {way}, minus {other}"] = summary(gained)
         return table
 
 
