@@ -11,7 +11,7 @@ from data.sums.prepare import prepare
 from data.user_mistake import Mistake
 from grpo.batch import make_batch
 from grpo.evaluation import exact
-from grpo.experiments import critic, fair, rewards
+from grpo.experiments import critic, fair, grid, ladder, rewards
 from grpo.run.log import lock_folder
 
 FIRST, SECOND = fair.CHOOSING
@@ -158,3 +158,9 @@ def test_the_critic_learns_only_from_training():
     with torch.no_grad():
         seconds = [critic.successes(tokens[:, None], batch) for _ in range(2)]
     assert first == 1 > seconds[0] == seconds[1]
+
+
+def test_every_command_of_the_ladder_and_the_grid_is_understood(tmp_path):
+    for command in [*ladder.RUNGS.values(), *ladder.LONGER.values(), *grid.cells().values()]:
+        variant = fair.Variant(tmp_path, command.split(), {})
+        assert variant.config.dataset == "sums"
