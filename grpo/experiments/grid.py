@@ -28,6 +28,7 @@ CRITIC = "--reward=grpo/experiments/critic.py"
 RULE = "config/rule.py --eval_inputs=32"
 UNDIVIDED = f"{RULE} --scale_rewards=none --kl_beta=0.02"
 ROUNDS = f"--inputs=25600 --updates=400 --rounds=40 --rate=0.002 {OWN}"
+SEARCH = f"--inputs=10000 --updates=2000 --rate=0.002 {OWN}"
 REWARDS = {"as it is": "successes", "constant": "constant", "unit": "unit", "both": "both"}
 # {method: (flags, {reward: the one that gives it the same numbers})}
 METHODS = {
@@ -44,9 +45,10 @@ METHODS = {
         {"constant": "as it is", "unit": "as it is", "both": "as it is"},
     ),
     "rounds, above 0": (f"supervised accepted {ROUNDS}", {"unit": "as it is"}),
-    "search": (
-        f"supervised search --inputs=10000 --updates=2000 --rate=0.002 {OWN}",
-        {"unit": "as it is"},
+    "search, first above 0": (f"supervised search {SEARCH}", {"unit": "as it is"}),
+    "search, best of all tried": (
+        f"supervised scan {SEARCH}",
+        {"constant": "as it is", "unit": "as it is", "both": "as it is"},
     ),
     "no baseline": (f"{UNDIVIDED} --baseline=none --learning_rate=0.0005 {OWN}", {}),
     "a critic": (f"{UNDIVIDED} --baseline=none --learning_rate=0.001 {CRITIC}", {}),

@@ -7,7 +7,7 @@
     python -m grpo.evaluation out-q/generator.pt config/rule.py              # measure what came out
 
 Data and networks are those of the config, by default the sums. Which answers are there for an
-input? (`smallest`, `all` and `search` are for sums.)
+input? (`smallest`, `all`, `search` and `scan` are for sums.)
 
     any       what was there, which is what pretraining learned from
     smallest  the one with the smallest first summand
@@ -17,6 +17,7 @@ input? (`smallest`, `all` and `search` are for sums.)
               least .4 times as probable, which makes a convention of it
     search    the first one that earns more than 0, by default from the judge: first numbers are
               tried in ascending order, and the base model fills in the second one in a pass
+    scan      likewise, but all are tried, and it's the one that earns most (the first of these)
     accepted  of 16 that the student draws, those with a reward above 0, by default the judge's
               (ReST-EM, 2312.06585)
     above     of 16 that the student draws, those with a reward above their mean
@@ -106,10 +107,13 @@ def slow(base: Policy, batch: Batch, share: float, order: tuple[int, ...]) -> Te
 
 
 @torch.no_grad()
-def search(base: Policy, batch: Batch, rewards: Rewards) -> tuple[Tensor, Tensor]:
-    """Find the smallest first number with which a sum earns more than 0: -> (N,1,T), (N,1) bool.
+def search(
+    base: Policy, batch: Batch, rewards: Rewards, threshold: float | None
+) -> tuple[Tensor, Tensor]:
+    """Find the smallest first number whose sum earns more than a threshold: -> (N,1,T), (N,1) bool.
 
     The base model fills in the second number, in one pass. Where no sum does, there's no answer.
+    Without a threshold, try them all, and take the one that earns most.
     """
     first = batch.mask.clone()  # (N,T) the blanks of the first number
     first[:, FIRST:] = False
@@ -118,17 +122,22 @@ def search(base: Policy, batch: Batch, rewards: Rewards) -> tuple[Tensor, Tensor
     # no number begins with 0, so if its first digit is hidden, begin at 1, 10 or 100
     start = torch.where(batch.mask[:, 0], 10 ** (blanks - 1), 0)  # (N,)
     answers, there = batch.tokens.clone(), torch.zeros(len(first), dtype=torch.bool)
+    to_beat = torch.full(blanks.shape, -torch.inf if threshold is None else threshold)  # (N,)
     for i in range(10**FIRST):
         number = start + i  # (N,)
-        rows = (~there & (number < 10**blanks)).nonzero()[:, 0]  # (n,)
+        left = number < 10**blanks  # (N,)
+        if threshold is not None:
+            left &= ~there
+        rows = left.nonzero()[:, 0]  # (n,)
         if not len(rows):
             break
         digits = ZERO + number[rows, None] // 10 ** place[rows] % 10  # (n,T)
         filled = torch.where(first[rows], digits, batch.masked[rows])  # (n,T)
         guess = base(filled).best_guess()  # (n,T)
         reward, _ = rewards(guess[:, None], batch[rows].first(1))  # (n,1)
-        found = reward[:, 0] > 0  # (n,)
+        found = reward[:, 0] > to_beat[rows]  # (n,)
         answers[rows[found]] = guess[found]
+        to_beat[rows[found]] = reward[found, 0]
         there[rows[found]] = True
     return answers[:, None], there[:, None]
 
@@ -146,8 +155,8 @@ def answer(
     models.policy is the student. If there are `rewards`, only answers that earn more than 0 are
     there. `share` and `order` are those of slow().
     """
-    if kind == "search":
-        return search(models.base, batch, rewards)
+    if kind in SEARCHED:
+        return search(models.base, batch, rewards, 0.0 if kind == "search" else None)
     there = None
     if kind in ("all", "smallest"):
         answers, there = correct(batch, only_smallest=kind == "smallest")
@@ -201,13 +210,14 @@ class Answers:
 
 
 DRAWN = ["accepted", "above"]
-KINDS = ["any", "smallest", "all", "slow", "search", *DRAWN]
+SEARCHED = ["search", "scan"]
+KINDS = ["any", "smallest", "all", "slow", *SEARCHED, *DRAWN]
 
 
 @dataclass
 class Settings:
     start: str = ""  # the generator that learns [generator_checkpoint]
-    reward: str = ""  # an answer has to earn more than 0 [search and what's drawn: judge]
+    reward: str = ""  # an answer has to earn more than 0 [searches and what's drawn: judge]
     inputs: int = 100_000  # how many inputs it learns from
     updates: int = 1200
     rounds: int = 1  # how often to answer new inputs
@@ -229,7 +239,7 @@ def read(arguments: list[str]) -> tuple[str, Path, Config, Settings]:
         raise Mistake(f"name what it learns ({', '.join(KINDS)}), and a folder to write")
     args = Settings(**given)
     config = replace(load_config(configs), reward=args.reward or "judge")
-    if words[0] in ("smallest", "all", "search") and config.dataset != "sums":
+    if words[0] in ("smallest", "all", *SEARCHED) and config.dataset != "sums":
         raise Mistake(f"{words[0]} is for sums; name another, or dataset=sums")
     if args.updates % args.rounds or args.inputs % args.rounds:
         raise Mistake(f"rounds={args.rounds} has to divide both inputs and updates; change one")
@@ -250,7 +260,7 @@ def teach(kind: str, out_dir: Path, config: Config, args: Settings) -> None:
     check_fit(start, student, config.block_size)
     train, _ = load_splits(config, student.vocab_size)
     rewards = None
-    if args.reward or kind in ("search", *DRAWN):
+    if args.reward or kind in (*SEARCHED, *DRAWN):
         rewards = load_rewards(config, models, train.rule, CPU)
     policy = make_policy(student, config, CPU)
     models = models._replace(policy=policy)
