@@ -12,10 +12,17 @@ class Mistake(Exception):
     """
 
 
-def run_program(main: Callable[[list[str]], object]) -> None:
-    """Call main with the words of the command line. Print a user's mistake in one line."""
+def run_program(main: Callable[[list[str]], object], usage: str = "") -> None:
+    """Call main with the words of the command line. Print a user's mistake in one line.
+
+    --help prints `usage`. Without one, main reads it, and shows its settings.
+    """
+    words = sys.argv[1:]
+    if usage and {"-h", "--help"} & {*words}:
+        print(usage)
+        return
     try:
-        main(sys.argv[1:])
+        main(words)
         return
     except Mistake as error:
         line = str(error)

@@ -171,6 +171,8 @@ def beyond(values: list[float], best: float) -> list[float]:
 
 def open_variant(variant: Variant) -> None:
     """Open the folder. Raises a Mistake if a run would, or if it holds anything else."""
+    if str(variant.folder).startswith("-"):
+        raise Mistake(f"{variant.folder} is no folder; name one before any flags, such as out-fair")
     for name, values in variant.grid.items():
         for value in values:
             if variant.kind == "grpo":
@@ -281,4 +283,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, __doc__)

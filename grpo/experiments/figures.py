@@ -20,7 +20,7 @@ from statistics import mean
 
 import numpy as np
 
-from grpo.experiments.compare import difference, read_arms
+from grpo.experiments.compare import TUNING, difference, read_arms
 from grpo.experiments.grid import METHODS, REWARDS
 from grpo.experiments.strengths import VARIANTS
 from grpo.run.log import METRICS, SNAPSHOTS, read_lines
@@ -212,7 +212,7 @@ def effects(left: float, top: float, low: float, high: float, points: list[tuple
 
     body = [path([(left, height(0)), (left + 105, height(0))], "grid")]
     for x, (found, half) in zip(np.linspace(left + 12, left + 93, len(points)), points):
-        kind = "d" if abs(found) < half else "c"
+        kind = "c" if abs(found) > max(half, TUNING) else "d"
         body.append(path([(x, height(found - half)), (x, height(found + half))], kind))
         body.append(f'<circle cx="{x:.1f}" cy="{height(found):.1f}" r="4.5" class="{kind}"/>')
     return body
@@ -225,9 +225,9 @@ def strengths() -> None:
     at_first = {line["base"]: line["correct"] for line in lines if line["half"] == "before"}
     bases = sorted(at_first, key=at_first.get)
     body = []
-    scales = {"correct": (45, -0.3, 0.1), "lost": (235, -0.1, 0.2)}
+    scales = {"correct": (65, -0.3, 0.1), "lost": (260, -0.1, 0.2)}
     for metric, (top, low, high) in scales.items():
-        body.append(text(0, top - 14, metric, "bold"))
+        body.append(text(0, top - 20, metric, "bold"))
         for value in (low, 0, high):
             y = top + 150 * (high - value) / (high - low)
             body.append(text(48, y + 5, f"{value:+g}" if value else "0", "faint", "end"))
@@ -241,10 +241,10 @@ def strengths() -> None:
                 points.append(difference(*([run[metric] for run in runs] for runs in pair)))
             body += effects(left, top, low, high, points)
         for x, base in zip(np.linspace(left + 12, left + 93, len(bases)), bases):
-            body.append(text(x, 410, SHARES[base], "faint", "middle"))
+            body.append(text(x, 435, SHARES[base], "faint", "middle"))
     legend = "Differences from config/rule.py, over the share of the pretraining."
-    legend += " Blue: the interval excludes 0."
-    write("strengths", 445, [*body, text(60, 435, legend, "faint")])
+    legend += " Blue: decided."
+    write("strengths", 470, [*body, text(60, 460, legend, "faint")])
 
 
 if __name__ == "__main__":

@@ -137,4 +137,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, __doc__)

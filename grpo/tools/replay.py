@@ -49,4 +49,4 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, __doc__)

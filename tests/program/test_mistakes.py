@@ -12,7 +12,7 @@ import train_grpo
 from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
 from grpo.evaluation import __main__ as evaluation
-from grpo.experiments import fair, gradient, supervised
+from grpo.experiments import fair, gradient, grid, supervised
 from grpo.run import load
 from grpo.run.config import load_config
 from grpo.tools import fill, replay, toy
@@ -64,6 +64,8 @@ supervised any out --rounds=7                            # rounds=7
 supervised slow out --order=2,6                          # order=2,6
 fair out config/rule.py --top_k=1                        # truncation
 fair out config/rule.py --seeds=one                      # 'one'
+fair --seeds=1 config/rule.py                            # before any flags
+grid --seeds=1                                           # before any flags
 gradient bias                                            # baseline
 """
 REWARDS = """
@@ -81,6 +83,7 @@ FILES = {
 }
 PROGRAMS = {"train": train_grpo, "pretrain": pretrain, "toy": toy, "fill": fill, "replay": replay}
 PROGRAMS |= {"evaluation": evaluation, "supervised": supervised, "fair": fair, "gradient": gradient}
+PROGRAMS["grid"] = grid
 
 
 @pytest.fixture
@@ -111,6 +114,12 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1 and named.strip() in err
+
+
+def test_help_is_printed_and_nothing_runs(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program", "out", "--help"])
+    run_program(None, "what it does")
+    assert capsys.readouterr().out == "what it does\n"
 
 
 def test_other_errors_are_not_turned_into_an_exit(monkeypatch):
