@@ -14,12 +14,12 @@ Each command writes results/NAME.svg. config/README.md has the commands that mak
 claims.md and README.md those behind the .jsonl files, which have a line a run.
 """
 
-import sys
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 
+from data.user_mistake import Mistake, run_program
 from grpo.experiments.compare import TUNING, difference, read_arms
 from grpo.experiments.grid import METHODS, REWARDS
 from grpo.experiments.strengths import VARIANTS
@@ -247,7 +247,14 @@ def strengths() -> None:
     write("strengths", 470, [*body, text(60, 460, legend, "faint")])
 
 
-if __name__ == "__main__":
-    name, *given = sys.argv[1:]
+def main(arguments: list[str]) -> None:
     drawings = [moving, curves, coverage, ladder, tuning, grid, strengths]
-    {drawing.__name__: drawing for drawing in drawings}[name](*given)
+    known = {drawing.__name__: drawing for drawing in drawings}
+    if not arguments or arguments[0] not in known:
+        raise Mistake(f"name one picture: {', '.join(known)}; --help says what each one takes")
+    name, *given = arguments
+    known[name](*given)
+
+
+if __name__ == "__main__":
+    run_program(main, __doc__)
