@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from data.user_mistake import run_program
+from data.user_mistake import Mistake, run_program
 from grpo.advantage import compute_advantages
 from grpo.batch import draw_batch, inputs_of_updates
 from grpo.distributed import is_first, join_processes, largest_of_processes
@@ -135,6 +135,8 @@ def main(arguments=(), quiet=False):
     start, before = 0, None
     if config.init_from == "resume":  # restores weights, reference and moments
         start, before = load_checkpoint(config, policy, reference, optimizer)
+        if start > config.max_iters:
+            raise Mistake(f"max_iters={config.max_iters}, but {start} steps are done; raise it")
     # This calls a reward of yours. If that fails, then here, before we write anything.
     look = peek(models, rewards, held_out, start)
 

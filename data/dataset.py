@@ -109,7 +109,10 @@ def read_dataset(file: Path, block_size: int) -> Dataset:
     If most lines have block_size characters, each line is an input. Any other file is a text, of
     which we keep the words of a to z, and every window of block_size characters is an input.
     """
-    content = file.read_text(encoding="utf-8-sig")
+    try:
+        content = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise Mistake(f"{file} isn't UTF-8; save it as UTF-8") from None
     lines = [line for line in content.splitlines() if line]
     fitting = sum(len(line) == block_size for line in lines)
     if 2 * fitting > len(lines):
@@ -180,6 +183,8 @@ def read_prompts(path: str, train: Dataset, block_size: int) -> Dataset:
     setting = f"prompts_file={path}"
     try:
         prompts = json.loads(Path(path).read_text(encoding="utf-8-sig"))["prompts"]
+        if not isinstance(prompts, list) or not all(isinstance(x, str) for x in prompts or [0]):
+            raise TypeError("no list of texts")
     except (ValueError, TypeError, KeyError) as error:
         raise Mistake(
             f'{setting} has to hold {{"prompts": ["th_ c_t", ...]}} as JSON ({error!r}); fix it'

@@ -4,7 +4,18 @@ import os
 from pathlib import Path
 from uuid import uuid4
 
+from data.user_mistake import Mistake
+
 PROJECT = Path(__file__).parents[1]
+
+
+def check_new(folder: Path) -> None:
+    """Raise a Mistake if a folder exists, or is inside a file."""
+    if folder.exists():
+        raise Mistake(f"{folder} exists; name another folder")
+    above = next(path for path in folder.absolute().parents if path.exists())
+    if not above.is_dir():
+        raise Mistake(f"{folder} is inside a file, {above}; name another folder")
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -134,13 +134,17 @@ def rule_reward(rule: Rule, completions: Tensor, batch: Batch) -> Tensor:
 
 def user_reward(path: str, function: Callable, completions: Tensor, batch: Batch) -> Tensor:
     """Call a user's function, which returns a number for each completion, (B,G)."""
-    shape = completions.shape[:2]  # (B,G)
-    values = function(completions.clone(), batch)  # a copy, because it may write into it
-    values = torch.as_tensor(values, dtype=torch.float32, device=completions.device).detach()
-    if values.shape != shape:
+    shape = tuple(completions.shape[:2])  # (B,G)
+    returned = function(completions.clone(), batch)  # a copy, because it may write into it
+    try:
+        values = torch.as_tensor(returned, dtype=torch.float32, device=completions.device).detach()
+        what = f"the shape {tuple(values.shape)}"
+    except (TypeError, ValueError):  # texts, None, or rows of different lengths
+        what = "something else than numbers"
+    if what != f"the shape {shape}":
         raise Mistake(
-            f"the reward in {path} returned the shape {tuple(values.shape)}; return a number for"
-            f" each completion, here (B,G) = {tuple(shape)}"
+            f"the reward in {path} returned {what}; return a number for each completion, here"
+            f" (B,G) = {shape}"
         )
     return values
 

@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in train_grpo.py
 import torch
 from tqdm import tqdm
 
-from data.masking import parse_masking
+from data.files import check_new
 from data.user_mistake import Mistake, run_program
 from grpo.run.arguments import read_flags, within
 from grpo.run.checkpoint import load_model, model_file, write
@@ -128,8 +128,7 @@ def main(arguments: list[str]) -> None:
     if args.n_embd % 32:
         raise Mistake(f"n_embd={args.n_embd} isn't a multiple of 32; name one")
     out = Path(args.out_dir)
-    if out.exists():
-        raise Mistake(f"out_dir={out} exists; remove it, or name another")
+    check_new(out)
     device = args.device = pick_device(args.device)
     config = Config(
         dataset=args.dataset,
@@ -141,8 +140,8 @@ def main(arguments: list[str]) -> None:
     torch.manual_seed(args.seed)
     generator, train, val = load_or_make(args, config)
     judge = Judge(replace(generator.trunk.config, n_latent=1))
-    for masking in args.masking, args.judge_masking:
-        parse_masking(masking)
+    for masking in {args.masking, args.judge_masking if args.judge_steps else args.masking}:
+        train.batch(1, masking, (0,))  # raises a Mistake if it hides nothing here
     set_threads(generator)
     policy = make_policy(generator, config, device)
     score = place(judge, config, device)(judge)  # torch.autocast is a decorator, too

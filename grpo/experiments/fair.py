@@ -199,6 +199,14 @@ def open_variant(variant: Variant) -> None:
     write(opened, json.dumps(now).encode())
 
 
+def numbers(text: str) -> list[float]:
+    """Read .01,.02. Raises a Mistake if it's anything else."""
+    try:
+        return [float(x) for x in text.split(",")]
+    except ValueError:
+        raise Mistake(f"{text!r} isn't numbers such as .01,.02; change it") from None
+
+
 def whole_numbers(text: str) -> list[int]:
     """Read 1,2,5 or 1-10. Raises a Mistake if it's neither."""
     first, dash, last = text.partition("-")
@@ -224,13 +232,15 @@ def read(arguments: list[str]) -> tuple[Variant, list[int]]:
         elif name in ("seed", "held_out", "out_dir"):
             raise Mistake(f"fair sets {name} itself; see --seeds")
         elif argument.startswith("--") and "," in value and re.fullmatch(r"[-+.,e\d]+", value):
-            grid[name] = [float(x) for x in value.split(",")]
+            grid[name] = numbers(value)
         else:
             grid.pop(name, None)  # it's fixed
             words.append(argument)
     reported = whole_numbers(seeds)
-    if {*CHOOSING} & {*reported} or not reported:
-        raise Mistake(f"seeds={seeds}: {CHOOSING} choose, so they can't be reported; name others")
+    if {*CHOOSING} & {*reported} or not reported or min(reported) < 1:
+        raise Mistake(
+            f"seeds={seeds}: name some from 1 on, such as 1-5, but not {CHOOSING}, which choose"
+        )
     return Variant(Path(folder), words, grid), reported
 
 

@@ -73,7 +73,7 @@ def variant_of(folder: Path, base: str, file: str, name: str) -> Variant:
 
 
 def main(arguments: list[str]) -> None:
-    if not arguments or not {*arguments[1:]} <= {*BASES}:
+    if not arguments or arguments[0] in BASES or not {*arguments[1:]} <= {*BASES}:
         raise Mistake(f"name a folder for the runs, and, if not all, some of {', '.join(BASES)}")
     folder, bases = Path(arguments[0]), arguments[1:] or [*BASES]
     lines = []

@@ -45,6 +45,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from data.files import check_new
 from data.sums.rule import correct_answers
 from data.user_mistake import Mistake, run_program
 from data.vocabulary import MASK_ID, VOCABULARY, decode, encode
@@ -243,15 +244,15 @@ def read(arguments: list[str]) -> tuple[str, Path, Config, Settings]:
         raise Mistake(f"{words[0]} is for sums; name another, or dataset=sums")
     if args.updates % args.rounds or args.inputs % args.rounds:
         raise Mistake(f"rounds={args.rounds} has to divide both inputs and updates; change one")
-    if not all(place.isdigit() for place in args.order.split("-") if args.order):
+    places = args.order.split("-") if args.order else []
+    if not all(place.isdigit() and int(place) < config.block_size for place in places):
         raise Mistake(f"order={args.order} isn't positions such as 2-6-1-5-0-4; change it")
     return words[0], Path(words[1]), config, args
 
 
 def teach(kind: str, out_dir: Path, config: Config, args: Settings) -> None:
     """Let the student learn the answers, and write it."""
-    if out_dir.exists():
-        raise Mistake(f"{out_dir} exists; name another folder")
+    check_new(out_dir)
     order = tuple(int(place) for place in args.order.split("-") if args.order)
     options = {"share": args.share, "order": order}  # of slow
     models = load_models(config, CPU)

@@ -236,6 +236,8 @@ def main(arguments: list[str]) -> None:
     for other in args.minus.split(","):
         if other and other not in rows:
             raise Mistake(f"minus={other} isn't one of the rows; name one as the command does")
+    for path in ",".join(rows).split(","):
+        read(path)  # raises now, not in some minutes, if it can't be used
     config = load_config(["config/text.py"])
     shipped = filter(None, checkpoints(config))
     base = config.chain_checkpoint or config.generator_checkpoint

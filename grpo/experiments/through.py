@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from tqdm import trange
 
+from data.files import check_new
 from data.user_mistake import Mistake, run_program
 from data.vocabulary import decode, encode
 from grpo.batch import Batch, draw_batch
@@ -114,7 +115,10 @@ def read(arguments: list[str]) -> tuple[str, Config]:
     """Read the command line: -> whom it learns from, and settings. Raises a Mistake."""
     if not arguments or arguments[0] not in (*OPINIONS, "show"):
         raise Mistake("name `straight`, `asking` or `show`, and then flags")
-    return arguments[0], load_config(arguments[1:])
+    config = load_config(arguments[1:])
+    if config.dataset != "sums" or not config.judge_checkpoint:
+        raise Mistake("it's for sums and their judge; name config/grpo_config.py, or no config")
+    return arguments[0], config
 
 
 def main(arguments: list[str]) -> None:
@@ -125,11 +129,10 @@ def main(arguments: list[str]) -> None:
     train, _ = load_splits(config, policy.network.vocab_size)
     if name == "show":
         show(policy, judge, draw_batch(train, config, 0, CPU))
-    elif out_dir.exists():
-        raise Mistake(f"out_dir={out_dir} exists; name another folder")
-    else:
-        learn(OPINIONS[name], policy, reference, judge, train, config)
-        write(out_dir / "generator.pt", model_file(policy.network, torch.float16))
+        return
+    check_new(out_dir)
+    learn(OPINIONS[name], policy, reference, judge, train, config)
+    write(out_dir / "generator.pt", model_file(policy.network, torch.float16))
 
 
 if __name__ == "__main__":

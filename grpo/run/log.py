@@ -166,8 +166,11 @@ def append(path: Path, line: dict) -> None:
 
 def read_lines(path: str | Path) -> list[dict]:
     """Read a .jsonl file, but for a last line that a kill left unfinished."""
-    *whole, _ = Path(path).read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in whole]
+    try:
+        *whole, _ = Path(path).read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in whole]
+    except ValueError:
+        raise Mistake(f"{path} isn't lines of JSON; name another file or folder") from None
 
 
 def open_folder(folder: Path, start: int) -> TextIO:

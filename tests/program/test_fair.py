@@ -85,7 +85,7 @@ def test_what_is_refused(tmp_path, made, monkeypatch):
     refused = {
         "--num_iterations=1": "has runs with other words and settings",
         "--seed=3": "fair sets seed itself",
-        f"--seeds={FIRST}": "choose, so they can't be reported",
+        f"--seeds={FIRST}": "which choose",
         "--top_k=1": "without a truncation",
         "config/latent.py": "fair is for sums",
     }

@@ -12,7 +12,7 @@ import train_grpo
 from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
 from grpo.evaluation import __main__ as evaluation
-from grpo.experiments import fair, gradient, grid, supervised
+from grpo.experiments import compare, fair, gradient, grid, strengths, supervised, text, through
 from grpo.run import load
 from grpo.run.config import load_config
 from grpo.tools import fill, replay, toy
@@ -43,10 +43,15 @@ train --generator_checkpoint={x}/cut.pt                  # cut.pt
 train --block_size=17                                    # block_size=17
 train --prompts_file={x}/prompts.json                    # prompt 1 'b'
 train --prompts_file={x}/list.json                       # list.json
+train --prompts_file={x}/none.json                       # no list of texts
+train --dataset={x}/latin                                # UTF-8
 train --reference_checkpoint={latent}                     # another kind of network
 train --reward=jugde                                     # jugde
 train --reward={x}/r.py:no                               # no function no
 train --reward={x}/r.py:flat                             # (8,)
+train --reward={x}/r.py:words                            # something else than numbers
+train --reward={x}/r.py:nothing                          # something else than numbers
+train --reward={x}/r.py:nans                             # nans isn't finite
 train --baseline=none                                    # scale_rewards=none
 train --objective=reinforce --num_iterations=2           # num_iterations=1
 train --init_from=resume                                 # checkpoint.pt
@@ -54,16 +59,26 @@ train --out_dir={x}                                      # bad
 train --prompts_file={x}                                 # bad
 pretrain --masking=vowels                                # vowels
 pretrain --out_dir={x}                                   # exists
+pretrain --out_dir={x}/r.py/out                          # inside a file
+pretrain --dataset=sums --block_size=11 --masking=columns  # masking=short
 toy --group_size=four                                    # 'four'
 fill                                                     # with blanks
 fill th_ --run=nowhere                                   # nowhere
 replay nowhere                                           # nowhere
+compare {x}/r.py                                         # lines of JSON
 evaluation nowhere                                       # nowhere
 supervised most out                                      # smallest
 supervised any out --rounds=7                            # rounds=7
 supervised slow out --order=2,6                          # order=2,6
+supervised slow out --order=2-99                         # order=2-99
+supervised any {x}/r.py/out                              # inside a file
+strengths eighth                                         # name a folder
+through straight config/text.py                          # for sums
+text nowhere --judge=nowhere                             # nowhere
 fair out config/rule.py --top_k=1                        # truncation
 fair out config/rule.py --seeds=one                      # 'one'
+fair out config/rule.py --seeds=5-1                      # from 1 on
+fair out config/rule.py --kl_beta=.1,                    # .01,.02
 fair --seeds=1 config/rule.py                            # before any flags
 grid --seeds=1                                           # before any flags
 gradient bias                                            # baseline
@@ -71,6 +86,15 @@ gradient bias                                            # baseline
 REWARDS = """
 def flat(completions, batch):
     return completions[:, 0, 0]
+
+def words(completions, batch):
+    return [["good"] * len(row) for row in completions]
+
+def nothing(completions, batch):
+    pass
+
+def nans(completions, batch):
+    return completions[:, :, 0] * float("nan")
 """
 FILES = {
     "r.py": REWARDS,
@@ -79,19 +103,36 @@ FILES = {
     "sum.py": "loss_type = sum",
     "prompts.json": '{"prompts": ["a_", "b"]}',
     "list.json": '["_"]',
+    "none.json": '{"prompts": []}',
     "cut.pt": "PK",
 }
-PROGRAMS = {"train": train_grpo, "pretrain": pretrain, "toy": toy, "fill": fill, "replay": replay}
-PROGRAMS |= {"evaluation": evaluation, "supervised": supervised, "fair": fair, "gradient": gradient}
-PROGRAMS["grid"] = grid
+PROGRAMS = {
+    "train": train_grpo,
+    "pretrain": pretrain,
+    "toy": toy,
+    "fill": fill,
+    "replay": replay,
+    "evaluation": evaluation,
+    "supervised": supervised,
+    "fair": fair,
+    "compare": compare,
+    "grid": grid,
+    "strengths": strengths,
+    "gradient": gradient,
+    "through": through,
+    "text": text,
+}
 
 
 @pytest.fixture
 def bad(tmp_path, monkeypatch):
     """Write files that a program must refuse: -> their folder, which isn't the working one."""
     folder = tmp_path / "bad"
-    for name, text in FILES.items():
-        write_text(folder / name, text)
+    for name, content in FILES.items():
+        write_text(folder / name, content)
+    for name in ("train.txt", "val.txt"):
+        write_text(folder / "latin" / name, "")
+        (folder / "latin" / name).write_bytes(b"caf\xe9 " * 40)
     (tmp_path / "here").mkdir()
     for name in ("config", "data", "model"):
         (tmp_path / "here" / name).symlink_to(PROJECT / name)
