@@ -1,6 +1,6 @@
 """What does each method have to be told? Change what scores mean, and see who notices.
 
-    python -m grpo.experiments.grid out-grid        # some three hours on one core; resumable
+    python -m grpo.experiments.grid out-grid        # some four hours on one core; resumable
     python -m grpo.experiments.compare grpo/experiments/results/grid.jsonl
 
 Sums, with the rule's reward as it is (1 if correct, else 0), plus a constant of each input (from -3
