@@ -43,6 +43,7 @@ from grpo.run.checkpoint import LATEST, write
 from grpo.run.config import Config, load_config
 from grpo.run.fingerprint import fingerprint
 from grpo.run.load import Models, load_generator, load_rewards
+from grpo.run.log import write_lines
 from grpo.truncation import truncates
 
 CPU = torch.device("cpu")
@@ -284,8 +285,7 @@ def main(arguments: list[str]) -> None:
     variant, seeds = read(arguments)
     open_variant(variant)
     runs = measure(variant, seeds)
-    content = "".join(json.dumps(run) + "\n" for run in runs)
-    write(variant.folder / "runs.jsonl", content.encode())
+    write_lines(variant.folder / "runs.jsonl", runs)
     reported = [run for run in runs if run["half"] == "report"]
     correct = [run["correct"] for run in reported]
     chosen = ", ".join(f"{name}={value:g}" for name, value in reported[0]["tuned"].items())

@@ -14,13 +14,12 @@ because the method gets the very same numbers from it but for rounding and the 1
 a deviation, it isn't run again. The runs go to grpo/experiments/results/grid.jsonl.
 """
 
-import json
 from pathlib import Path
 
 from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
 from grpo.experiments.fair import report
-from grpo.run.checkpoint import write
+from grpo.run.log import write_lines
 
 SEEDS = range(1, 6)
 OWN = "--reward=grpo/experiments/rewards.py"
@@ -70,8 +69,7 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise Mistake("name a folder for the runs: python -m grpo.experiments.grid out-grid")
     lines = report(Path(arguments[0]), cells(), SEEDS)
-    content = "".join(json.dumps(line) + "\n" for line in lines)
-    write(PROJECT / "grpo/experiments/results/grid.jsonl", content.encode())
+    write_lines(PROJECT / "grpo/experiments/results/grid.jsonl", lines)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ that's reported, and three seeds where it has 2,000 updates instead of 400. The 
 grpo/experiments/results/ladder.jsonl. The first rung is what the others are compared with.
 """
 
-import json
 from pathlib import Path
 
 from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
 from grpo.experiments.fair import report
-from grpo.run.checkpoint import write
+from grpo.run.log import write_lines
 
 GRPO = "--learning_rate=0.001 --eval_inputs=32"
 ROUNDS = "supervised accepted --rate=0.004"
@@ -46,8 +45,7 @@ def main(arguments: list[str]) -> None:
         raise Mistake("name a folder for the runs: python -m grpo.experiments.ladder out-ladder")
     folder = Path(arguments[0])
     lines = report(folder, RUNGS, range(1, 6)) + report(folder, LONGER, range(1, 4))
-    content = "".join(json.dumps(line) + "\n" for line in lines)
-    write(PROJECT / "grpo/experiments/results/ladder.jsonl", content.encode())
+    write_lines(PROJECT / "grpo/experiments/results/ladder.jsonl", lines)
 
 
 if __name__ == "__main__":

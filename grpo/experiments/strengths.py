@@ -19,7 +19,6 @@ tuned default, from the strongest base model to the weakest):
     habit          -.2 to -.1: a weaker base model has less of the habit. Luck catches up with it.
 """
 
-import json
 import sys
 from pathlib import Path
 from statistics import mean
@@ -28,7 +27,7 @@ from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
 from grpo.experiments.compare import interval
 from grpo.experiments.fair import Variant, measure, open_variant
-from grpo.run.checkpoint import write
+from grpo.run.log import write_lines
 from model import pretrain
 
 SEEDS = 5  # of a claim; the default has twice as many, because all others are compared with it
@@ -90,8 +89,7 @@ def main(arguments: list[str]) -> None:
             correct = [run["correct"] for run in runs if run["half"] == "report"]
             row = f"{base:8} {name:13} {mean(correct):.3f} ± {interval(correct):.3f}"
             print(row, file=sys.stderr, flush=True)
-    content = "".join(json.dumps(line) + "\n" for line in lines)
-    write(PROJECT / "grpo/experiments/results/strengths.jsonl", content.encode())
+    write_lines(PROJECT / "grpo/experiments/results/strengths.jsonl", lines)
 
 
 if __name__ == "__main__":

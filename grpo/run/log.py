@@ -19,7 +19,6 @@ from typing import TextIO
 import torch
 from tqdm import tqdm
 
-from data.files import write_whole
 from data.rules import check
 from data.user_mistake import Mistake
 from data.vocabulary import decode
@@ -131,8 +130,7 @@ class Log:
     def table(self, result: dict, completions: list[dict], text: str):
         """Save and print the table, and suggest what to run next."""
         write(self.folder / "evaluation.json", json.dumps(result, indent=1).encode())
-        lines = "".join(json.dumps(line) + "\n" for line in completions)
-        write(self.folder / "completions.jsonl", lines.encode())
+        write_lines(self.folder / "completions.jsonl", completions)
         if self.wandb:
             self.wandb.log(result)
         example, out = shlex.quote(completions[0]["input"]), shlex.quote(self.config.out_dir)
@@ -164,6 +162,11 @@ def append(path: Path, line: dict) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def write_lines(path: str | Path, lines: list[dict]) -> None:
+    """Write a .jsonl file that's whole or not there at all."""
+    write(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
 def read_lines(path: str | Path) -> list[dict]:
     """Read a .jsonl file, but for a last line that a kill left unfinished."""
     try:
@@ -192,7 +195,7 @@ def open_folder(folder: Path, start: int) -> TextIO:
     if start:
         for path in folder / METRICS, folder / SNAPSHOTS:
             kept = [line for line in read_lines(path) if line["iteration"] < start]
-            write_whole(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            write_lines(path, kept)
         for name in "evaluation.json", "completions.jsonl", "replay.html":  # of a shorter run
             (folder / name).unlink(missing_ok=True)
     return lock
