@@ -12,6 +12,14 @@ Each method has settings that were chosen with the reward as it is, and isn't tu
 has five seeds, on 12,000 inputs of the half that's reported. Where a reward can't change anything,
 because the method gets the very same numbers from it but for rounding and the 1e-4 that's added to
 a deviation, it isn't run again. The runs go to grpo/experiments/results/grid.jsonl.
+
+grid_again.jsonl next to it has what fell, tuned anew or for four times the steps, by `fair`, as in
+
+    python -m grpo.experiments.fair out-tuned config/rule.py --baseline=none --scale_rewards=none \\
+        --reward=grpo/experiments/rewards.py:constant --kl_beta=.02,.1 --seeds=1-5
+    python -m grpo.experiments.fair out-long config/rule.py --baseline=none --scale_rewards=none \\
+        --reward=grpo/experiments/rewards.py:constant --kl_beta=.02 --learning_rate=5e-4 \\
+        --max_iters=560 --seeds=1-5
 """
 
 from pathlib import Path
