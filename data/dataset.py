@@ -183,8 +183,10 @@ def read_prompts(path: str, train: Dataset, block_size: int) -> Dataset:
     setting = f"prompts_file={path}"
     try:
         prompts = json.loads(Path(path).read_text(encoding="utf-8-sig"))["prompts"]
-        if not isinstance(prompts, list) or not all(isinstance(x, str) for x in prompts or [0]):
-            raise TypeError("no list of texts")
+        if not isinstance(prompts, list) or not prompts:
+            raise TypeError("no list of prompts")
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise TypeError("a prompt isn't a text")
     except (ValueError, TypeError, KeyError) as error:
         raise Mistake(
             f'{setting} has to hold {{"prompts": ["th_ c_t", ...]}} as JSON ({error!r}); fix it'

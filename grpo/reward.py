@@ -136,16 +136,14 @@ def user_reward(path: str, function: Callable, completions: Tensor, batch: Batch
     """Call a user's function, which returns a number for each completion, (B,G)."""
     shape = tuple(completions.shape[:2])  # (B,G)
     returned = function(completions.clone(), batch)  # a copy, because it may write into it
+    expected = f"return a number for each completion, here (B,G) = {shape}"
     try:
         values = torch.as_tensor(returned, dtype=torch.float32, device=completions.device).detach()
-        what = f"the shape {tuple(values.shape)}"
     except (TypeError, ValueError):  # texts, None, or rows of different lengths
-        what = "something else than numbers"
-    if what != f"the shape {shape}":
-        raise Mistake(
-            f"the reward in {path} returned {what}; return a number for each completion, here"
-            f" (B,G) = {shape}"
-        )
+        raise Mistake(f"the reward in {path} didn't return numbers; {expected}") from None
+    if values.shape != shape:
+        found = tuple(values.shape)
+        raise Mistake(f"the reward in {path} returned the shape {found}; {expected}")
     return values
 
 

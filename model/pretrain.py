@@ -140,8 +140,13 @@ def main(arguments: list[str]) -> None:
     torch.manual_seed(args.seed)
     generator, train, val = load_or_make(args, config)
     judge = Judge(replace(generator.trunk.config, n_latent=1))
-    for masking in {args.masking, args.judge_masking if args.judge_steps else args.masking}:
-        train.batch(1, masking, (0,))  # raises a Mistake if it hides nothing here
+    # raise a Mistake now, not after training, if a masking hides nothing here
+    train.batch(1, args.masking, (0,))
+    if args.judge_steps:
+        try:
+            train.batch(1, args.judge_masking, (0,))
+        except Mistake as error:
+            raise Mistake(f"judge_masking: {error}") from None
     set_threads(generator)
     policy = make_policy(generator, config, device)
     score = place(judge, config, device)(judge)  # torch.autocast is a decorator, too

@@ -84,10 +84,10 @@ def row(name: str, runs: list[dict], reference: list[float]) -> list[str]:
     """Make a row: the variant, its seeds, what's correct, what's lost, difference and verdict."""
     values = [run["correct"] for run in runs]
     lost = f"{mean(run['lost'] for run in runs):.3f}" if "lost" in runs[0] else ""
-    if 1 in (len(values), len(reference)):
-        return [name, str(len(values)), f"{mean(values):.3f}", lost]
+    if len(values) == 1:
+        return [name, "1", f"{values[0]:.3f}", lost]
     cells = [name, str(len(values)), f"{mean(values):.3f} ± {interval(values):.3f}", lost]
-    if values != reference:
+    if values != reference and len(reference) > 1:
         found, half = difference(reference, values)
         cells.append(f"{found:+.3f} [{found - half:+.3f}, {found + half:+.3f}]")
         cells.append(verdict(reference, values))

@@ -173,7 +173,7 @@ def beyond(values: list[float], best: float) -> list[float]:
 def open_variant(variant: Variant) -> None:
     """Open the folder. Raises a Mistake if a run would, or if it holds anything else."""
     if str(variant.folder).startswith("-"):
-        raise Mistake(f"{variant.folder} is no folder; name one before any flags, such as out-fair")
+        raise Mistake(f"{variant.folder} isn't a folder; name one before any flags, such as out")
     for name, values in variant.grid.items():
         for value in values:
             if variant.kind == "grpo":

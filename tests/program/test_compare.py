@@ -55,6 +55,12 @@ def test_the_first_one_is_the_reference_and_only_what_is_reported_counts(tmp_pat
     assert "| 5 | 0.870 ± 0.061 | 0.020 | -0.080 [-0.141, -0.019] | worse |" in second
 
 
+def test_a_reference_of_one_run_has_no_intervals():
+    run = {"half": "report", "correct": 0.5, "lost": 0.0}
+    assert compare.row("a", [run], [0.5]) == ["a", "1", "0.500", "0.000"]
+    assert compare.row("b", [run, run], [0.5]) == ["b", "2", "0.500 ± 0.000", "0.000"]
+
+
 def test_a_row_of_runs_has_an_interval_over_blocks_and_over_runs():
     runs = [{"exact": [0.1, 0.3, 0.5]}, {"exact": [0.2, 0.4, 0.3]}]
     halves = compare.interval([0.15, 0.35, 0.4]), compare.interval([0.3, 0.3])

@@ -43,14 +43,14 @@ train --generator_checkpoint={x}/cut.pt                  # cut.pt
 train --block_size=17                                    # block_size=17
 train --prompts_file={x}/prompts.json                    # prompt 1 'b'
 train --prompts_file={x}/list.json                       # list.json
-train --prompts_file={x}/none.json                       # no list of texts
+train --prompts_file={x}/none.json                       # no list of prompts
 train --dataset={x}/latin                                # UTF-8
 train --reference_checkpoint={latent}                     # another kind of network
 train --reward=jugde                                     # jugde
 train --reward={x}/r.py:no                               # no function no
 train --reward={x}/r.py:flat                             # (8,)
-train --reward={x}/r.py:words                            # something else than numbers
-train --reward={x}/r.py:nothing                          # something else than numbers
+train --reward={x}/r.py:words                            # didn't return numbers
+train --reward={x}/r.py:nothing                          # didn't return numbers
 train --reward={x}/r.py:nans                             # nans isn't finite
 train --baseline=none                                    # scale_rewards=none
 train --objective=reinforce --num_iterations=2           # num_iterations=1
@@ -60,7 +60,7 @@ train --prompts_file={x}                                 # bad
 pretrain --masking=vowels                                # vowels
 pretrain --out_dir={x}                                   # exists
 pretrain --out_dir={x}/r.py/out                          # inside a file
-pretrain --dataset=sums --block_size=11 --masking=columns  # masking=short
+pretrain --dataset=sums --block_size=11 --masking=columns  # judge_masking
 toy --group_size=four                                    # 'four'
 fill                                                     # with blanks
 fill th_ --run=nowhere                                   # nowhere

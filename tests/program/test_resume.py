@@ -72,6 +72,9 @@ def test_settings_come_from_the_checkpoint_but_for_what_is_given_again(flags, fo
     assert contents(folder / "out") == before
     settings = read_json(folder / "copy" / "config.json")
     assert (settings["kl_beta"], settings["top_p"], settings["max_iters"]) == (0.3, 0.9, 4)
+    with pytest.raises(Mistake, match="max_iters=1, but 2 steps are done"):
+        resume(f"--out_dir={folder}/out", "--max_iters=1")
+    assert contents(folder / "out") == before
 
 
 def test_a_moved_reference_stays_and_the_table_compares_with_the_base(flags, folder):
