@@ -20,7 +20,7 @@ from statistics import mean
 import numpy as np
 
 from data.user_mistake import Mistake, run_program
-from grpo.experiments.compare import TUNING, difference, read_arms
+from grpo.experiments.compare import TUNING, difference, interval, read_arms
 from grpo.experiments.grid import METHODS, REWARDS
 from grpo.experiments.strengths import VARIANTS
 from grpo.run.log import METRICS, SNAPSHOTS, read_lines
@@ -36,6 +36,8 @@ text { font: 15px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill:
 path.a, path.b, path.c, path.d { fill: none; stroke-width: 2.5; } .dot { fill-opacity: .75; }
 path.a { stroke: #1a7f37; } path.b { stroke: #bc4c00; stroke-width: 7; stroke-opacity: .55; }
 path.c { stroke: #0969da; } path.d { stroke: #59636e; }
+path.hollow { stroke-width: 1.5; } .hollow { stroke-width: 1.5; fill: #fff; }
+.hollow.c { stroke: #0969da; } .hollow.d { stroke: #59636e; }
 .frame { visibility: hidden; animation: frame 14s infinite step-end; }
 .last { visibility: visible; animation-name: last; }
 @keyframes frame { 0% { visibility: visible; } 7.14% { visibility: hidden; } }
@@ -43,9 +45,9 @@ path.c { stroke: #0969da; } path.d { stroke: #59636e; }
 @media (prefers-reduced-motion: reduce) { .frame { animation: none; } }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; } .faint, .d { fill: #9da7b1; } .grid { stroke: #30363d; }
-  .a { fill: #3fb950; } .b { fill: #f0883e; } .c { fill: #58a6ff; }
+  .a { fill: #3fb950; } .b { fill: #f0883e; } .c { fill: #58a6ff; } .hollow { fill: #0d1117; }
   path.a { stroke: #3fb950; } path.b { stroke: #f0883e; } path.c { stroke: #58a6ff; }
-  path.d { stroke: #9da7b1; }
+  path.d, .hollow.d { stroke: #9da7b1; } .hollow.c { stroke: #58a6ff; }
 }
 """
 
@@ -168,10 +170,18 @@ def coverage() -> None:
 
 
 def ladder() -> None:
-    """Plot what's correct on each rung, a dot a run."""
+    """Plot what's correct on each rung, a dot a run, next to its mean and what's lost."""
     arms = read_arms(FOLDER / "ladder.jsonl")
     rows = [("c", [run["correct"] for run in runs]) for runs in arms.values()]
-    write("ladder", 75 + 26 * len(rows), names([*arms]) + strip(270, 520, "", rows))
+    body = names([*arms]) + strip(270, 360, "", rows)
+    body += [text(x, 20, word, "bold", "end") for x, word in ((750, "correct"), (815, "lost"))]
+    for i, runs in enumerate(arms.values()):
+        correct = [run["correct"] for run in runs]
+        words = f"{mean(correct):.3f} ± {interval(correct):.3f}"
+        body.append(text(750, 55 + 26 * i, words, "", "end"))
+        lost = mean(run["lost"] for run in runs)
+        body.append(text(815, 55 + 26 * i, f"{lost:.3f}", "faint", "end"))
+    write("ladder", 75 + 26 * len(rows), body)
 
 
 def tuning() -> None:
@@ -205,27 +215,28 @@ def grid() -> None:
 
 
 def effects(left: float, top: float, low: float, high: float, points: list[tuple]) -> list[str]:
-    """Plot differences with their intervals, side by side: `points` has (difference, half)."""
+    """Plot differences with their intervals: `points` has (x, difference, half, whether hollow)."""
 
     def height(value: float) -> float:
         return top + 150 * (high - min(max(value, low), high)) / (high - low)
 
-    body = [path([(left, height(0)), (left + 105, height(0))], "grid")]
-    for x, (found, half) in zip(np.linspace(left + 12, left + 93, len(points)), points):
+    body = [path([(left, height(0)), (left + 112, height(0))], "grid")]
+    for x, found, half, hollow in points:
         kind = "c" if abs(found) > max(half, TUNING) else "d"
+        kind += " hollow" if hollow else ""
         body.append(path([(x, height(found - half)), (x, height(found + half))], kind))
         body.append(f'<circle cx="{x:.1f}" cy="{height(found):.1f}" r="4.5" class="{kind}"/>')
     return body
 
 
 def strengths() -> None:
-    """Plot what each claim changes, from the weakest base model to the strongest."""
+    """Plot what each claim changes, from the weakest base model to the strongest.
+
+    Hollow: from the second set of base models.
+    """
     arms = read_arms(FOLDER / "strengths.jsonl")
-    lines = read_lines(FOLDER / "strengths.jsonl")
-    at_first = {line["base"]: line["correct"] for line in lines if line["half"] == "before"}
-    bases = sorted(at_first, key=at_first.get)
     body = []
-    scales = {"correct": (65, -0.3, 0.1), "lost": (260, -0.1, 0.2)}
+    scales = {"correct": (65, -0.4, 0.1), "lost": (260, -0.1, 0.2)}
     for metric, (top, low, high) in scales.items():
         body.append(text(0, top - 20, metric, "bold"))
         for value in (low, 0, high):
@@ -234,16 +245,20 @@ def strengths() -> None:
     for column, claim in enumerate([*VARIANTS][1:]):
         left = 60 + 130 * column
         body.append(text(left, 20, claim, "bold"))
+        marks = [left + 10 + 29 * i for i in range(len(SHARES))]
         for metric, (top, low, high) in scales.items():
             points = []
-            for base in bases:
-                pair = [arms[f"{base}: {name}"] for name in ("default", claim)]
-                points.append(difference(*([run[metric] for run in runs] for runs in pair)))
+            for x, base in zip(marks, SHARES):
+                for prefix, shift in (("", 0), ("second ", 11)):
+                    pair = [arms.get(f"{prefix}{base}: {name}") for name in ("default", claim)]
+                    if None not in pair:
+                        found = difference(*([run[metric] for run in runs] for runs in pair))
+                        points.append((x + shift, *found, bool(prefix)))
             body += effects(left, top, low, high, points)
-        for x, base in zip(np.linspace(left + 12, left + 93, len(bases)), bases):
-            body.append(text(x, 435, SHARES[base], "faint", "middle"))
-    legend = "Differences from config/rule.py, over the share of the pretraining."
-    legend += " Blue: decided."
+        for x, share in zip(marks, SHARES.values()):
+            body.append(text(x + 4, 435, share, "faint", "middle"))
+    legend = "Differences from GRPO, over the share of the pretraining."
+    legend += " Blue: decided. Hollow: second set."
     write("strengths", 470, [*body, text(60, 460, legend, "faint")])
 
 
