@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from data.user_mistake import Mistake, run_program
 from grpo import tokens
 from grpo.experiments.fair import choose
 from grpo.run.log import append, read_lines
@@ -58,7 +59,9 @@ def run(base, variant, half, tuned, seed):
     return line
 
 
-def main():
+def main(arguments):
+    if arguments:
+        raise Mistake("it takes no words: python -m grpo.experiments.tokens_claims")
     torch.set_num_threads(1)
     base = tokens.pretrain()
 
@@ -73,4 +76,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main, __doc__)

@@ -12,7 +12,17 @@ import train_grpo
 from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
 from grpo.evaluation import __main__ as evaluation
-from grpo.experiments import compare, fair, gradient, grid, strengths, supervised, text, through
+from grpo.experiments import (
+    compare,
+    fair,
+    gradient,
+    grid,
+    strengths,
+    supervised,
+    text,
+    through,
+    tokens_claims,
+)
 from grpo.run import load
 from grpo.run.config import load_config
 from grpo.tools import fill, replay, toy
@@ -73,6 +83,7 @@ supervised slow out --order=2,6                          # order=2,6
 supervised slow out --order=2-99                         # order=2-99
 supervised any {x}/r.py/out                              # inside a file
 strengths eighth                                         # name a folder
+tokens_claims out                                        # no words
 through straight config/text.py                          # for sums
 text nowhere --judge=nowhere                             # nowhere
 fair out config/rule.py --top_k=1                        # truncation
@@ -121,6 +132,7 @@ PROGRAMS = {
     "gradient": gradient,
     "through": through,
     "text": text,
+    "tokens_claims": tokens_claims,
 }
 
 
