@@ -71,10 +71,10 @@ def grpo_loss(now, old, ref, completions, A, mask):
     `now`, `old` and `ref` (B,T,V) are log q of the generator now, of the one that drew the
     completions, and of the frozen base model. A is a completion's advantage (B,G), and mask (B,T)
     is True at blanks. ρ = q/q_old says how much more likely a character has become since it was
-    drawn. In the first update it's 1, and the gradient of ρA is A ∇log q. Averaged over draws,
-    that's the gradient of the expected reward, because ∇q = q ∇log q. Once ρ is above 1.2 with A >
-    0, or below 0.8 with A < 0, the minimum is constant and stops pushing. The KL keeps the
-    completions of an input from all becoming the same wrong sum, with nothing left to compare.
+    drawn. In the first update it's 1, and the gradient of ρA is A ∇log q. Summed over blanks and
+    averaged over draws, that's the gradient of the expected reward, because ∇q = q ∇log q. Once ρ
+    is above 1.2 with A > 0, or below 0.8 with A < 0, the minimum is constant and stops pushing. The
+    KL makes it rarer that an input's completions all become one wrong sum, with nothing to compare.
     """
     A = A[:, :, None]  # (B,G,1)
     moved = (now - old).gather(-1, completions.mT)  # (B,T,G) how far log q has moved
