@@ -21,6 +21,7 @@ import numpy as np
 
 from data.user_mistake import Mistake, run_program
 from grpo.experiments.compare import TUNING, difference, interval, read_arms
+from grpo.experiments.fair import Variant
 from grpo.experiments.grid import METHODS, REWARDS
 from grpo.experiments.strengths import VARIANTS
 from grpo.run.log import METRICS, SNAPSHOTS, read_lines
@@ -173,14 +174,21 @@ def ladder() -> None:
     """Plot what's correct on each rung, a dot a run, next to its mean and what's lost."""
     arms = read_arms(FOLDER / "ladder.jsonl")
     rows = [("c", [run["correct"] for run in runs]) for runs in arms.values()]
-    body = names([*arms]) + strip(270, 360, "", rows)
-    body += [text(x, 20, word, "bold", "end") for x, word in ((750, "correct"), (815, "lost"))]
+    body = names([*arms]) + strip(270, 250, "", rows)
+    columns = {640: "correct", 710: "lost", 790: "updates"}
+    body += [text(x, 20, word, "bold", "end") for x, word in columns.items()]
     for i, runs in enumerate(arms.values()):
+        y = 55 + 26 * i
         correct = [run["correct"] for run in runs]
-        words = f"{mean(correct):.3f} ± {interval(correct):.3f}"
-        body.append(text(750, 55 + 26 * i, words, "", "end"))
         lost = mean(run["lost"] for run in runs)
-        body.append(text(815, 55 + 26 * i, f"{lost:.3f}", "faint", "end"))
+        made = Variant(FOLDER, runs[0]["flags"].split(), {})
+        if made.kind == "supervised":
+            updates = made.settings.updates
+        else:
+            updates = made.config.max_iters * made.config.num_iterations
+        body.append(text(640, y, f"{mean(correct):.3f} ± {interval(correct):.3f}", "", "end"))
+        body.append(text(710, y, f"{lost:.3f}", "faint", "end"))
+        body.append(text(790, y, f"{updates:,}", "faint", "end"))
     write("ladder", 75 + 26 * len(rows), body)
 
 
