@@ -11,6 +11,18 @@ is estimated, the advantage divided by the group's deviation, and the reward is 
 
 Shapes: B prompts, G completions of each, N = B·G texts, L tokens of a text, of which the first P
 are the prompt, and V characters of the vocabulary.
+
+Nobody has trained a large model with this. There, you'd also change:
+
+    sampling   An engine draws, and its log-probs aren't quite the trainer's. Take `old` from the
+               trainer, and multiply the objective by min(exp(old - engine's), 2), detached
+               (fengyao.notion.site/off-policy-rl). Turn off top-k (in Hugging Face it's 50), top-p
+               and penalties
+    lengths    mask out what was cut off (DAPO, 2503.14476)
+    settings   a rate of 1e-6, G = 64 and BETA = .04 (DeepSeekMath, 2402.03300), or G = 16 with
+               DAPO's clip and no KL
+
+For one pass of a diffusion model, log_probs has no shift, and the completion mask is the blanks.
 """
 
 import copy
