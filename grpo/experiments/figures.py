@@ -240,11 +240,11 @@ def effects(left: float, top: float, low: float, high: float, points: list[tuple
 def strengths() -> None:
     """Plot what each claim changes, from the weakest base model to the strongest.
 
-    Hollow: from the second set of base models.
+    Hollow: from their twins.
     """
     arms = read_arms(FOLDER / "strengths.jsonl")
     body = []
-    scales = {"correct": (65, -0.4, 0.1), "lost": (260, -0.1, 0.2)}
+    scales = {"correct": (65, -0.5, 0.2), "lost": (260, -0.2, 0.2)}
     for metric, (top, low, high) in scales.items():
         body.append(text(0, top - 20, metric, "bold"))
         for value in (low, 0, high):
@@ -257,7 +257,7 @@ def strengths() -> None:
         for metric, (top, low, high) in scales.items():
             points = []
             for x, base in zip(marks, SHARES):
-                for prefix, shift in (("", 0), ("second ", 11)):
+                for prefix, shift in (("", 0), ("twin ", 11)):
                     pair = [arms.get(f"{prefix}{base}: {name}") for name in ("default", claim)]
                     if None not in pair:
                         found = difference(*([run[metric] for run in runs] for runs in pair))
@@ -266,7 +266,7 @@ def strengths() -> None:
         for x, share in zip(marks, SHARES.values()):
             body.append(text(x + 4, 435, share, "faint", "middle"))
     legend = "Differences from GRPO, over the share of the pretraining."
-    legend += " Blue: decided. Hollow: second set."
+    legend += " Blue: decided. Hollow: twins."
     write("strengths", 470, [*body, text(60, 460, legend, "faint")])
 
 

@@ -1,14 +1,15 @@
 """Which verdicts flip with the base model? Six claims, from seven base models.
 
     python -m grpo.experiments.strengths out-strengths    # some eight hours on one core; resumable
+    python -m grpo.experiments.strengths flips            # average its results, weak and strong
 
 The base models are made by one recipe, with an eighth, a quarter, a half and all of the updates of
-model/pretrained/sums.pt, and all but the last again, with another seed: the second set. Every
-variant of config/rule.py is tuned from each of them by `fair` (nine pairs of beta and rate, and
-what's beyond an edge) and gets five seeds (the default ten), on 12,000 held-out inputs. The runs go
-to grpo/experiments/results/strengths.jsonl.
+model/pretrained/sums.pt, and all but the last again, with another seed: their twins. Every variant
+of config/rule.py is tuned from each of them by `fair` (nine pairs of beta and rate, and what's
+beyond an edge) and gets five seeds (the default ten), on 12,000 held-out inputs. The runs go to
+grpo/experiments/results/strengths.jsonl.
 
-What we expected of the first set, written down before any of its runs (differences from the same
+What we expected of the first four, written down before any of their runs (differences from the same
 base model's tuned default, from the strongest base model to the weakest):
 
     no KL          -.02 to 0, and more is lost everywhere. Doesn't flip.
@@ -18,12 +19,11 @@ base model's tuned default, from the strongest base model to the weakest):
     luck           -.015 to -.1: where right sums are as rare as lucky ones, it isn't a detail.
     habit          -.2 to -.1: a weaker base model has less of the habit. Luck catches up with it.
 
-And of the second one, written down before it was tuned, but after runs with the first one's
-settings:
+And of the twins, written down before they were tuned, but after runs with the others' settings:
 
     no clip        worse from all three, at 1.1 to 1.6 times as many wrong answers.
     habit          worse from all three, by .05 to .25.
-    the rest       undecided, or not what the first set's twin said.
+    the rest       undecided, or not what the other one said.
 """
 
 import sys
@@ -32,11 +32,12 @@ from statistics import mean
 
 from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
-from grpo.experiments.compare import interval
+from grpo.experiments.compare import contrast, interval, read_arms
 from grpo.experiments.fair import Variant, measure, open_variant
 from grpo.run.log import write_lines
 from model import pretrain
 
+RESULTS = PROJECT / "grpo/experiments/results/strengths.jsonl"
 SEEDS = 5  # of a claim; the default has twice as many, because all others are compared with it
 SHIPPED = "model/pretrained/sums.pt"
 RECIPE = (
@@ -48,10 +49,12 @@ BASES = {  # updates and seed
     "quarter": (300, 1),
     "eighth": (150, 1),
     "half": (600, 1),
-    "second quarter": (300, 2),
-    "second eighth": (150, 2),
-    "second half": (600, 2),
+    "twin quarter": (300, 2),
+    "twin eighth": (150, 2),
+    "twin half": (600, 2),
 }
+WEAK = "eighth", "quarter", "twin eighth", "twin quarter"  # drawn after the runs
+STRONG = "half", "all", "twin half"
 OWN = "grpo/experiments/rewards.py"
 VARIANTS = {
     "default": "",
@@ -87,7 +90,29 @@ def variant_of(folder: Path, base: str, file: str, name: str) -> Variant:
     return variant
 
 
+def flips() -> None:
+    """Print each claim's effect, averaged over weak base models, over strong ones, and the gap."""
+    arms = read_arms(RESULTS)
+
+    def effect(claim: str, bases: tuple, weight: float) -> list[tuple[float, list[float]]]:
+        parts = []
+        for base in bases:
+            for name, sign in ((claim, 1), ("default", -1)):
+                correct = [run["correct"] for run in arms[f"{base}: {name}"]]
+                parts.append((sign * weight / len(bases), correct))
+        return parts
+
+    print("| | weak | strong | weak − strong |\n| --- | --- | --- | --- |")
+    for claim in [*VARIANTS][1:]:
+        weak, strong = effect(claim, WEAK, 1), effect(claim, STRONG, 1)
+        gap = weak + effect(claim, STRONG, -1)
+        cells = ["{:+.3f} ± {:.3f}".format(*contrast(parts)) for parts in (weak, strong, gap)]
+        print("|", " | ".join([claim, *cells]), "|")
+
+
 def main(arguments: list[str]) -> None:
+    if arguments == ["flips"]:
+        return flips()
     if not arguments or arguments[0] in BASES or not {*arguments[1:]} <= {*BASES}:
         raise Mistake(f"name a folder for the runs, and, if not all, some of {', '.join(BASES)}")
     folder, bases = Path(arguments[0]), arguments[1:] or [*BASES]
@@ -102,10 +127,10 @@ def main(arguments: list[str]) -> None:
             seeds = 2 * SEEDS if name == "default" else SEEDS
             runs = measure(variant, [*range(1, seeds + 1)])
             lines += [{"base": base, "arm": name, **run} for run in runs]
-            correct = [run["correct"] for run in runs if run["half"] == "report"]
-            row = f"{base:14} {name:13} {mean(correct):.3f} ± {interval(correct):.3f}"
+            values = [run["correct"] for run in runs if run["half"] == "report"]
+            row = f"{base:14} {name:13} {mean(values):.3f} ± {interval(values):.3f}"
             print(row, file=sys.stderr, flush=True)
-    write_lines(PROJECT / "grpo/experiments/results/strengths.jsonl", lines)
+    write_lines(RESULTS, lines)
 
 
 if __name__ == "__main__":
