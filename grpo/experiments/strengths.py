@@ -1,7 +1,7 @@
 """Which verdicts flip with the base model? Six claims, from seven base models.
 
     python -m grpo.experiments.strengths out-strengths    # some eight hours on one core; resumable
-    python -m grpo.experiments.strengths flips            # average its results, weak and strong
+    python -m grpo.experiments.strengths flips            # weak and strong base models
 
 The base models are made by one recipe, with an eighth, a quarter, a half and all of the updates of
 model/pretrained/sums.pt, and all but the last again, with another seed: their twins. Every variant
@@ -32,7 +32,7 @@ from statistics import mean
 
 from data.files import PROJECT
 from data.user_mistake import Mistake, run_program
-from grpo.experiments.compare import contrast, interval, read_arms
+from grpo.experiments.compare import difference, interval, read_arms
 from grpo.experiments.fair import Variant, measure, open_variant
 from grpo.run.log import write_lines
 from model import pretrain
@@ -91,23 +91,26 @@ def variant_of(folder: Path, base: str, file: str, name: str) -> Variant:
 
 
 def flips() -> None:
-    """Print each claim's effect, averaged over weak base models, over strong ones, and the gap."""
+    """Print each claim's effect for weak and for strong base models, and whether they differ.
+
+    A base model is a unit here: the intervals are over base models.
+    """
     arms = read_arms(RESULTS)
 
-    def effect(claim: str, bases: tuple, weight: float) -> list[tuple[float, list[float]]]:
-        parts = []
-        for base in bases:
-            for name, sign in ((claim, 1), ("default", -1)):
-                correct = [run["correct"] for run in arms[f"{base}: {name}"]]
-                parts.append((sign * weight / len(bases), correct))
-        return parts
+    def correct(base: str, name: str) -> float:
+        return mean(run["correct"] for run in arms[f"{base}: {name}"])
 
-    print("| | weak | strong | weak − strong |\n| --- | --- | --- | --- |")
+    print("| | weak | strong | weak − strong | wrong: weak | strong |")
     for claim in [*VARIANTS][1:]:
-        weak, strong = effect(claim, WEAK, 1), effect(claim, STRONG, 1)
-        gap = weak + effect(claim, STRONG, -1)
-        cells = ["{:+.3f} ± {:.3f}".format(*contrast(parts)) for parts in (weak, strong, gap)]
-        print("|", " | ".join([claim, *cells]), "|")
+        found, wrong = [], []
+        for bases in (WEAK, STRONG):
+            found.append([correct(base, claim) - correct(base, "default") for base in bases])
+            shares = [sum(1 - correct(base, name) for base in bases) for name in (claim, "default")]
+            wrong.append(f"{shares[0] / shares[1]:.2f}")
+        weak, strong = found
+        pairs = (mean(weak), interval(weak)), (mean(strong), interval(strong))
+        cells = [f"{x:+.3f} ± {half:.3f}" for x, half in (*pairs, difference(strong, weak))]
+        print("|", " | ".join([claim, *cells, *wrong]), "|")
 
 
 def main(arguments: list[str]) -> None:

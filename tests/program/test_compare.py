@@ -26,12 +26,6 @@ def test_welchs_interval_by_hand():
     assert abs(found - -0.08) < 1e-9 and abs(half - 2.709 * 0.02251) < 5e-4
 
 
-def test_a_contrast_weighs_means_and_variances():
-    """Half the sum of two means has half the standard error of their difference."""
-    found, half = compare.contrast([(0.5, A), (0.5, B)])
-    assert abs(found - 0.91) < 1e-9 and abs(half - 2.709 * 0.02251 / 2) < 3e-4
-
-
 @pytest.mark.parametrize(
     "other, expected",
     [
