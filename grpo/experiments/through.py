@@ -1,10 +1,11 @@
 """Learn from what the judge says about each digit: differentiate through it, or ask.
 
-    python -m grpo.experiments.through straight --out_dir=out-straight
-    python -m grpo.experiments.through asking --out_dir=out-asking --batch_size=32 \\
-        --max_iters=300 --learning_rate=5e-4 --kl_beta=0.1
+    python -m grpo.experiments.through show --batch_size=256 --seed=2    # compare the two
+    python -m grpo.experiments.through straight --out_dir=out-straight --learning_rate=5e-4 \\
+        --kl_beta=0.25 --max_iters=100
+    python -m grpo.experiments.through asking --out_dir=out-asking --learning_rate=5e-4 \\
+        --kl_beta=0.1 --batch_size=32 --max_iters=300 --num_iterations=2
     python -m grpo.evaluation out-asking/generator.pt config/rule.py    # measure what came out
-    python -m grpo.experiments.through show                             # compare the two
 
 The judge is a network, so why not backpropagate through it, as a GAN does? The draw of a digit is
 in the way. But if somebody told us what each digit v of a blank is worth, c(v), we could maximize
