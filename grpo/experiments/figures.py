@@ -222,52 +222,41 @@ def grid() -> None:
     write("grid", 75 + 26 * len(METHODS), body)
 
 
-def effects(left: float, top: float, low: float, high: float, points: list[tuple]) -> list[str]:
-    """Plot differences with their intervals: `points` has (x, difference, half, whether hollow)."""
-
-    def height(value: float) -> float:
-        return top + 150 * (high - min(max(value, low), high)) / (high - low)
-
-    body = [path([(left, height(0)), (left + 112, height(0))], "grid")]
-    for x, found, half, hollow in points:
-        kind = "c" if abs(found) > max(half, TUNING) else "d"
-        kind += " hollow" if hollow else ""
-        body.append(path([(x, height(found - half)), (x, height(found + half))], kind))
-        body.append(f'<circle cx="{x:.1f}" cy="{height(found):.1f}" r="4.5" class="{kind}"/>')
-    return body
-
-
 def strengths() -> None:
     """Plot what each claim changes, from the weakest base model to the strongest.
 
     Hollow: from their twins.
     """
     arms = read_arms(FOLDER / "strengths.jsonl")
+
+    def height(value: float) -> float:
+        return 30 + 240 * (0.2 - value) / 0.7
+
     body = []
-    scales = {"correct": (65, -0.5, 0.2), "lost": (260, -0.2, 0.2)}
-    for metric, (top, low, high) in scales.items():
-        body.append(text(0, top - 20, metric, "bold"))
-        for value in (low, 0, high):
-            y = top + 150 * (high - value) / (high - low)
-            body.append(text(48, y + 5, f"{value:+g}" if value else "0", "faint", "end"))
+    for value, words in ((0.2, "+0.2"), (0, "0"), (-0.2, "−0.2"), (-0.4, "−0.4")):
+        body.append(text(48, height(value) + 5, words, "faint", "end"))
     for column, claim in enumerate([*VARIANTS][1:]):
         left = 60 + 130 * column
         body.append(text(left, 20, claim, "bold"))
-        marks = [left + 10 + 29 * i for i in range(len(SHARES))]
-        for metric, (top, low, high) in scales.items():
-            points = []
-            for x, base in zip(marks, SHARES):
-                for prefix, shift in (("", 0), ("twin ", 11)):
-                    pair = [arms.get(f"{prefix}{base}: {name}") for name in ("default", claim)]
-                    if None not in pair:
-                        found = difference(*([run[metric] for run in runs] for runs in pair))
-                        points.append((x + shift, *found, bool(prefix)))
-            body += effects(left, top, low, high, points)
-        for x, share in zip(marks, SHARES.values()):
-            body.append(text(x + 4, 435, share, "faint", "middle"))
-    legend = "Differences from GRPO, over the share of the pretraining."
+        body.append(path([(left, height(0)), (left + 112, height(0))], "grid"))
+        for i, (base, share) in enumerate(SHARES.items()):
+            x = left + 10 + 29 * i
+            body.append(text(x + 4, 295, share, "faint", "middle"))
+            body += effect(x, height, arms, base, claim, "")
+            if base != "all":
+                body += effect(x + 11, height, arms, f"twin {base}", claim, "hollow")
+    legend = "What's correct, minus GRPO's, over the share of the pretraining."
     legend += " Blue: decided. Hollow: twins."
-    write("strengths", 470, [*body, text(60, 460, legend, "faint")])
+    write("strengths", 330, [*body, text(60, 320, legend, "faint")])
+
+
+def effect(x: float, height, arms: dict, base: str, claim: str, kind: str) -> list[str]:
+    """Plot a difference and its interval."""
+    pair = [[run["correct"] for run in arms[f"{base}: {name}"]] for name in ("default", claim)]
+    found, half = difference(*pair)
+    kind = f"{'c' if abs(found) > max(half, TUNING) else 'd'} {kind}"
+    bar = path([(x, height(found - half)), (x, height(found + half))], kind)
+    return [bar, f'<circle cx="{x:.1f}" cy="{height(found):.1f}" r="4.5" class="{kind}"/>']
 
 
 def main(arguments: list[str]) -> None:
