@@ -8,7 +8,7 @@
     python -m grpo.experiments.figures ladder          # a dot a run, from ladder.jsonl
     python -m grpo.experiments.figures tuning          # four settings, from tuning.jsonl
     python -m grpo.experiments.figures grid            # what scores mean, from grid.jsonl
-    python -m grpo.experiments.figures strengths       # claims from four base models, likewise
+    python -m grpo.experiments.figures strengths       # claims from seven base models, likewise
 
 Each command writes results/NAME.svg. config/README.md has the commands that make the runs, and
 claims.md and README.md those behind the .jsonl files, which have a line a run.
@@ -171,7 +171,7 @@ def coverage() -> None:
 
 
 def ladder() -> None:
-    """Plot what's correct on each rung, a dot a run, next to its mean and what's lost."""
+    """Plot what's correct on each rung, next to its mean, what's lost, and its updates."""
     arms = read_arms(FOLDER / "ladder.jsonl")
     rows = [("c", [run["correct"] for run in runs]) for runs in arms.values()]
     body = names([*arms]) + strip(270, 250, "", rows)

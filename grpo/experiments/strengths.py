@@ -1,7 +1,7 @@
 """Which verdicts flip with the base model? Six claims, from seven base models.
 
     python -m grpo.experiments.strengths out-strengths    # some eight hours on one core; resumable
-    python -m grpo.experiments.strengths flips            # weak and strong base models
+    python -m grpo.experiments.strengths flips            # sum its results up
 
 The base models are made by one recipe, with an eighth, a quarter, a half and all of the updates of
 model/pretrained/sums.pt, and all but the last again, with another seed: their twins. Every variant
@@ -100,17 +100,21 @@ def flips() -> None:
     def correct(base: str, name: str) -> float:
         return mean(run["correct"] for run in arms[f"{base}: {name}"])
 
-    print("| | weak | strong | weak − strong | wrong: weak | strong |")
+    head = ["", "weak", "strong", "weak − strong", "times as many wrong: weak", "strong"]
+    print("|", " | ".join(head), "|")
+    print("|", " | ".join(["---"] * len(head)), "|")
     for claim in [*VARIANTS][1:]:
-        found, wrong = [], []
+        effects, ratios = [], []
         for bases in (WEAK, STRONG):
-            found.append([correct(base, claim) - correct(base, "default") for base in bases])
-            shares = [sum(1 - correct(base, name) for base in bases) for name in (claim, "default")]
-            wrong.append(f"{shares[0] / shares[1]:.2f}")
-        weak, strong = found
-        pairs = (mean(weak), interval(weak)), (mean(strong), interval(strong))
-        cells = [f"{x:+.3f} ± {half:.3f}" for x, half in (*pairs, difference(strong, weak))]
-        print("|", " | ".join([claim, *cells, *wrong]), "|")
+            effects.append([correct(base, claim) - correct(base, "default") for base in bases])
+            wrong = sum(1 - correct(base, claim) for base in bases)
+            ratios.append(wrong / sum(1 - correct(base, "default") for base in bases))
+        weak, strong = effects
+        gap, half = difference(strong, weak)
+        cells = [f"{mean(weak):+.3f} ± {interval(weak):.3f}"]
+        cells += [f"{mean(strong):+.3f} ± {interval(strong):.3f}", f"{gap:+.3f} ± {half:.3f}"]
+        cells += [f"{ratio:.2f}" for ratio in ratios]
+        print("|", " | ".join([claim, *cells]), "|")
 
 
 def main(arguments: list[str]) -> None:

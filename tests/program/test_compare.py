@@ -8,7 +8,7 @@ from conftest import encode, write_text
 
 from data.vocabulary import VOCABULARY, decode
 from grpo.batch import make_batch
-from grpo.experiments import compare, text
+from grpo.experiments import compare, strengths, text
 from grpo.policy import Product
 from grpo.run.config import Config
 
@@ -81,6 +81,22 @@ def test_each_base_model_has_its_own_reference(tmp_path, capsys):
     compare.main([str(tmp_path / "runs.jsonl")])
     rows = capsys.readouterr().out.splitlines()[2:]
     assert "| half: default | 5 | 0.870 ± 0.061 |" in rows[2] and "+0.080" in rows[3]
+
+
+def test_what_flips_counts_base_models_not_seeds(tmp_path, monkeypatch, capsys):
+    """Weak ones lose .1, .1, .2 and .2 of .5, strong ones nothing: a standard error of .0289."""
+    losses = dict(zip(strengths.WEAK, (0.1, 0.1, 0.2, 0.2))) | dict.fromkeys(strengths.STRONG, 0)
+    runs = []
+    for base, loss in losses.items():
+        for arm in strengths.VARIANTS:
+            correct = 0.5 if arm == "default" else 0.5 - loss
+            for x in (correct - 0.1, correct + 0.1):  # two seeds
+                runs.append({"half": "report", "base": base, "arm": arm, "correct": x})
+    write_text(tmp_path / "runs.jsonl", "".join(json.dumps(run) + "\n" for run in runs))
+    monkeypatch.setattr(strengths, "RESULTS", tmp_path / "runs.jsonl")
+    strengths.main(["flips"])
+    row = capsys.readouterr().out.splitlines()[2]  # 3 degrees of freedom: 3.18 standard errors
+    assert row == ("| no KL | -0.150 ± 0.092 | +0.000 ± 0.000 | -0.150 ± 0.092 | 1.30 | 1.00 |")
 
 
 def test_a_word_from_a_list_is_the_likeliest_one_and_the_rest_of_the_window_stays():
