@@ -6,7 +6,6 @@
     python -m grpo.experiments.figures curves habit fooled,accepts,valid "the old judge=out-weak"
     python -m grpo.experiments.figures coverage        # pass@k, from claims.jsonl
     python -m grpo.experiments.figures ladder          # a dot a run, from ladder.jsonl
-    python -m grpo.experiments.figures tuning          # four settings, from tuning.jsonl
     python -m grpo.experiments.figures grid            # what scores mean, from grid.jsonl
     python -m grpo.experiments.figures strengths       # claims from seven base models, likewise
 
@@ -22,11 +21,12 @@ import numpy as np
 from data.user_mistake import Mistake, run_program
 from grpo.experiments.compare import TUNING, difference, interval, read_arms
 from grpo.experiments.fair import Variant
-from grpo.experiments.grid import METHODS, REWARDS
+from grpo.experiments.grid import METHODS
 from grpo.experiments.strengths import VARIANTS
 from grpo.run.log import METRICS, SNAPSHOTS, read_lines
 
 FOLDER = Path(__file__).parent / "results"
+MEANINGS = {"as it is": "as it is", "constant": "plus a constant", "both": "and times a unit"}
 SHARES = {"eighth": "⅛", "quarter": "¼", "half": "½", "all": "1"}  # of the pretraining
 STYLE = """
 text { font: 15px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
@@ -93,15 +93,18 @@ def panel(
 
 
 def strip(left: float, width: float, title: str, rows: list[tuple[str, list[float]]]) -> list[str]:
-    """Plot shares as dots: a row for each kind and its values."""
+    """Plot shares as dots, with their mean and its interval: a row for each kind and its values."""
     body, bottom = [text(left, 20, title, "bold")], 40 + 26 * len(rows)
-    for x, share in zip(np.linspace(left, left + width, 5), ("0", "", "0.5", "", "1")):
+    for x, share in zip(np.linspace(left, left + width, 5), ("0", "", ".5", "", "1")):
         body.append(path([(x, 30), (x, bottom)], "grid"))
         body.append(text(x, bottom + 20, share, "faint", "middle"))
     for i, (kind, values) in enumerate(rows):
+        y = 50 + 26 * i
         for value in values:
-            x, y = left + width * value, 50 + 26 * i
+            x = left + width * value
             body.append(f'<circle cx="{x:.1f}" cy="{y}" r="4" class="dot {kind}"/>')
+        words = f"{mean(values):.3f} ± {interval(values):.3f}"
+        body.append(text(left + width + 10, y + 5, words, "faint" if kind == "d" else ""))
     return body
 
 
@@ -175,50 +178,36 @@ def ladder() -> None:
     arms = read_arms(FOLDER / "ladder.jsonl")
     rows = [("c", [run["correct"] for run in runs]) for runs in arms.values()]
     body = names([*arms]) + strip(270, 250, "", rows)
-    columns = {640: "correct", 710: "lost", 790: "updates"}
-    body += [text(x, 20, word, "bold", "end") for x, word in columns.items()]
+    columns = {532: "correct", 670: "lost", 720: "updates"}
+    body += [text(x, 20, word, "bold") for x, word in columns.items()]
     for i, runs in enumerate(arms.values()):
         y = 55 + 26 * i
-        correct = [run["correct"] for run in runs]
         lost = mean(run["lost"] for run in runs)
         made = Variant(FOLDER, runs[0]["flags"].split(), {})
         if made.kind == "supervised":
             updates = made.settings.updates
         else:
             updates = made.config.max_iters * made.config.num_iterations
-        body.append(text(640, y, f"{mean(correct):.3f} ± {interval(correct):.3f}", "", "end"))
-        body.append(text(710, y, f"{lost:.3f}", "faint", "end"))
-        body.append(text(790, y, f"{updates:,}", "faint", "end"))
+        body.append(text(670, y, f"{lost:.3f}", "faint"))
+        body.append(text(780, y, f"{updates:,}", "faint", "end"))
     write("ladder", 75 + 26 * len(rows), body)
-
-
-def tuning() -> None:
-    """Plot what's correct over four settings of config/rule.py: a line a seed of tuning.jsonl."""
-    found = {}
-    for run in read_lines(FOLDER / "tuning.jsonl"):
-        seeds = found.setdefault(run["setting"], {})
-        seeds.setdefault(run["seed"], {})[f"{run['value']:g}"] = run["correct"]
-    body = []
-    for i, (setting, seeds) in enumerate(found.items()):
-        lines = [[*run.values()] for run in seeds.values()]
-        body += panel(45 + 205 * i, 145, setting, [*seeds[1]][::2], {"": lines})
-    write("tuning", 320, body)
 
 
 def grid() -> None:
     """Plot what's correct for each method (down) and meaning of the scores (across), a dot a run.
 
-    What a reward can't change is drawn where it was measured, in gray.
+    What a reward can't change is drawn where it was measured, in gray. A unit alone, which hurts
+    nobody by much, has only its runs.
     """
     arms = read_arms(FOLDER / "grid.jsonl")
     body = names(METHODS)
-    for column, reward in enumerate(REWARDS):
+    for column, (reward, title) in enumerate(MEANINGS.items()):
         rows = []
         for method, (_, same) in METHODS.items():
             source = same.get(reward, reward)
             correct = [run["correct"] for run in arms[f"{method}, {source}"]]
             rows.append(("c" if source == reward else "d", correct))
-        body += strip(275 + 140 * column, 110, reward, rows)
+        body += strip(270 + 185 * column, 60, title, rows)
     write("grid", 75 + 26 * len(METHODS), body)
 
 
@@ -260,7 +249,7 @@ def effect(x: float, height, arms: dict, base: str, claim: str, kind: str) -> li
 
 
 def main(arguments: list[str]) -> None:
-    drawings = [moving, curves, coverage, ladder, tuning, grid, strengths]
+    drawings = [moving, curves, coverage, ladder, grid, strengths]
     known = {drawing.__name__: drawing for drawing in drawings}
     if not arguments or arguments[0] not in known:
         raise Mistake(f"name one picture: {', '.join(known)}; --help says what each one takes")
