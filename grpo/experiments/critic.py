@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.vocabulary import decode
 from grpo.batch import Batch
 from grpo.experiments import rewards
 from grpo.reward import mean_over_blanks
@@ -26,7 +25,6 @@ from model.transformer import Generator, Judge
 generator = load_model("model/pretrained/sums.pt", Generator)
 critic = Judge(generator.trunk.config)  # a network like the judge's
 critic.trunk.load_state_dict(generator.trunk.state_dict())  # from the base model's features, too
-memory = {}  # what each input earned when it last came up
 optimizer = torch.optim.AdamW(critic.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0)
 
 
@@ -44,16 +42,6 @@ def advantage(completions: Tensor, batch: Batch, reward) -> Tensor:
         optimizer.step()
         optimizer.zero_grad()
     return earned - expected.detach()
-
-
-def remembered(completions: Tensor, batch: Batch) -> Tensor:
-    """Pay what `constant` pays, minus what the same input earned when it last came up, if ever."""
-    earned = rewards.constant(completions, batch)  # (B,G)
-    texts = decode(batch.masked)
-    before = [[memory.get(text, 0.0)] for text in texts]  # (B,1)
-    if torch.is_grad_enabled():
-        memory.update(zip(texts, earned.mean(dim=1).tolist()))
-    return earned - torch.tensor(before)
 
 
 successes = partial(advantage, reward=rewards.successes)

@@ -22,7 +22,7 @@ from data.user_mistake import Mistake, run_program
 from grpo.experiments.compare import TUNING, difference, interval, read_arms
 from grpo.experiments.fair import Variant
 from grpo.experiments.grid import METHODS
-from grpo.experiments.strengths import VARIANTS
+from grpo.experiments.strengths import VARIANTS, averages
 from grpo.run.log import METRICS, SNAPSHOTS, read_lines
 
 FOLDER = Path(__file__).parent / "results"
@@ -214,7 +214,7 @@ def grid() -> None:
 def strengths() -> None:
     """Plot what each claim changes, from the weakest base model to the strongest.
 
-    Hollow: from their twins.
+    Hollow: from their twins. Below: averages over weak and strong base models, and their gap.
     """
     arms = read_arms(FOLDER / "strengths.jsonl")
 
@@ -234,9 +234,15 @@ def strengths() -> None:
             body += effect(x, height, arms, base, claim, "")
             if base != "all":
                 body += effect(x + 11, height, arms, f"twin {base}", claim, "hollow")
-    legend = "What's correct, minus GRPO's, over the share of the pretraining."
-    legend += " Blue: decided. Hollow: twins."
-    write("strengths", 330, [*body, text(60, 320, legend, "faint")])
+        (weak, strong), ratios = averages(claim)
+        rows = [(mean(x), interval(x)) for x in (weak, strong)] + [difference(strong, weak)]
+        for i, (found, half) in enumerate(rows):
+            words = f"{found:+.2f} ± {half:.2f}".replace("-", "−")
+            body.append(text(left, 330 + 22 * i, words, "c bold" if abs(found) > half else ""))
+        body.append(text(left, 396, " and ".join(f"×{ratio:.1f}" for ratio in ratios)))
+    for i, word in enumerate(("weak", "strong", "gap", "wrong")):
+        body.append(text(54, 330 + 22 * i, word, "faint", "end"))
+    write("strengths", 410, body)
 
 
 def effect(x: float, height, arms: dict, base: str, claim: str, kind: str) -> list[str]:

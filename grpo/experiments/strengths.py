@@ -90,29 +90,38 @@ def variant_of(folder: Path, base: str, file: str, name: str) -> Variant:
     return variant
 
 
+def averages(claim: str) -> tuple[list[list[float]], list[float]]:
+    """Return the effects from weak and from strong base models, and how wrong they get.
+
+    An effect is what's correct, minus the default's, from one base model. How wrong: the wrong
+    answers of the weak, and of the strong, over the default's.
+    """
+    arms = read_arms(RESULTS)
+    effects, ratios = [], []
+    for bases in (WEAK, STRONG):
+        pairs = [
+            [mean(run["correct"] for run in arms[f"{base}: {name}"]) for base in bases]
+            for name in ("default", claim)
+        ]
+        before, after = pairs
+        effects.append([y - x for x, y in zip(before, after)])
+        ratios.append(sum(1 - y for y in after) / sum(1 - x for x in before))
+    return effects, ratios
+
+
 def flips() -> None:
     """Print each claim's effect for weak and for strong base models, and whether they differ.
 
     A base model is a unit here: the intervals are over base models.
     """
-    arms = read_arms(RESULTS)
-
-    def correct(base: str, name: str) -> float:
-        return mean(run["correct"] for run in arms[f"{base}: {name}"])
-
     head = ["", "weak", "strong", "weak − strong", "times as many wrong: weak", "strong"]
     print("|", " | ".join(head), "|")
     print("|", " | ".join(["---"] * len(head)), "|")
     for claim in [*VARIANTS][1:]:
-        effects, ratios = [], []
-        for bases in (WEAK, STRONG):
-            effects.append([correct(base, claim) - correct(base, "default") for base in bases])
-            wrong = sum(1 - correct(base, claim) for base in bases)
-            ratios.append(wrong / sum(1 - correct(base, "default") for base in bases))
-        weak, strong = effects
+        (weak, strong), ratios = averages(claim)
         gap, half = difference(strong, weak)
-        cells = [f"{mean(weak):+.3f} ± {interval(weak):.3f}"]
-        cells += [f"{mean(strong):+.3f} ± {interval(strong):.3f}", f"{gap:+.3f} ± {half:.3f}"]
+        cells = [f"{mean(x):+.3f} ± {interval(x):.3f}" for x in (weak, strong)]
+        cells.append(f"{gap:+.3f} ± {half:.3f}")
         cells += [f"{ratio:.2f}" for ratio in ratios]
         print("|", " | ".join([claim, *cells]), "|")
 

@@ -158,10 +158,6 @@ def test_the_critic_learns_only_from_training():
     with torch.no_grad():
         seconds = [critic.successes(tokens[:, None], batch) for _ in range(2)]
     assert first == 1 > seconds[0] == seconds[1]
-    constant = rewards.constant(tokens[:, None], batch)
-    assert critic.remembered(tokens[:, None], batch) == constant and critic.memory
-    with torch.no_grad():
-        assert critic.remembered(tokens[:, None], batch) == 0
 
 
 def test_every_command_of_the_ladder_and_the_grid_is_understood(tmp_path):
