@@ -17,7 +17,7 @@ from conftest import numbers
 
 from grpo.advantage import compute_advantages
 from grpo.latent import Latent
-from grpo.loss import grpo_loss, loss_weights
+from grpo.loss import OBJECTIVES, grpo_loss, loss_weights
 from grpo.policy import Product, Sample
 from grpo.run.config import Config
 
@@ -117,7 +117,7 @@ def assert_opposite(have, want, factor=1.0):
 
 @BOTH
 @pytest.mark.parametrize("baseline, factor", [("leave_one_out", 1.0), ("mean", 1 - 1 / G)])
-@pytest.mark.parametrize("objective", ["clip", "reinforce"])
+@pytest.mark.parametrize("objective", [*OBJECTIVES])
 def test_expected_gradient_is_that_of_the_expected_reward(policy, baseline, factor, objective):
     """With leave_one_out a completion's baseline doesn't depend on it, so there is no bias.
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import BLANK, encode, numbers
 
-from grpo.loss import blanks_that_learn, grpo_loss, loss_weights
+from grpo.loss import OBJECTIVES, blanks_that_learn, grpo_loss, loss_weights
 from grpo.policy import LogProbs
 from grpo.run.config import Config
 
@@ -118,7 +118,7 @@ def test_figures_and_gradient_equal_the_loops(objective, estimator, loss_type):
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("objective", ["clip", "reinforce", "cispo", "gspo"])
+@pytest.mark.parametrize("objective", [*OBJECTIVES])
 def test_the_first_update_of_every_objective_has_the_gradient_of_reinforce(objective):
     """At the first update each ratio ρ is 1. The gradient by a character's logp is −A · weight / G.
 
