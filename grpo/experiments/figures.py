@@ -237,7 +237,7 @@ def strengths() -> None:
         (weak, strong), ratios = averages(claim)
         rows = [(mean(x), interval(x)) for x in (weak, strong)] + [difference(strong, weak)]
         for i, (found, half) in enumerate(rows):
-            words = f"{found:+.2f} ± {half:.2f}".replace("-", "−")
+            words = f"{found:+.3f} ± {half:.3f}".replace("0.", ".").replace("-", "−")
             body.append(text(left, 330 + 22 * i, words, "c bold" if abs(found) > half else ""))
         body.append(text(left, 396, " and ".join(f"×{ratio:.1f}" for ratio in ratios)))
     for i, word in enumerate(("weak", "strong", "gap", "wrong")):
