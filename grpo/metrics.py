@@ -9,8 +9,9 @@ metrics.jsonl, and if you name it in BAR, in the progress bar, too.
     clip_ratio             the share of drawn characters that the clip keeps from pushing
     approx_kl              how far the policy is from the one that drew
     loss                   pg_loss + kl_penalty - the entropy bonus
+    grad_norm              of the gradient, before it's clipped
 
-The last four lines are averaged over a step's updates. Names that the final table has, too, are
+The last five lines are averaged over a step's updates. Names that the final table has, too, are
 explained in grpo/evaluation/evaluate.py.
 
 Shapes: B inputs, T characters, G completions of each input.
