@@ -58,7 +58,7 @@ METHODS = {
         {"constant": "as it is", "unit": "as it is", "both": "as it is"},
     ),
     "no baseline": (f"{UNDIVIDED} --baseline=none --learning_rate=0.0005 {OWN}", {}),
-    "a critic": (f"{UNDIVIDED} --baseline=none --learning_rate=0.001 {CRITIC}", {}),
+    "a critic": (f"{UNDIVIDED} --baseline=none --learning_rate=0.0005 {CRITIC}", {}),
 }
 
 
