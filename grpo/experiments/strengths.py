@@ -90,22 +90,24 @@ def variant_of(folder: Path, base: str, file: str, name: str) -> Variant:
     return variant
 
 
-def averages(claim: str) -> tuple[list[list[float]], list[float]]:
-    """Return the effects from weak and from strong base models, and how wrong they get.
+def correct(arms: dict[str, list[dict]], base: str, name: str) -> float:
+    """Average what's correct over the runs of a variant from a base model."""
+    return mean(run["correct"] for run in arms[f"{base}: {name}"])
 
-    An effect is what's correct, minus the default's, from one base model. How wrong: the wrong
-    answers of the weak, and of the strong, over the default's.
+
+def averages(claim: str) -> tuple[list[list[float]], list[float]]:
+    """Compare a claim's variant with the default, from weak and then from strong base models.
+
+    Returns two lists of differences in what's correct, one for each base model, and two ratios:
+    how many times as many answers are wrong.
     """
     arms = read_arms(RESULTS)
     effects, ratios = [], []
     for bases in (WEAK, STRONG):
-        pairs = [
-            [mean(run["correct"] for run in arms[f"{base}: {name}"]) for base in bases]
-            for name in ("default", claim)
-        ]
-        before, after = pairs
+        before = [correct(arms, base, "default") for base in bases]
+        after = [correct(arms, base, claim) for base in bases]
         effects.append([y - x for x, y in zip(before, after)])
-        ratios.append(sum(1 - y for y in after) / sum(1 - x for x in before))
+        ratios.append((len(bases) - sum(after)) / (len(bases) - sum(before)))
     return effects, ratios
 
 
