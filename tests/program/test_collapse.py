@@ -18,7 +18,7 @@ from grpo.run.load import load_data, load_models, load_rewards
 from train_grpo import grpo_step
 
 CPU = torch.device("cpu")
-SHORT = "--max_iters=30 --batch_size=32 --group_size=8 --learning_rate=2e-3 --eval_inputs=200"
+SHORT = "--max_iters=24 --batch_size=32 --group_size=8 --learning_rate=2e-3 --eval_inputs=200"
 
 
 @pytest.mark.parametrize("config, fooled", [("grpo_config", False), ("fooled", True)])
